@@ -1,0 +1,13 @@
+"""Typed configuration: schema, the seven components, loading."""
+
+from vapo.config.components import Components, Hyperparameters, resolve
+from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
+
+__all__ = [
+    "Components",
+    "FitConfig",
+    "Hyperparameters",
+    "RewardModelConfig",
+    "SftConfig",
+    "resolve",
+]

@@ -1,0 +1,139 @@
+"""The seven components of VAPO as switches, and `resolve()`, the only reader of `enabled`.
+
+A component that is off takes its degenerate value, the one that plain PPO uses, so the code
+below the config sees numbers and never switches. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from vapo.config.schema import FitConfig
+
+LossReduction = Literal["token_mean", "sequence_mean"]
+
+
+def _option(default: Any, doc: str, **bounds: float) -> Any:
+    return field(default=default, metadata={"doc": doc, "bounds": bounds})
+
+
+@dataclass(frozen=True)
+class ValuePretraining:
+    """Train the critic on Monte-Carlo returns of the fixed initial policy (VAPO 4.1)."""
+
+    enabled: bool = _option(True, "off: 0 iterations")
+    num_iterations: int = _option(50, "at most so many rollout batches (paper: 50 steps)", ge=0)
+    min_iterations: int = _option(1, "the stop rule is not asked before", ge=0)
+    stop_explained_variance: float | None = _option(
+        None, "stop once explained variance is at least this and value loss (if given) is good; "
+        "null: not asked", le=1
+    )
+    stop_value_loss: float | None = _option(
+        None, "stop once value loss is at most this (and explained variance, if given, is good); "
+        "null: not asked", gt=0
+    )
+
+
+@dataclass(frozen=True)
+class DecoupledGAE:
+    """Value targets with their own lambda (VAPO 4.1, VC-PPO 3.3)."""
+
+    enabled: bool = _option(True, "off: lambda_critic is the policy's lambda")
+    lambda_critic: float = _option(1.0, "lambda of the value targets (paper: 1.0)", ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class LengthAdaptiveGAE:
+    """lambda_policy = 1 - 1/(alpha * l) for a response of l tokens (VAPO 4.2)."""
+
+    enabled: bool = _option(True, "off: the constant algorithm.lambda_policy")
+    alpha: float = _option(0.05, "horizon alpha * l in tokens (paper: 0.05)", gt=0)
+
+
+@dataclass(frozen=True)
+class TokenLevelLoss:
+    """Every token of the mini-batch weighs the same (VAPO 4.2, DAPO 3.3)."""
+
+    enabled: bool = _option(True, "off: mean over responses of the mean over their tokens")
+
+
+@dataclass(frozen=True)
+class ClipHigher:
+    """A higher upper clip bound (VAPO 4.3, DAPO 3.1)."""
+
+    enabled: bool = _option(True, "off: eps_high = algorithm.eps_low")
+    eps_high: float = _option(0.28, "upper clip bound of the ratio (paper: 0.28)", ge=0)
+
+
+@dataclass(frozen=True)
+class PositiveExampleLMLoss:
+    """mu * negative log-likelihood of correct responses (VAPO 4.3)."""
+
+    enabled: bool = _option(True, "off: mu = 0")
+    mu: float = _option(0.1, "weight (paper: 0.1)", ge=0)
+
+
+@dataclass(frozen=True)
+class GroupSampling:
+    """Several responses per prompt (VAPO 4.3)."""
+
+    enabled: bool = _option(True, "off: num_prompts * group_size prompts, one response each")
+    num_prompts: int = _option(512, "prompts per iteration (paper: 512)", ge=1)
+    group_size: int = _option(16, "responses per prompt (paper: 16)", ge=1)
+
+
+@dataclass(frozen=True)
+class Components:
+    value_pretraining: ValuePretraining = field(default_factory=ValuePretraining)
+    decoupled_gae: DecoupledGAE = field(default_factory=DecoupledGAE)
+    length_adaptive_gae: LengthAdaptiveGAE = field(default_factory=LengthAdaptiveGAE)
+    token_level_loss: TokenLevelLoss = field(default_factory=TokenLevelLoss)
+    clip_higher: ClipHigher = field(default_factory=ClipHigher)
+    positive_example_lm_loss: PositiveExampleLMLoss = field(
+        default_factory=PositiveExampleLMLoss
+    )
+    group_sampling: GroupSampling = field(default_factory=GroupSampling)
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The numbers that the seven components resolve to.
+
+    `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
+    policy's lambda is the constant `lambda_policy`.
+    """
+
+    value_pretraining_iterations: int
+    lambda_critic: float | None
+    alpha: float | None
+    loss_reduction: LossReduction
+    eps_high: float
+    mu: float
+    num_prompts: int
+    group_size: int
+    lambda_policy: float
+    eps_low: float
+    gamma: float
+
+
+def resolve(config: FitConfig) -> Hyperparameters:
+    """Turn the seven switches into numbers: a component that is off gives plain PPO's value."""
+    c, algorithm = config.components, config.algorithm
+    group = c.group_sampling
+    return Hyperparameters(
+        value_pretraining_iterations=(
+            c.value_pretraining.num_iterations if c.value_pretraining.enabled else 0
+        ),
+        lambda_critic=c.decoupled_gae.lambda_critic if c.decoupled_gae.enabled else None,
+        alpha=c.length_adaptive_gae.alpha if c.length_adaptive_gae.enabled else None,
+        loss_reduction="token_mean" if c.token_level_loss.enabled else "sequence_mean",
+        eps_high=c.clip_higher.eps_high if c.clip_higher.enabled else algorithm.eps_low,
+        mu=c.positive_example_lm_loss.mu if c.positive_example_lm_loss.enabled else 0.0,
+        num_prompts=group.num_prompts if group.enabled else group.num_prompts * group.group_size,
+        group_size=group.group_size if group.enabled else 1,
+        lambda_policy=algorithm.lambda_policy,
+        eps_low=algorithm.eps_low,
+        gamma=algorithm.gamma,
+    )

@@ -1,0 +1,323 @@
+"""The typed configuration: every key, its meaning, unit, range and the paper's value.
+
+Defaults are the paper's values (arXiv 2504.05118) where it states one; `conf/vapo.yaml` holds
+the values for the default task on two CPU cores. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from omegaconf import MISSING
+
+from vapo.config.components import Components
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A config field: its default, its help text, and the range that validation enforces."""
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def section(factory: type[T], doc: str) -> T:
+    """A nested block of the config."""
+    return field(default_factory=factory, metadata={"doc": doc})  # type: ignore[return-value]
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warmup, then a constant learning rate."""
+
+    lr: float = option(1e-6, "learning rate (paper: actor 1e-6, critic 2e-6)", gt=0)
+    warmup_steps: int = option(0, "optimizer steps of linear warmup (paper: not stated)", ge=0)
+    weight_decay: float = option(0.0, "AdamW weight decay", ge=0)
+    beta1: float = option(0.9, "AdamW beta1", ge=0, lt=1)
+    beta2: float = option(0.95, "AdamW beta2", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "gradient norm clip of this network", gt=0)
+
+
+@dataclass
+class ActorConfig:
+    path: str = option(MISSING, "Hugging Face folder or hub id of the initial policy")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the actor's optimizer")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
+        "auto", "attention kernel; auto takes what transformers chooses"
+    )
+
+
+@dataclass
+class CriticConfig:
+    init: str = option(
+        "reward_model",
+        "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
+        "zero value head), or the folder of a saved critic",
+    )
+    reward_model_path: str | None = option(
+        None, "Hugging Face folder of the reward model, read when init is `reward_model`"
+    )
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the critic's optimizer")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
+        "auto", "attention kernel; auto takes what transformers chooses"
+    )
+
+
+@dataclass
+class SourceConfig:
+    """Where prompts come from."""
+
+    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym"] = option(
+        "jsonl", "the type of source"
+    )
+    path: str | None = option(
+        None, "file (jsonl, parquet), or dataset id / folder (huggingface)"
+    )
+    subset: str | None = option(None, "huggingface: the dataset's configuration name")
+    split: str = option("train", "huggingface: the split")
+    prompt_column: str = option("prompt", "column of the problem text")
+    answer_column: str = option("answer", "column of the reference answer")
+    demonstration_column: str | None = option(
+        None, "column of a worked response, for `vapo sft`"
+    )
+    task: str | None = option(
+        None, "procedural: the generator's name; reasoning_gym: the dataset's name"
+    )
+    options: dict[str, Any] = option(
+        {}, "procedural and reasoning_gym: the generator's own parameters"
+    )
+    num_examples: int | None = option(
+        None, "how many rows to take or generate; null: all (file sources)", ge=1
+    )
+    seed: int = option(0, "seed of a generator", ge=0)
+
+
+@dataclass
+class DataConfig:
+    train: SourceConfig = section(SourceConfig, "prompts to train on")
+    heldout: SourceConfig | None = option(
+        None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
+    )
+    heldout_size: int = option(256, "rows split off the training source if heldout is null", ge=1)
+    chat_template: bool = option(False, "apply the tokenizer's chat template to the problem")
+    system_prompt: str | None = option(None, "system message, with chat_template")
+    prompt_template: str = option("{prompt}", "text around the problem; must contain {prompt}")
+    max_prompt_tokens: int = option(
+        1024, "longer prompts are left out, counted and reported, never cut", ge=1
+    )
+
+
+@dataclass
+class RolloutConfig:
+    engine: Literal["transformers"] = option("transformers", "the sampling engine")
+    max_response_tokens: int = option(1024, "response budget; longer ones are truncated", ge=1)
+    temperature: float = option(1.0, "sampling temperature (paper: not stated)", gt=0)
+    top_p: float = option(1.0, "nucleus mass (paper: not stated)", gt=0, le=1)
+    top_k: int = option(0, "keep the k likeliest tokens; 0: all", ge=0)
+    max_concurrent_sequences: int = option(
+        256, "rows decoded at a time; a finished row's place is refilled", ge=1
+    )
+
+
+@dataclass
+class OverlongConfig:
+    """DAPO (2503.14476, section 3.4). Both off in VAPO."""
+
+    filter_truncated: bool = option(False, "truncated responses carry no loss")
+    soft_punishment: bool = option(False, "add DAPO's soft overlong punishment to the reward")
+    cache_tokens: int = option(
+        4096, "length of the ramp from 0 to -1 before max_response_tokens", ge=1
+    )
+
+
+@dataclass
+class RewardConfig:
+    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = (
+        option("math", "how a response is judged")
+    )
+    pattern: str | None = option(
+        None, "regex: the last match's first group is compared with the answer"
+    )
+    function: str | None = option(
+        None, "python: `package.module:function`, called as f(response_text, answer, metadata)"
+    )
+    reward_model_path: str | None = option(None, "reward_model: its Hugging Face folder")
+    reward_model_threshold: float = option(
+        0.0, "reward_model: scores above it count as correct"
+    )
+    correct: float = option(1.0, "reward of a correct response (paper: +1, inferred)")
+    incorrect: float = option(-1.0, "reward of an incorrect response (paper: -1, inferred)")
+    timeout_s: float = option(10.0, "time limit of one verdict; then it is a failure", gt=0)
+    num_workers: int = option(2, "verifier processes", ge=1)
+    shuffle: bool = option(
+        False, "negative control: permute the verdicts over the batch; nothing can be learnt"
+    )
+    overlong: OverlongConfig = section(OverlongConfig, "DAPO's overlong handling")
+
+
+@dataclass
+class KLConfig:
+    """Divergence from the initial policy. Off in VAPO (paper: not stated)."""
+
+    coef: float = option(0.0, "weight; 0 builds no reference model", ge=0)
+    estimator: Literal["k1", "k2", "k3"] = option("k3", "per-token estimator")
+    placement: Literal["loss", "reward"] = option("loss", "a loss term, or a token reward")
+
+
+@dataclass
+class AlgorithmConfig:
+    advantage_estimator: Literal["gae", "group_relative", "leave_one_out"] = option(
+        "gae", "gae trains a critic; the other two build none"
+    )
+    gamma: float = option(1.0, "discount (paper: 1.0)", ge=0, le=1)
+    lambda_policy: float = option(
+        0.95, "constant lambda of the policy when length_adaptive_gae is off", ge=0, le=1
+    )
+    eps_low: float = option(0.2, "lower clip bound of the ratio (paper: 0.2)", ge=0, lt=1)
+    whiten_advantages: bool = option(
+        True, "zero mean, unit variance over the rollout batch's tokens (paper: not stated)"
+    )
+    value_clip: float | None = option(
+        None, "clip value updates to this range; null: off (paper: not stated)", gt=0
+    )
+    dual_clip: float | None = option(
+        None, "bound on the loss of negative advantages; null: off (paper: not stated)", gt=1
+    )
+    entropy_coef: float = option(0.0, "entropy bonus (paper: not stated)", ge=0)
+    kl: KLConfig = section(KLConfig, "divergence from the initial policy")
+
+
+@dataclass
+class TrainingConfig:
+    num_iterations: int = option(
+        300, "rollout batches after value pretraining (one iteration each)", ge=0
+    )
+    minibatch_size: int = option(
+        512, "responses per optimizer step (paper: 512 of 8192, so 16 steps an iteration)", ge=1
+    )
+    microbatch_tokens: int = option(
+        16384, "prompt + response tokens of one forward / backward, padding included", ge=1
+    )
+
+
+@dataclass
+class EvaluationConfig:
+    k: int = option(32, "responses per held-out prompt (paper: 32)", ge=1)
+    num_prompts: int | None = option(None, "the first so many held-out prompts; null: all", ge=1)
+    every_n_iterations: int = option(10, "also before the first and after the last", ge=1)
+    temperature: float = option(1.0, "paper: 1.0", gt=0)
+    top_p: float = option(0.7, "paper: 0.7", gt=0, le=1)
+    top_k: int = option(0, "0: all", ge=0)
+    max_response_tokens: int | None = option(None, "null: rollouts.max_response_tokens", ge=1)
+    num_table_rows: int = option(32, "sample rollouts written to the MLflow table", ge=0)
+    seed: int = option(1234, "the same evaluation seeds in every run", ge=0)
+
+
+@dataclass
+class TrackingConfig:
+    uri: str = option(
+        "mlruns", "MLflow tracking URI, or a folder for a local SQLite store and artifacts"
+    )
+    experiment: str = option("vapo", "MLflow experiment name")
+    run_name: str | None = option(None, "MLflow run name; null: config name and seed")
+    tags: dict[str, str] = option({}, "extra tags of the MLflow run")
+
+
+@dataclass
+class TrainerConfig:
+    accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "Lightning's accelerator")
+    devices: int = option(1, "processes on this host", ge=1)
+    num_nodes: int = option(1, "hosts", ge=1)
+    strategy: Literal["auto", "fsdp"] = option("auto", "auto: one process; fsdp: sharded")
+    precision: Literal["32-true", "bf16-mixed"] = option("32-true", "Lightning's precision")
+    num_threads: int | None = option(
+        None, "torch threads of each process; null: cores / processes", ge=1
+    )
+    checkpoint_every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
+
+
+@dataclass
+class FitConfig:
+    """`vapo fit`, `vapo validate`."""
+
+    seed: int = option(0, "seeds prompts order, sampling, shuffling", ge=0)
+    output_dir: str = option("runs/vapo", "the run's folder is made inside it")
+    components: Components = section(Components, "the seven components of VAPO")
+    actor: ActorConfig = section(ActorConfig, "the policy")
+    critic: CriticConfig = section(CriticConfig, "the value model")
+    data: DataConfig = section(DataConfig, "prompts")
+    rollouts: RolloutConfig = section(RolloutConfig, "sampling")
+    rewards: RewardConfig = section(RewardConfig, "verdicts and rewards")
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, "the objective's numbers")
+    training: TrainingConfig = section(TrainingConfig, "iterations and batch sizes")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
+    tracking: TrackingConfig = section(TrackingConfig, "MLflow")
+    trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
+
+
+@dataclass
+class NewModelConfig:
+    """A Qwen2-architecture model built from scratch, with a one-character tokenizer."""
+
+    hidden_size: int = option(96, "width", ge=8)
+    intermediate_size: int = option(256, "width of the MLP", ge=8)
+    num_layers: int = option(3, "decoder layers", ge=1)
+    num_heads: int = option(4, "attention heads", ge=1)
+    max_position_embeddings: int = option(512, "context length", ge=8)
+    alphabet: str = option("0123456789abcdefghijklmnopqrstuvwxyz=;", "one token a character")
+
+
+@dataclass
+class SftConfig:
+    """`vapo sft`: next-token training on demonstrations."""
+
+    seed: int = option(0, "seeds weights, data order", ge=0)
+    model_path: str | None = option(None, "start from this folder; null: `new_model`")
+    new_model: NewModelConfig = section(NewModelConfig, "the model to build")
+    export_dir: str = option(MISSING, "where the Hugging Face folder is written")
+    data: DataConfig = section(DataConfig, "prompts with demonstrations")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
+    num_steps: int = option(3000, "optimizer steps", ge=1)
+    batch_size: int = option(64, "demonstrations per step", ge=1)
+    decay_fraction: float = option(
+        0.3, "share of the steps at the end over which lr falls linearly to 0", ge=0, le=1
+    )
+    rollouts: RolloutConfig = section(RolloutConfig, "sampling, for the evaluation")
+    rewards: RewardConfig = section(RewardConfig, "verifier, for the evaluation")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
+    tracking: TrackingConfig = section(TrackingConfig, "MLflow")
+    trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
+
+
+@dataclass
+class RewardModelConfig:
+    """`vapo reward-model`: regress the verifier's reward at the response's last token."""
+
+    seed: int = option(0, "seeds sampling, data order", ge=0)
+    policy_path: str = option(MISSING, "the policy whose responses are scored; also the init")
+    export_dir: str = option(MISSING, "where the Hugging Face folder is written")
+    data: DataConfig = section(DataConfig, "prompts")
+    group_size: int = option(4, "responses sampled per prompt", ge=1)
+    optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
+    num_steps: int = option(60, "optimizer steps", ge=1)
+    batch_size: int = option(64, "responses per step", ge=1)
+    rollouts: RolloutConfig = section(RolloutConfig, "sampling")
+    rewards: RewardConfig = section(RewardConfig, "verifier")
+    tracking: TrackingConfig = section(TrackingConfig, "MLflow")
+    trainer: TrainerConfig = section(TrainerConfig, "devices and precision")

@@ -1,0 +1,112 @@
+"""What flows between the stages, and the shape legend that every annotation uses.
+
+    B  rollouts in a batch
+    T  response tokens, right-padded to the longest response
+    S  prompt + response tokens
+    V  vocabulary
+    H  hidden size
+    N  prompts
+    G  group size (rollouts of one prompt); rollouts of one group are contiguous, B = N * G
+    n  tokens, flattened over rows
+
+Dtypes: token ids int64, masks bool, everything else float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class FinishReason(StrEnum):
+    """Why a response ended. Truncated is not finished: only `STOP` emitted the end token."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Phase(StrEnum):
+    VALUE_PRETRAINING = "value_pretraining"
+    POLICY_OPTIMIZATION = "policy_optimization"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem. `text` is what the policy reads, after the template."""
+
+    prompt_id: str
+    text: str
+    prompt_ids: tuple[int, ...]
+    answer: str
+    demonstration: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled response to one prompt.
+
+    `response_ids` holds every token that the policy sampled, the end token included when
+    `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
+    distribution that was sampled from. `response_text` leaves special tokens out.
+    """
+
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+    response_text: str
+    rollout_logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of one response.
+
+    `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
+    `reward` is the configured value (shaping is added later, see `rewards.overlong`).
+    `failure` names why no verdict could be had (timeout, crash, nan); such a response
+    counts as incorrect and as a verifier failure.
+    """
+
+    is_correct: bool
+    reward: float
+    extracted: str | None = None
+    failure: str | None = None
+
+
+@dataclass
+class RolloutBatch:
+    """All rollouts of one iteration, response-aligned. Rows of a group are contiguous.
+
+    Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
+    state in which token t is sampled. Fields that are None have not been computed yet (or,
+    for values, there is no critic).
+    """
+
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+    response_ids: Int[Tensor, "B T"]
+    response_mask: Bool[Tensor, "B T"]
+    rollout_logprobs: Float[Tensor, "B T"]
+    rewards: Float[Tensor, " B"]
+    is_correct: Bool[Tensor, " B"]
+    group_size: int
+    loss_mask: Bool[Tensor, "B T"] | None = None
+    token_rewards: Float[Tensor, "B T"] | None = None
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    ref_logprobs: Float[Tensor, "B T"] | None = None
+    old_values: Float[Tensor, "B T"] | None = None
+    advantages: Float[Tensor, "B T"] | None = None
+    value_targets: Float[Tensor, "B T"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    @property
+    def response_lengths(self) -> Int[Tensor, " B"]:
+        return self.response_mask.sum(dim=1)
