@@ -1,0 +1,67 @@
+"""Token log-probs: literals, degenerate sizes, and the memory bound."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vapo.functional.logprobs import token_logprobs
+
+
+def test_logprobs_and_entropy_by_hand() -> None:
+    # logits 0 and ln 3: probabilities 1/4, 3/4. At temperature 1/2: 0 and ln 9, 1/10, 9/10.
+    hidden = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
+    weight = torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
+    targets = torch.tensor([0, 1])
+    logprobs, entropy = token_logprobs(hidden, weight, targets)
+    assert logprobs.exp().tolist() == pytest.approx([0.25, 0.75], abs=1e-12)
+    expected = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert entropy.tolist() == pytest.approx([expected] * 2, abs=1e-12)
+    logprobs, _ = token_logprobs(hidden, weight, targets, temperature=0.5)
+    assert logprobs.exp().tolist() == pytest.approx([0.1, 0.9], abs=1e-12)
+
+
+def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
+    hidden = torch.zeros(0, 4, requires_grad=True)
+    weight = torch.ones(5, 4, requires_grad=True)
+    logprobs, entropy = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.long))
+    (logprobs.sum() + entropy.sum()).backward()
+    assert logprobs.shape == entropy.shape == (0,)
+    assert weight.grad is not None
+    assert weight.grad.abs().sum().item() == 0.0
+
+
+@pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"chunk_size": 0}])
+def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
+    hidden = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        token_logprobs(hidden, hidden, torch.tensor([0, 1]), **setting)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return result
+
+
+def test_forward_and_backward_never_hold_all_logits() -> None:
+    num_tokens, vocabulary, width, chunk_size = 96, 512, 8, 16
+    hidden = torch.randn(num_tokens, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.randint(vocabulary, (num_tokens,))
+    with LargestTensor() as largest:
+        logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_size=chunk_size)
+        (logprobs.sum() + 0.1 * entropy.sum()).backward()
+    assert largest.numel == chunk_size * vocabulary
+    with LargestTensor() as largest:  # the control: the full computation is seen by the probe
+        (hidden @ weight.T).log_softmax(dim=1)
+    assert largest.numel == num_tokens * vocabulary

@@ -1,0 +1,103 @@
+"""Chunked log-probs and entropies against torch's log_softmax on the full logits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from vapo.functional.logprobs import token_logprobs
+
+N, V, H = 23, 17, 5
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(N, H, dtype=torch.float64, generator=g).to(dtype).requires_grad_()
+    weight = torch.randn(V, H, dtype=torch.float64, generator=g).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(V, (N,), generator=g)
+
+
+def full(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float):
+    logits = (hidden @ weight.T).to(torch.promote_types(hidden.dtype, torch.float32)) / temperature
+    log_softmax = torch.log_softmax(logits, dim=-1)
+    logprobs = -torch.nn.functional.nll_loss(log_softmax, targets, reduction="none")
+    return logprobs, torch.distributions.Categorical(logits=logits).entropy()
+
+
+def gradients(outputs, hidden: Tensor, weight: Tensor, use: str) -> tuple[Tensor, ...]:
+    g = torch.Generator().manual_seed(1)
+    weights = [torch.randn(N, dtype=outputs[0].dtype, generator=g) for _ in range(2)]
+    terms = [(w * x).sum() for w, x in zip(weights, outputs, strict=True)]
+    total = {"logprobs": terms[0], "entropy": terms[1], "both": terms[0] - 0.3 * terms[1]}[use]
+    return torch.autograd.grad(total, (hidden, weight))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 23, 1024])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("use", ["logprobs", "entropy", "both"])
+def test_forward_and_backward(chunk_size: int, temperature: float, use: str) -> None:
+    hidden, weight, targets = inputs()
+    actual = token_logprobs(hidden, weight, targets, temperature=temperature, chunk_size=chunk_size)
+    expected = full(hidden, weight, targets, temperature)
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=1e-12)
+    actual_grads = gradients(actual, hidden, weight, use)
+    expected_grads = gradients(expected, hidden, weight, use)
+    for a, e in zip(actual_grads, expected_grads, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=1e-12)
+
+
+def test_gradients_against_finite_differences() -> None:
+    hidden, weight, targets = inputs()
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_logprobs(h, w, targets, temperature=0.7, chunk_size=6),
+        (hidden, weight),
+        atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_one_frozen_side(frozen: str) -> None:
+    hidden, weight, targets = inputs()
+    trained = weight if frozen == "hidden" else hidden
+    (hidden if frozen == "hidden" else weight).requires_grad_(False)
+    actual = torch.stack(token_logprobs(hidden, weight, targets, chunk_size=4)).sum()
+    expected = torch.stack(full(hidden, weight, targets, 1.0)).sum()
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, trained), torch.autograd.grad(expected, trained)
+    )
+
+
+def test_bfloat16_is_upcast_after_the_product() -> None:
+    hidden, weight, targets = inputs(torch.bfloat16)
+    actual = token_logprobs(hidden, weight, targets, chunk_size=8)
+    expected = full(hidden, weight, targets, 1.0)
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, e, rtol=0, atol=1e-6)
+    exact = full(hidden.double(), weight.double(), targets, 1.0)
+    for a, e in zip(
+        gradients(actual, hidden, weight, "logprobs"),
+        gradients(tuple(x.float() for x in exact), hidden, weight, "logprobs"),
+        strict=True,
+    ):
+        assert a.dtype == torch.bfloat16
+        error = (a.float() - e.float()).norm() / e.float().norm()
+        assert error.item() < 1e-2
+
+
+def test_mixed_precision_keeps_float32_after_the_product() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    plain = token_logprobs(hidden, weight, targets, chunk_size=8)
+    plain_grads = gradients(plain, hidden, weight, "both")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = token_logprobs(hidden, weight, targets, chunk_size=8)
+        grads = gradients(under_autocast, hidden, weight, "both")
+    for a, e in zip((*under_autocast, *grads), (*plain, *plain_grads), strict=True):
+        assert torch.equal(a, e)
+    half = hidden.detach().bfloat16().requires_grad_()  # as a model under autocast gives it
+    logprobs, _ = token_logprobs(half, weight, targets, chunk_size=8)
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert logprobs.dtype == weight.grad.dtype == torch.float32
+    expected, _ = full(half, weight.bfloat16(), targets, 1.0)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-6)

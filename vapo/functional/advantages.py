@@ -1,0 +1,287 @@
+"""Advantages and value targets: with a critic (GAE) and without one (group baselines).
+
+Nothing here is differentiated. GAE is computed in float64 and returned in the inputs' dtype,
+so a float32 result carries one rounding only, however long the response.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vapo.functional.masking import (
+    Reduce,
+    compact,
+    compaction_index,
+    identity,
+    is_left_aligned,
+    scatter_back,
+    zero_outside,
+)
+
+_CPU_BLOCK = 16_384  # entries per block of rows on CPU: fits the cache, wakes no second thread
+_STD_EPS = 1e-6  # added to the std of a group (GRPO)
+_VARIANCE_EPS = 1e-8  # keeps the whitening of a constant batch finite
+
+
+@torch.no_grad()
+def gae(
+    token_rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    gamma: float | int,
+    lambda_: float | int | Float[Tensor, "B 1"],
+) -> Float[Tensor, "B T"]:
+    """Estimate the advantage of every sampled token, unwhitened.
+
+        delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)
+        A_t     = delta_t + gamma * lambda * A_{t+1}
+
+    Source: VAPO 2.2 (GAE, arXiv 1506.02438). t+1 is the next *sampled* token of the row, and
+    V and A after the last one are 0, for truncated responses as well.
+    Units: those of the reward.
+    Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
+    Raises: ValueError when gamma or lambda is outside [0, 1].
+
+    >>> r, v = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.5, 0.5]])
+    >>> gae(r, v, torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lambda_=0.5)
+    tensor([[0.1250, 0.2500, 0.5000]])
+    """
+    dtype = torch.promote_types(token_rewards.dtype, values.dtype)
+    decay = _decay(gamma, lambda_, values)
+    blocks = []
+    for rows in _row_blocks(values):
+        sampled = _sampled_tokens(token_rewards[rows], values[rows], response_mask[rows])
+        rewards, state_values, index = sampled
+        deltas = _td_errors(rewards, state_values, gamma)
+        blocks.append(_restore(discounted_suffix_sums(deltas, decay[rows]), index, dtype))
+    return torch.cat(blocks)
+
+
+@torch.no_grad()
+def decoupled_gae(
+    token_rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    gamma: float | int,
+    lambda_policy: float | int | Float[Tensor, "B 1"],
+    lambda_critic: float | int | Float[Tensor, "B 1"],
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Estimate advantages with one lambda and value targets with another.
+
+        A_t = GAE(lambda_policy)_t
+        R_t = GAE(lambda_critic)_t + V(s_t)
+
+    Source: VAPO 4.1, VC-PPO 3.3. Component `decoupled_gae`; off: lambda_critic = lambda_policy,
+    plain PPO's `advantages + values`. At lambda_critic = 1 the values cancel and the target is
+    the Monte-Carlo return R_t = r_t + gamma * R_{t+1}; it is computed as that, so that not even
+    rounding lets the current values in.
+    Units: those of the reward.
+    Padding: as `gae`; both results are 0 outside the mask.
+    Raises: ValueError when gamma or a lambda is outside [0, 1].
+    """
+    advantages = gae(token_rewards, values, response_mask, gamma=gamma, lambda_=lambda_policy)
+    if _is_one(lambda_critic):
+        returns = monte_carlo_returns(token_rewards, response_mask, gamma=gamma)
+        return advantages, returns.to(advantages.dtype)
+    if _is_same(lambda_policy, lambda_critic):
+        critic_advantages = advantages
+    else:
+        critic_advantages = gae(
+            token_rewards, values, response_mask, gamma=gamma, lambda_=lambda_critic
+        )
+    return advantages, zero_outside(critic_advantages + values, response_mask)
+
+
+def length_adaptive_lambda(
+    lengths: Int[Tensor, " B"] | Float[Tensor, " B"], *, alpha: float | int
+) -> Float[Tensor, "B 1"]:
+    """Choose the policy's lambda so that the GAE weights of a response add up to alpha * l.
+
+        sum_t lambda^t ~= 1 / (1 - lambda) = alpha * l
+        lambda_policy   = 1 - 1 / (alpha * l)
+
+    Source: VAPO 4.2. Component `length_adaptive_gae`; off: a constant. Deviation: the formula
+    is negative for l < 1/alpha; clamped to [0, 1].
+    Units: lengths in sampled tokens; alpha * l is a horizon in tokens.
+    Raises: ValueError when alpha <= 0.
+
+    >>> length_adaptive_lambda(torch.tensor([10, 32, 400]), alpha=0.05).flatten()
+    tensor([0.0000, 0.3750, 0.9500])
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha must be above 0, got {alpha}")
+    dtype = lengths.dtype if lengths.is_floating_point() else torch.float32
+    lambda_ = 1.0 - 1.0 / (alpha * lengths.double())
+    return lambda_.clamp(0.0, 1.0).to(dtype)[:, None]
+
+
+@torch.no_grad()
+def monte_carlo_returns(
+    token_rewards: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    gamma: float | int,
+) -> Float[Tensor, "B T"]:
+    """Add up the discounted rewards from each sampled token to the end.
+
+        R_t = r_t + gamma * R_{t+1}
+
+    Source: VAPO 4.1 (targets of value pretraining; what explained variance is measured on).
+    Units: those of the reward.
+    Padding: as `gae`.
+    Raises: ValueError when gamma is outside [0, 1].
+    """
+    no_values = torch.zeros((), dtype=token_rewards.dtype, device=token_rewards.device)
+    return gae(
+        token_rewards, no_values.expand_as(token_rewards), response_mask, gamma=gamma, lambda_=1.0
+    )
+
+
+@torch.no_grad()
+def whiten(
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> Float[Tensor, "B T"]:
+    """Shift and scale to mean 0 and (population) variance 1 over all True tokens.
+
+        A <- (A - mean) / sqrt(variance + 1e-8)
+
+    Source: the paper is silent; a switch of its own.
+    Padding: ignored, and 0 in the result. Constant advantages become 0, not NaN.
+    `reduce` adds the sums up over ranks, so every rank uses the moments of all of them.
+    """
+    x = zero_outside(advantages, mask).double()
+    total, count = reduce(torch.stack([x.sum(), mask.sum()]))
+    centered = torch.where(mask, x - total / count.clamp(min=1), 0.0)
+    variance = reduce(centered.square().sum()) / count.clamp(min=1)
+    return (centered * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
+
+
+@torch.no_grad()
+def group_relative_advantages(
+    rewards: Float[Tensor, " B"], *, group_size: int
+) -> Float[Tensor, " B"]:
+    """Score each response against the other responses to its prompt (GRPO, DAPO).
+
+        A_i = (r_i - mean(r)) / (std(r) + 1e-6)        std unbiased, over the group
+
+    Source: GRPO (arXiv 2402.03300) 4.1. Groups are contiguous. A group of equal rewards gives
+    exactly 0.
+    Units: group standard deviations.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> group_relative_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
+    tensor([-0.7071,  0.7071,  0.0000,  0.0000])
+    """
+    centered = _centered_in_group(rewards, group_size)
+    std = rewards.view(-1, group_size).std(dim=1, keepdim=True, correction=1)
+    return (centered / (std + _STD_EPS)).flatten()
+
+
+@torch.no_grad()
+def leave_one_out_advantages(
+    rewards: Float[Tensor, " B"], *, group_size: int
+) -> Float[Tensor, " B"]:
+    """Score each response against the mean of the other G - 1 of its group (RLOO).
+
+        A_i = r_i - mean_{j != i} r_j = (r_i - mean(r)) * G / (G - 1)
+
+    Source: RLOO (arXiv 2402.14740). Groups are contiguous. A group of equal rewards gives
+    exactly 0.
+    Units: those of the reward.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.0]), group_size=3)
+    tensor([ 1.0000, -0.5000, -0.5000])
+    """
+    centered = _centered_in_group(rewards, group_size)
+    return (centered * (group_size / (group_size - 1))).flatten()
+
+
+def _centered_in_group(rewards: Tensor, group_size: int) -> Tensor:
+    if group_size < 2:
+        raise ValueError(f"a group baseline needs group_size >= 2, got {group_size}")
+    if rewards.shape[0] % group_size:
+        raise ValueError(f"{rewards.shape[0]} rewards are not groups of {group_size}")
+    groups = rewards.view(-1, group_size)
+    # The float mean of equal numbers need not be that number, and 1e-8 / 1e-6 is not nothing.
+    all_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
+    return torch.where(all_equal, 0.0, groups - groups.mean(dim=1, keepdim=True))
+
+
+def discounted_suffix_sums(
+    x: Float[Tensor, "B T"], decay: Float[Tensor, "B 1"]
+) -> Float[Tensor, "B T"]:
+    """Solve y_t = x_t + decay * y_{t+1}, y after the last column 0, without a loop over T.
+
+    Recursive doubling: y^(k) adds up the first 2^k terms, so that ceil(log2 T) passes do.
+
+        y^(0)_t   = x_t
+        y^(k+1)_t = y^(k)_t + decay^(2^k) * y^(k)_{t + 2^k}
+
+    With decay in [0, 1], constant along a row, no power overflows.
+
+    >>> x, half = torch.tensor([[4.0, 2.0, 8.0]]), torch.tensor([[0.5]])
+    >>> discounted_suffix_sums(x, half)
+    tensor([[7., 6., 8.]])
+    """
+    y, power, shift = x.clone(), decay, 1
+    while shift < y.shape[1]:
+        y[:, :-shift].add_(power * y[:, shift:])
+        power, shift = power.square(), 2 * shift
+    return y
+
+
+def _row_blocks(x: Tensor) -> list[slice]:
+    """Slices of rows that cover x: on CPU small ones, elsewhere all rows at once."""
+    num_rows, num_columns = x.shape
+    size = max(1, num_rows)
+    if x.device.type == "cpu":
+        size = min(size, max(1, _CPU_BLOCK // max(1, num_columns)))
+    return [slice(start, start + size) for start in range(0, max(1, num_rows), size)]
+
+
+def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
+    """delta_t = r_t + gamma * V(s_{t+1}) - V(s_t); rows compacted, so V is 0 after the end."""
+    deltas = rewards - values
+    deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
+    return deltas
+
+
+def _sampled_tokens(
+    token_rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Float64 rewards and values with the sampled tokens leftmost, 0 after; where they were."""
+    if is_left_aligned(mask):
+        rewards, values = zero_outside(token_rewards, mask), zero_outside(values, mask)
+        return rewards.double(), values.double(), None
+    index = compaction_index(mask)
+    return compact(token_rewards.double(), index), compact(values.double(), index), index
+
+
+def _restore(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return (x if index is None else scatter_back(x, index)).to(dtype)
+
+
+def _decay(gamma: float | int, lambda_: float | int | Tensor, like: Tensor) -> Tensor:
+    """gamma * lambda, [B, 1] in float64."""
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+    column = torch.as_tensor(lambda_, dtype=torch.float64, device=like.device)
+    if not bool(((column >= 0) & (column <= 1)).all()):
+        raise ValueError(f"lambda must be in [0, 1], got {lambda_}")
+    return (gamma * column).expand(like.shape[0], 1)
+
+
+def _is_one(lambda_: float | int | Tensor) -> bool:
+    return bool((lambda_ == 1).all()) if isinstance(lambda_, Tensor) else lambda_ == 1
+
+
+def _is_same(a: float | int | Tensor, b: float | int | Tensor) -> bool:
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)

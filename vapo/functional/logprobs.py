@@ -1,0 +1,112 @@
+"""Log-probabilities and entropies of tokens, without the full [n, V] logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def token_logprobs(
+    hidden: Float[Tensor, "n H"],
+    lm_head_weight: Float[Tensor, "V H"],
+    targets: Int[Tensor, " n"],
+    *,
+    temperature: float | int = 1.0,
+    chunk_size: int = 1024,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return log pi(target) and the entropy of pi for every token, both differentiable.
+
+        z       = hidden @ lm_head_weight^T / temperature
+        logprob = z[target] - logsumexp(z)
+        entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
+
+    At most [chunk_size, V] logits exist at a time, in the backward too, where they are
+    computed again. The product runs in the dtype of `hidden` (as the model's own head does),
+    everything after it in float32; float64 stays float64.
+    Units: nats.
+    Raises: ValueError when temperature <= 0 or chunk_size < 1.
+
+    >>> logprob, entropy = token_logprobs(torch.ones(1, 2), torch.zeros(4, 2), torch.tensor([3]))
+    >>> round(logprob.item(), 4), round(entropy.item(), 4)  # uniform over 4: -ln 4, ln 4
+    (-1.3863, 1.3863)
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    weight = lm_head_weight.to(hidden.dtype)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, chunk_size)
+    return logprobs, entropy
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float | int) -> Tensor:
+    """[chunk, V] logits in at least float32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = hidden @ weight.T
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """The chunked forward, and the closed-form backward.
+
+    With p = softmax(z):  d logprob / d z_v = [v = target] - p_v
+                          d entropy / d z_v = -p_v * (log p_v + entropy)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float | int,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        log_normalizer = hidden.new_empty(hidden.shape[0], dtype=dtype)
+        logprobs, entropy = torch.empty_like(log_normalizer), torch.empty_like(log_normalizer)
+        for start in range(0, hidden.shape[0], chunk_size):
+            part = slice(start, start + chunk_size)
+            logits = _logits(hidden[part], weight, temperature)
+            log_normalizer[part] = logits.logsumexp(dim=1)
+            log_softmax = logits.sub_(log_normalizer[part, None])
+            logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
+            entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
+        ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
+        hidden, weight, targets, log_normalizer, entropy = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=log_normalizer.dtype)
+        for start in range(0, hidden.shape[0], ctx.chunk_size):
+            part = slice(start, start + ctx.chunk_size)
+            log_softmax = _logits(hidden[part], weight, ctx.temperature)
+            log_softmax.sub_(log_normalizer[part, None])
+            grad_logits = torch.zeros_like(log_softmax)
+            if grad_entropy is not None:
+                grad_logits.sub_((log_softmax + entropy[part, None]).mul_(grad_entropy[part, None]))
+            if grad_logprobs is not None:
+                grad_logits.sub_(grad_logprobs[part, None])
+            grad_logits.mul_(log_softmax.exp_())
+            if grad_logprobs is not None:
+                grad_logits.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
+            with torch.autocast(hidden.device.type, enabled=False):
+                if grad_hidden is not None:
+                    grad_hidden[part] = grad_logits @ weight
+                if grad_weight is not None:
+                    grad_weight += grad_logits.T @ hidden[part]
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None

@@ -1,0 +1,180 @@
+"""Losses of the actor and the critic, per token, and their reduction to one number.
+
+Every denominator belongs to the optimizer step's whole mini-batch. A caller that cuts the
+mini-batch into micro-batches passes it in (`masking.loss_denominator`, added up over
+micro-batches and ranks); the sum of the parts is then the loss of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import LossReduction, loss_denominator, zero_outside
+
+_MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
+
+
+def clipped_surrogate(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    *,
+    eps_low: float | int,
+    eps_high: float | int,
+    dual_clip: float | int | None = None,
+) -> Float[Tensor, "B T"]:
+    """Return PPO's clipped loss of every token, to be minimised.
+
+        ratio  = exp(logprobs - old_logprobs)
+        loss_t = -min(ratio * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A)
+        with dual_clip c > 1, where A < 0:  loss_t = min(loss_t, -c * A)
+
+    Source: VAPO 4.3, DAPO 3.1 (Clip-Higher); dual clip: arXiv 1912.09729. Component
+    `clip_higher`; off: eps_high = eps_low, plain PPO. Deviation: the log-ratio is held within
+    +-20, and has no gradient beyond.
+    Padding: there is no mask here. A token with a non-finite input gets loss NaN and no
+    gradient; `aggregate` drops it if it is masked out, and shows it if it is not.
+    Raises: ValueError when a bound is negative or dual_clip <= 1.
+    """
+    if eps_low < 0 or eps_high < 0:
+        raise ValueError(f"clip bounds must be >= 0, got {eps_low} and {eps_high}")
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+    log_ratio = logprobs - old_logprobs
+    is_valid = torch.isfinite(log_ratio) & torch.isfinite(advantages)
+    log_ratio = torch.where(is_valid, log_ratio, 0.0)
+    advantages = torch.where(is_valid, advantages, 0.0)
+    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    clipped_ratio = ratio.clamp(1.0 - eps_low, 1.0 + eps_high)
+    loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    return torch.where(is_valid, loss, torch.nan)
+
+
+def aggregate(
+    token_losses: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    reduction: LossReduction,
+    denominator: float | int | Tensor | None = None,
+) -> Float[Tensor, ""]:
+    """Reduce token losses to the scalar that is differentiated.
+
+        token_mean:     sum over all tokens of loss_t / number of tokens
+        sequence_mean:  sum over responses of (mean of its loss_t) / number of responses
+
+    Source: VAPO 4.2, DAPO 3.3. Component `token_level_loss`; off: sequence_mean, where a token
+    of a response of l tokens weighs 1/l.
+    Units: `denominator` is the mini-batch's number of tokens, or of responses, when this is
+    one micro-batch of it; by default this batch's own `loss_denominator`.
+    Padding: ignored in value and gradient. A response without a token adds 0 and, by default,
+    is not counted; nothing to count at all gives 0.
+    Raises: ValueError on an unknown reduction.
+    """
+    losses = zero_outside(token_losses, response_mask)
+    if reduction == "token_mean":
+        total = losses.sum()
+    elif reduction == "sequence_mean":
+        total = (losses.sum(dim=1) / response_mask.sum(dim=1).clamp(min=1)).sum()
+    else:
+        raise ValueError(f"reduction must be token_mean or sequence_mean, got {reduction!r}")
+    if denominator is None:
+        denominator = loss_denominator(response_mask, reduction=reduction)
+    return _divide(total, denominator)
+
+
+def value_loss(
+    values: Float[Tensor, "B T"],
+    value_targets: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    denominator: float | int | Tensor | None = None,
+    old_values: Float[Tensor, "B T"] | None = None,
+    value_clip: float | int | None = None,
+) -> Float[Tensor, ""]:
+    """Return the critic's squared error, averaged over tokens.
+
+        loss = 1/2 * sum_t (V(s_t) - R_t)^2 / number of tokens
+        with value_clip c:  V_clip = V_old + clip(V - V_old, -c, c)
+                            loss_t = 1/2 * max((V - R)^2, (V_clip - R)^2)
+
+    Source: VC-PPO algorithm 1 (the 1/2 is theirs; no value clip there, nor by default here).
+    Units: reward squared; `denominator` is the mini-batch's number of tokens.
+    Padding: ignored in value and gradient.
+    Raises: ValueError when value_clip is given without old_values, or is not above 0.
+    """
+    values = zero_outside(values, response_mask)
+    value_targets = zero_outside(value_targets, response_mask)
+    squared_error = (values - value_targets).square()
+    if value_clip is not None:
+        if old_values is None or value_clip <= 0:
+            raise ValueError("value_clip needs old_values and must be above 0")
+        old_values = zero_outside(old_values, response_mask)
+        clipped = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        squared_error = torch.maximum(squared_error, (clipped - value_targets).square())
+    return aggregate(
+        0.5 * squared_error, response_mask, reduction="token_mean", denominator=denominator
+    )
+
+
+def positive_example_lm_loss(
+    logprobs: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    is_correct: Bool[Tensor, " B"],
+    *,
+    denominator: float | int | Tensor | None = None,
+) -> Float[Tensor, ""]:
+    """Return the negative log-likelihood of the correct responses, per token of theirs.
+
+        loss = -(sum over tokens of correct responses of log pi) / (number of those tokens)
+
+    Source: VAPO 4.3, equation of L_NLL. Component `positive_example_lm_loss`; off: mu = 0 in
+    L = L_PPO + mu * L_NLL. Correct is the verifier's verdict, not a positive reward.
+    Units: nats per token; `denominator` is the number of tokens of the mini-batch's *correct*
+    responses.
+    Padding: ignored in value and gradient. No correct response: 0, with gradient 0.
+    """
+    is_positive = response_mask & is_correct[:, None]
+    return aggregate(-logprobs, is_positive, reduction="token_mean", denominator=denominator)
+
+
+def kl_penalty(
+    logprobs: Float[Tensor, "B T"],
+    ref_logprobs: Float[Tensor, "B T"],
+    *,
+    estimator: Literal["k1", "k2", "k3"],
+) -> Float[Tensor, "B T"]:
+    """Estimate KL(pi || ref) from each token, sampled from pi.
+
+        d = logprobs - ref_logprobs
+        k1 = d        k2 = d^2 / 2        k3 = exp(-d) - 1 + d
+
+    Source: Schulman, "Approximating KL divergence"; k3 is GRPO's. VAPO uses none (default
+    coefficient 0). Deviation: in k3 the exponent is held within +-20.
+    Units: nats.
+    Padding: as `clipped_surrogate`.
+    Raises: ValueError on an unknown estimator.
+    """
+    difference = logprobs - ref_logprobs
+    is_valid = torch.isfinite(difference)
+    difference = torch.where(is_valid, difference, 0.0)
+    if estimator == "k1":
+        kl = difference
+    elif estimator == "k2":
+        kl = 0.5 * difference.square()
+    elif estimator == "k3":
+        kl = torch.expm1(-difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)) + difference
+    else:
+        raise ValueError(f"estimator must be k1, k2 or k3, got {estimator!r}")
+    return torch.where(is_valid, kl, torch.nan)
+
+
+def _divide(total: Tensor, denominator: float | int | Tensor) -> Tensor:
+    """total / denominator, where 0 things counted leave the total (which is then 0)."""
+    count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    return total / torch.where(count > 0, count, 1.0)

@@ -1,0 +1,91 @@
+"""Masks: what counts, how many, and how rows with gaps are closed up.
+
+A masked-out entry may hold anything, NaN and inf included. So nothing here multiplies by a
+mask (0 * NaN is NaN); `torch.where` selects, and its backward gives such entries gradient 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+LossReduction = Literal["token_mean", "sequence_mean"]
+Reduce = Callable[[Tensor], Tensor]
+"""Adds a tensor up over the ranks; `identity` when there is one rank."""
+
+
+def identity(sums: Tensor) -> Tensor:
+    """Return the sums of one rank as they are."""
+    return sums
+
+
+def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Keep x where the mask is True and put 0 elsewhere, in the backward too.
+
+    >>> zero_outside(torch.tensor([[2.0, float("nan")]]), torch.tensor([[True, False]]))
+    tensor([[2., 0.]])
+    """
+    return torch.where(mask, x, 0.0)
+
+
+def masked_mean(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, reduce: Reduce = identity
+) -> Float[Tensor, ""]:
+    """Average x over all True tokens of all ranks; NaN when there is none.
+
+    Padding: ignored. Sums are kept in float64.
+    """
+    total, count = reduce(torch.stack([zero_outside(x, mask).double().sum(), mask.sum()]))
+    return (total / count).to(x.dtype)
+
+
+def loss_denominator(mask: Bool[Tensor, "B T"], *, reduction: LossReduction) -> Int[Tensor, ""]:
+    """Count what `losses.aggregate` divides by: tokens, or responses that have a token.
+
+    A row without a single True token (overlong filtering, a filler row) is not counted, just
+    as its tokens are not. Add these counts up over micro-batches and ranks to get the
+    denominator of a mini-batch.
+    """
+    if reduction == "token_mean":
+        return mask.sum()
+    return mask.any(dim=1).sum()
+
+
+def place_at_last_token(
+    rewards: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Put each response's reward on its last sampled token, and 0 on every other token.
+
+    Source: VAPO 2.1 (the verifier scores the whole response, at its end).
+    Padding: 0. A row without tokens keeps no reward.
+
+    >>> place_at_last_token(torch.tensor([1.0]), torch.tensor([[True, True, False]]))
+    tensor([[0., 1., 0.]])
+    """
+    later = response_mask.flip(1).cumsum(dim=1).flip(1)
+    return torch.where(response_mask & (later == 1), rewards[:, None], 0.0)
+
+
+def is_left_aligned(mask: Bool[Tensor, "B T"]) -> bool:
+    """Whether in every row all True tokens come first: no gap, no left padding."""
+    return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+
+
+def compaction_index(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Number the True tokens of each row from 0; a False token gets column T (discarded)."""
+    return torch.where(mask, mask.cumsum(dim=1) - 1, mask.shape[1])
+
+
+def compact(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Move the True tokens of each row to the left, in order, and fill up with 0."""
+    num_rows, num_columns = x.shape
+    return x.new_zeros(num_rows, num_columns + 1).scatter_(1, index, x)[:, :num_columns]
+
+
+def scatter_back(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Undo `compact`: each True token back to its own column, 0 on False ones."""
+    return torch.nn.functional.pad(x, (0, 1)).gather(1, index)

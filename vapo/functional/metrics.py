@@ -1,0 +1,163 @@
+"""Diagnostics of an update: numbers to look at, never differentiated.
+
+Each takes `reduce`, which adds a tensor of sums up over ranks, and works on float64 sums, so
+that the number logged is the one over all True tokens of all ranks, not a mean of means.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vapo.functional.masking import Reduce, identity, masked_mean, zero_outside
+
+_RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
+
+
+@torch.no_grad()
+def explained_variance(
+    values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Return the share of the returns' variance that the values account for.
+
+        1 - Var(R - V) / Var(R)
+
+    1 is a perfect critic (up to a constant), 0 one that says nothing, negative a harmful one.
+    Give it Monte-Carlo returns: against lambda < 1 targets, which contain V, it looks near 1.
+    Source: VAPO 4.1 (the criterion of value pretraining).
+    Padding: ignored. NaN when there is no token or all returns are equal (0/0): skip it then.
+    """
+    target = zero_outside(returns, mask).double()
+    error = target - zero_outside(values, mask).double()
+    count, sum_target, sum_error = reduce(torch.stack([mask.sum(), target.sum(), error.sum()]))
+    mean_target, mean_error = sum_target / count, sum_error / count
+    sums = [
+        torch.where(mask, target - mean_target, 0.0).square().sum(),
+        torch.where(mask, error - mean_error, 0.0).square().sum(),
+    ]
+    var_target, var_error = reduce(torch.stack(sums)) / count
+    is_constant = var_target <= _RELATIVE_VARIANCE_FLOOR * mean_target.square()
+    ratio = torch.where(is_constant, torch.nan, var_error / var_target)
+    return (1.0 - ratio).to(values.dtype)
+
+
+@torch.no_grad()
+def clip_fractions(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    eps_low: float | int,
+    eps_high: float | int,
+) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
+    """Count the tokens whose gradient the lower and the upper clip bound cut off.
+
+        low:   ratio < 1 - eps_low  and A < 0
+        high:  ratio > 1 + eps_high and A > 0
+
+    Counts, to be divided by the mini-batch's number of tokens. A ratio outside the bounds on
+    the other side of A still has its gradient, and is not counted.
+    Padding: ignored.
+    """
+    ratio = (logprobs - old_logprobs).exp()
+    low = mask & (ratio < 1.0 - eps_low) & (advantages < 0)
+    high = mask & (ratio > 1.0 + eps_high) & (advantages > 0)
+    return low.sum(), high.sum()
+
+
+@torch.no_grad()
+def approx_kl(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Estimate KL(pi_old || pi_theta), tokens sampled from pi_old, by the mean of k3.
+
+        k3 = ratio - 1 - log ratio,  ratio = pi_theta / pi_old      (never negative)
+
+    Units: nats per token.
+    Padding: ignored; NaN when there is no token.
+    """
+    log_ratio = zero_outside(logprobs - old_logprobs, mask)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask, reduce=reduce)
+
+
+class LogprobGap(NamedTuple):
+    """How far the sampling engine and the trainer disagree about the same tokens."""
+
+    mean_abs: Tensor
+    max_abs: Tensor
+    kl: Tensor
+
+
+@torch.no_grad()
+def logprob_gap(
+    rollout_logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+    reduce_max: Reduce = identity,
+) -> LogprobGap:
+    """Compare the engine's log-probs with the trainer's, token by token.
+
+    `kl` is k3 of KL(engine || trainer). Only tokens that both could give count: sampling with
+    top-p or top-k changes the engine's distribution and shows up here as a gap.
+    Units: nats per token. `reduce_max` takes the maximum over ranks.
+    Padding: ignored; the means are NaN and the maximum is 0 when there is no token.
+    """
+    gap = zero_outside(old_logprobs - rollout_logprobs, mask).abs()
+    largest = gap.max() if gap.numel() else gap.new_zeros(())
+    return LogprobGap(
+        mean_abs=masked_mean(gap, mask, reduce=reduce),
+        max_abs=reduce_max(largest),
+        kl=approx_kl(old_logprobs, rollout_logprobs, mask, reduce=reduce),
+    )
+
+
+class PositionProfile(NamedTuple):
+    """Statistics of each bin of token positions; NaN where a bin has no token."""
+
+    num_tokens: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+@torch.no_grad()
+def mean_by_position(
+    x: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    bin_tokens: int,
+    num_bins: int,
+    reduce: Reduce = identity,
+) -> PositionProfile:
+    """Average x over sampled tokens 0..bin_tokens-1 of all responses, the next ones, and so on.
+
+    Source: VC-PPO figures 2-3 (mean value and mean advantage against token position: with a
+    critic straight from a reward model, values rise along the response, and the first tokens
+    get the largest advantages). std is the population's.
+    Units: position in sampled tokens. Tokens past the last bin are left out.
+    Padding: ignored, not counted as positions.
+    """
+    position_bin = (mask.cumsum(dim=1) - 1) // bin_tokens
+    is_used = mask & (position_bin < num_bins)
+    bins, samples = position_bin[is_used], x[is_used].double()
+
+    def bin_sums(terms: Tensor) -> Tensor:
+        return terms.new_zeros(num_bins).index_add_(0, bins, terms)
+
+    count, total = reduce(torch.stack([bin_sums(torch.ones_like(samples)), bin_sums(samples)]))
+    mean = total / count
+    variance = reduce(bin_sums((samples - mean[bins]).square())) / count
+    return PositionProfile(count.long(), mean.to(x.dtype), variance.sqrt().to(x.dtype))
