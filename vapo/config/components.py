@@ -27,12 +27,16 @@ class ValuePretraining:
     num_iterations: int = _option(50, "at most so many rollout batches (paper: 50 steps)", ge=0)
     min_iterations: int = _option(1, "the stop rule is not asked before", ge=0)
     stop_explained_variance: float | None = _option(
-        None, "stop once explained variance is at least this and value loss (if given) is good; "
-        "null: not asked", le=1
+        None,
+        "stop once explained variance is at least this and value loss (if given) is good; "
+        "null: not asked",
+        le=1,
     )
     stop_value_loss: float | None = _option(
-        None, "stop once value loss is at most this (and explained variance, if given, is good); "
-        "null: not asked", gt=0
+        None,
+        "stop once value loss is at most this (and explained variance, if given, is good); "
+        "null: not asked",
+        gt=0,
     )
 
 
@@ -91,9 +95,7 @@ class Components:
     length_adaptive_gae: LengthAdaptiveGAE = field(default_factory=LengthAdaptiveGAE)
     token_level_loss: TokenLevelLoss = field(default_factory=TokenLevelLoss)
     clip_higher: ClipHigher = field(default_factory=ClipHigher)
-    positive_example_lm_loss: PositiveExampleLMLoss = field(
-        default_factory=PositiveExampleLMLoss
-    )
+    positive_example_lm_loss: PositiveExampleLMLoss = field(default_factory=PositiveExampleLMLoss)
     group_sampling: GroupSampling = field(default_factory=GroupSampling)
 
 

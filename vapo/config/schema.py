@@ -6,6 +6,7 @@ the values for the default task on two CPU cores. Nothing here imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -33,9 +34,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def section(factory: type[T], doc: str) -> T:
+def section(factory: Callable[[], T], doc: str) -> T:
     """A nested block of the config."""
-    return field(default_factory=factory, metadata={"doc": doc})  # type: ignore[return-value]
+    return field(default_factory=factory, metadata={"doc": doc})
 
 
 @dataclass
@@ -71,7 +72,10 @@ class CriticConfig:
     reward_model_path: str | None = option(
         None, "Hugging Face folder of the reward model, read when init is `reward_model`"
     )
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the critic's optimizer")
+    optimizer: OptimizerConfig = section(
+        lambda: OptimizerConfig(lr=2e-6),
+        "the critic's optimizer; it must keep pace with the policy",
+    )
     dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward")
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
@@ -86,16 +90,12 @@ class SourceConfig:
     kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym"] = option(
         "jsonl", "the type of source"
     )
-    path: str | None = option(
-        None, "file (jsonl, parquet), or dataset id / folder (huggingface)"
-    )
+    path: str | None = option(None, "file (jsonl, parquet), or dataset id / folder (huggingface)")
     subset: str | None = option(None, "huggingface: the dataset's configuration name")
     split: str = option("train", "huggingface: the split")
     prompt_column: str = option("prompt", "column of the problem text")
     answer_column: str = option("answer", "column of the reference answer")
-    demonstration_column: str | None = option(
-        None, "column of a worked response, for `vapo sft`"
-    )
+    demonstration_column: str | None = option(None, "column of a worked response, for `vapo sft`")
     task: str | None = option(
         None, "procedural: the generator's name; reasoning_gym: the dataset's name"
     )
@@ -148,8 +148,8 @@ class OverlongConfig:
 
 @dataclass
 class RewardConfig:
-    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = (
-        option("math", "how a response is judged")
+    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = option(
+        "math", "how a response is judged"
     )
     pattern: str | None = option(
         None, "regex: the last match's first group is compared with the answer"
@@ -158,9 +158,7 @@ class RewardConfig:
         None, "python: `package.module:function`, called as f(response_text, answer, metadata)"
     )
     reward_model_path: str | None = option(None, "reward_model: its Hugging Face folder")
-    reward_model_threshold: float = option(
-        0.0, "reward_model: scores above it count as correct"
-    )
+    reward_model_threshold: float = option(0.0, "reward_model: scores above it count as correct")
     correct: float = option(1.0, "reward of a correct response (paper: +1, inferred)")
     incorrect: float = option(-1.0, "reward of an incorrect response (paper: -1, inferred)")
     timeout_s: float = option(10.0, "time limit of one verdict; then it is a failure", gt=0)

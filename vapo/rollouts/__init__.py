@@ -8,17 +8,32 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vapo.config.schema import RolloutConfig
 from vapo.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to sample. `top_k` 0 keeps all tokens; `top_p` 1 keeps all mass."""
+    """How to sample. `top_k` 0 keeps all tokens; `top_p` 1 keeps all mass.
+
+    `greedy` takes the likeliest token instead of drawing one.
+    """
 
     max_response_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    greedy: bool = False
+
+
+def sampling_settings(config: RolloutConfig) -> SamplingSettings:
+    """The sampling settings of training rollouts."""
+    return SamplingSettings(
+        max_response_tokens=config.max_response_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+    )
 
 
 class Sampler(Protocol):

@@ -1,0 +1,73 @@
+# The repository's commands; `make` alone lists them.
+
+PYTHON ?= python3.11
+# More arguments for pip. On Linux the plain torch wheel brings CUDA's libraries, several GB; on a
+# machine without a GPU, PIP_ARGS="--extra-index-url <the PyTorch project's CPU wheel index>"
+# takes the small CPU build of the same version instead.
+PIP_ARGS ?=
+# More arguments for the command behind fit, validate, test, ..., as ARGS="seed=1".
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Two cores: one thread a process is the fastest for the small tensors of the tests.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help install fit validate ui test check lint format types learning gpu bench lock
+
+help: ## list these commands
+	@echo "usage: make COMMAND [ARGS=...]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(INSTALLED) ## make .venv, with the package, its tests' tools and reasoning-gym
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { \
+		echo "make: there is no $(PYTHON) here; install Python 3.11, or set PYTHON=/its/path" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,reasoning]'
+	@touch $@
+
+fit: install ## train on the default task: conf/vapo.yaml
+	$(BIN)/vapo fit --config conf/vapo.yaml $(ARGS)
+
+validate: install ## score the default policy on held-out prompts
+	$(BIN)/vapo validate --config conf/vapo.yaml $(ARGS)
+
+ui: install ## open the MLflow UI on the recorded runs
+	$(BIN)/vapo ui $(ARGS)
+
+test: install ## run the tests (not those of `learning` and `gpu`)
+	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+
+check: lint types test ## lint, types and tests
+
+lint: install ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install ## mypy over package and tests
+	$(BIN)/mypy
+
+learning: install ## the tests that train until the reward moves (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
+
+gpu: install ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench: install ## time the advantage kernels against a plain loop
+	$(BIN)/python experiments/bench/gae.py $(ARGS)
+
+lock: ## rewrite constraints.txt from a fresh environment
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,reasoning]'
+	{ sed -n '/^#/p' constraints.txt; build/lock/bin/python -m pip freeze --all \
+		--exclude pip --exclude wheel --exclude vapo | sed 's/+.*$$//'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt

@@ -1,0 +1,104 @@
+"""Which part may import which, and what the light parts must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "vapo"
+HEAVY = ("torch", "lightning", "transformers", "mlflow", "datasets", "torchmetrics", "math_verify")
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names in `sys.modules` after a statement in a fresh interpreter."""
+    code = f"import sys; {statement}\nprint('modules:', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of everything a file imports, at any depth; relative imports are resolved."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module_name(path).split(".")
+            if path.name != "__init__.py":
+                package = package[:-1]
+            prefix = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*prefix, *([node.module] if node.module else [])])
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def test_functional_imports_only_torch_typing_jaxtyping_and_types() -> None:
+    allowed = {"torch", "typing", "jaxtyping", "collections", "math", "__future__"}
+    for path in sorted((PACKAGE / "functional").glob("*.py")):
+        for name in imports_of(path):
+            inside = name.startswith(("vapo.functional", "vapo.types")) or name == "vapo"
+            assert inside or name.split(".")[0] in allowed, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("name", [p.stem for p in sorted((PACKAGE / "functional").glob("*.py"))])
+def test_functional_loads_nothing_else(name: str) -> None:
+    loaded = modules_after(f"import vapo.functional.{name}".removesuffix(".__init__"))
+    others = {"lightning", "transformers", "omegaconf", "mlflow", "datasets", "torchmetrics"}
+    assert not loaded & others
+    ours = {module for module in loaded if module.split(".")[0] == "vapo"}
+    assert all(m in ("vapo", "vapo.types") or m.startswith("vapo.functional") for m in ours), ours
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import vapo.config, vapo.config.loading, vapo.config.validation, vapo.config.help",
+        "import vapo.cli",
+        "from vapo.cli import main; main(['fit', '--help'])",
+        "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', '--print_config'])",
+        "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', 'sede=1'])",
+    ],
+)
+def test_config_and_command_line_are_light(statement: str) -> None:
+    assert not modules_after(statement) & set(HEAVY)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["fit", "--help"], ["export", "--help"]])
+def test_help_answers_at_once(argv: list[str]) -> None:
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-m", "vapo", *argv], cwd=ROOT, capture_output=True, check=True)
+    assert time.monotonic() - start < 2.0
+
+
+def test_cli_and_module_are_the_top_of_the_house() -> None:
+    """Only entry points import the CLI; only commands and callbacks know the LightningModule."""
+    may_import_module = ("commands", "callbacks", "datamodule.py")
+    for path in sources():
+        inside = path.relative_to(PACKAGE)
+        names = set(imports_of(path))
+        if inside.name != "__main__.py":
+            assert "vapo.cli" not in names, f"{inside} imports vapo.cli"
+        if inside.parts[0] not in may_import_module:
+            assert "vapo.module" not in names, f"{inside} imports vapo.module"
+
+
+def test_experiments_are_not_imported() -> None:
+    for path in sources():
+        assert not any(n.split(".")[0] in ("experiments", "tests") for n in imports_of(path)), path

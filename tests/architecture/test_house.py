@@ -1,0 +1,69 @@
+"""The files that install and check the repository agree with each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def make(*arguments: str) -> str:
+    # The tests may themselves run under `make test ARGS=...`, which must not leak in.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        ["make", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_constraints_pin_every_dependency_inside_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    assert all(len(pin) == 2 and "+" not in pin[1] for pin in pins)
+    locked = {name.lower().replace("_", "-"): version for name, version in pins}
+    extras = PROJECT["optional-dependencies"]
+    for text in [*PROJECT["dependencies"], *extras["dev"], *extras["reasoning"]]:
+        wanted = Requirement(text)
+        name = wanted.name.lower().replace("_", "-")
+        assert name in locked, f"{name} is not in constraints.txt: make lock"
+        assert wanted.specifier.contains(locked[name]), f"{name} {locked[name]}: make lock"
+    assert "vapo" not in locked
+
+
+@pytest.mark.parametrize("target", ["fit", "test", "lint", "types", "ui", "learning", "gpu"])
+def test_every_command_installs_first(target: str) -> None:
+    assert "pip install" in make("--dry-run", "--always-make", target)
+
+
+def test_make_alone_lists_the_commands() -> None:
+    listed = make()
+    targets = ["help", "install", "fit", "test", "check", "lint", "types", "ui", "learning", "gpu"]
+    for target in targets:
+        assert re.search(rf"^  {target} +\w", listed, re.MULTILINE), target
+
+
+def test_arguments_reach_the_command() -> None:
+    assert "vapo fit --config conf/vapo.yaml seed=3" in make("--dry-run", "fit", "ARGS=seed=3")
+
+
+def test_version_is_written_once_for_package_and_project() -> None:
+    from vapo import __version__
+
+    assert PROJECT["version"] == __version__
+
+
+def test_agents_file_is_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60

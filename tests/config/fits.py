@@ -1,0 +1,31 @@
+"""The smallest valid config of each schema, and how the tests load them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+
+ROOT = Path(__file__).parents[2]
+
+MINIMAL = """\
+actor:
+  path: some/policy
+critic:
+  init: policy
+data:
+  train:
+    path: prompts.jsonl
+"""
+
+
+def write(folder: Path, text: str, name: str = "overlay.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fit_config(folder: Path, *overrides: str, overlay: str = "") -> FitConfig:
+    files = [write(folder, MINIMAL, "minimal.yaml"), write(folder, overlay)]
+    return load_config(FitConfig, files, list(overrides))

@@ -1,0 +1,217 @@
+"""The command line: dispatch, the three forms of an override, help, errors and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.config.fits import MINIMAL, write
+from vapo import cli
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.loading import load_config
+from vapo.config.options import Option, describe
+from vapo.errors import UserError
+
+Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Stand-ins for the commands, which record how they are called."""
+    made: Calls = []
+    for name in ("fit", "validate", "sft", "reward_model", "export", "ui"):
+
+        def run(*args: Any, name: str = name, **kwargs: Any) -> None:
+            made.append((name, args, kwargs))
+
+        module = ModuleType(f"vapo.commands.{name}")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return made
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> str:
+    return str(write(tmp_path, MINIMAL, "minimal.yaml"))
+
+
+def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("vapo: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_three_forms_of_an_override(calls: Calls, minimal: str) -> None:
+    argv = [
+        "fit", "--config", minimal, "components.clip_higher.enabled=false",
+        "--algorithm.gamma=0.5", "--algorithm.lambda_policy", "0.25", "--ckpt_path", "last",
+        "--rewards.incorrect", "-2", "seed=3", "--data.train.options.depth", "4",
+        "--tracking.run_name", "a=b",
+    ]  # fmt: skip
+    assert cli.main(argv) == 0
+    [(name, (config,), kwargs)] = calls
+    assert (name, kwargs) == ("fit", {"ckpt_path": "last"})
+    assert config.components.clip_higher.enabled is False
+    assert (config.algorithm.gamma, config.algorithm.lambda_policy) == (0.5, 0.25)
+    assert (config.rewards.incorrect, config.seed) == (-2.0, 3)
+    assert config.data.train.options == {"depth": 4}
+    assert config.tracking.run_name == "a=b"
+
+
+def test_overlays_and_overrides_in_any_order_the_last_wins(
+    calls: Calls, minimal: str, tmp_path: Path
+) -> None:
+    overlay = str(write(tmp_path, "seed: 5\nalgorithm: {gamma: 0.5}"))
+    argv = ["fit", "seed=6", f"--config={minimal}", "seed=7", "--config", overlay]
+    assert cli.main(argv) == 0
+    [(_, (config,), _)] = calls
+    assert (config.seed, config.algorithm.gamma) == (7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "schema", "text", "kwargs"),
+    [
+        ("fit", FitConfig, MINIMAL, {"ckpt_path": None}),
+        ("validate", FitConfig, MINIMAL, {"ckpt_path": None}),
+        ("sft", SftConfig, "export_dir: x\ndata: {train: {path: p}}", {}),
+        ("reward-model", RewardModelConfig,
+         "policy_path: p\nexport_dir: x\ndata: {train: {path: p}}", {}),
+    ],
+)  # fmt: skip
+def test_commands_with_a_config(
+    calls: Calls, tmp_path: Path, command: str, schema: type, text: str, kwargs: dict[str, Any]
+) -> None:
+    assert cli.main([command, "--config", str(write(tmp_path, text))]) == 0
+    [(name, (config,), got)] = calls
+    assert (name, type(config), got) == (command.replace("-", "_"), schema, kwargs)
+
+
+def test_export_and_ui(calls: Calls) -> None:
+    assert cli.main(["export", "a.ckpt", "out"]) == 0
+    assert cli.main(["export", "a.ckpt", "out", "--network", "critic"]) == 0
+    assert cli.main(["ui"]) == 0
+    assert cli.main(["ui", "--tracking_uri", "x", "--host=::1", "--port", "7"]) == 0
+    assert [args for _, args, _ in calls] == [
+        (Path("a.ckpt"), Path("out"), "actor"),
+        (Path("a.ckpt"), Path("out"), "critic"),
+        ("mlruns", "127.0.0.1", 5000),
+        ("x", "::1", 7),
+    ]
+
+
+def test_print_config_can_be_fed_back(
+    calls: Calls, minimal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = str(write(tmp_path, "actor: {optimizer: {lr: '${critic.optimizer.lr}'}}"))
+    argv = ["fit", "--config", minimal, "--config", overlay, "seed=9"]
+    assert cli.main([*argv, "--print_config"]) == 0
+    text = capsys.readouterr().out
+    assert calls == []
+    assert "lr: ${critic.optimizer.lr}" in text
+    again = write(tmp_path, text, "again.yaml")
+    cli.main(argv)
+    [(_, (config,), _)] = calls
+    assert load_config(FitConfig, [again], []) == config
+    assert cli.main(["fit", "--config", str(again), "--print-config"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_help_lists_every_key_with_type_default_range_and_doc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command, schema in [("fit", FitConfig), ("sft", SftConfig)]:
+        assert cli.main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        for key, entry in describe(schema).items():
+            assert f"\n{'  ' if '.' in key or isinstance(entry, Option) else ''}{key}" in text
+            if isinstance(entry, Option):
+                assert f"  {key}  {entry.label} (" in text
+        words = " ".join(text.split())
+        assert all(" ".join(entry.doc.split()) in words for entry in describe(schema).values())
+    assert "components.length_adaptive_gae.alpha  float (default: 0.05; > 0)" in fit_help(capsys)
+    assert "actor.path  text (required)" in fit_help(capsys)
+    assert "--ckpt_path" in fit_help(capsys)
+    assert max(map(len, fit_help(capsys).splitlines())) <= 120
+
+
+def fit_help(capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(["fit", "-h"]) == 0
+    return capsys.readouterr().out
+
+
+def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--help"], ["-h"]):
+        assert cli.main(argv) == 0
+        text = capsys.readouterr().out
+        assert all(f"  {name} " in text for name in [*cli.CONFIGURED, *cli.PLAIN])
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "vapo 0.1.0\n"
+    for name in cli.PLAIN:
+        assert cli.main([name, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: vapo {name}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["fitt"], ["unknown command 'fitt'", "'fit'"]),
+        (["zzz"], ["unknown command", "vapo --help"]),
+        (["fit"], ["needs --config FILE", "--config conf/vapo.yaml"]),
+        (["sft"], ["needs --config FILE", "conf/sft_state_tracking.yaml"]),
+        (["fit", "--config"], ["--config", "expected one argument"]),
+        (["fit", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
+        (["fit", "--confg", "x"], ["unknown option '--confg'", "'--config'"]),
+        (["fit", "--conf", "x"], ["unknown option '--conf'", "'--config'"]),
+        (["fit", "--components.clip_higer.enabled=1"],
+         ["unknown option", "'--components.clip_higher.enabled'"]),
+        (["fit", "--seed"], ["--seed needs a value"]),
+        (["fit", "--seed", "--algorithm.gamma=1"], ["--seed needs a value"]),
+        (["fit", "stray"], ["unexpected argument 'stray'", "KEY=VALUE"]),
+        (["fit", "-x"], ["unexpected argument '-x'"]),
+        (["fit", "--config", "MINIMAL", "sede=1"], ["command line: unknown key 'sede'", "'seed'"]),
+        (["sft", "--config", "MINIMAL", "--ckpt_path", "x"], ["unknown option '--ckpt_path'"]),
+        (["export", "a.ckpt"], ["OUTPUT_DIR", "vapo export --help"]),
+        (["export", "a", "b", "--network", "both"], ["--network", "'actor', 'critic'"]),
+        (["ui", "--prot", "1"], ["unexpected argument '--prot'", "'--port'"]),
+        (["ui", "--port", "x"], ["--port", "'x'"]),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_and_exit_code_2(
+    calls: Calls,
+    minimal: str,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    parts: list[str],
+) -> None:
+    message = failure(capsys, *[minimal if word == "MINIMAL" else word for word in argv])
+    assert all(part in message for part in parts), message
+    assert calls == []
+
+
+def test_errors_of_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+    minimal: str,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def raising(error: BaseException) -> None:
+        def run(*args: Any, **kwargs: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(sys.modules["vapo.commands.fit"], "run", run)
+
+    argv = ["fit", "--config", minimal]
+    raising(UserError("actor.path: no such folder"))
+    assert failure(capsys, *argv) == "vapo: actor.path: no such folder\n"
+    raising(KeyboardInterrupt())
+    assert cli.main(argv) == 130
+    raising(RuntimeError("a bug of ours keeps its traceback"))
+    with pytest.raises(RuntimeError):
+        cli.main(argv)

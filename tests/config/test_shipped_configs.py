@@ -1,0 +1,63 @@
+"""Every YAML under conf/ is parsed, checked and resolved, alone or over what it overlays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.fits import ROOT
+from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
+from vapo.config.loading import Composed, compose, from_yaml, load_config, to_yaml
+
+CONF = ROOT / "conf"
+DEFAULT = CONF / "vapo.yaml"
+ALGORITHMS = sorted(CONF.glob("algorithm/*.yaml"))
+SCALES = sorted(CONF.glob("scale/*.yaml"))
+NAMES = {"vapo": FitConfig, "sft": SftConfig, "reward_model": RewardModelConfig}
+
+
+def schema_of(path: Path) -> type | None:
+    """The schema of a whole config, by its name: vapo*.yaml, sft*.yaml, reward_model*.yaml."""
+    return next((s for name, s in NAMES.items() if path.stem.startswith(name)), None)
+
+
+def test_every_file_has_a_known_place() -> None:
+    places = {path.relative_to(CONF).parts[0] for path in CONF.rglob("*.yaml")}
+    unknown = [p for p in places if p not in ("algorithm", "scale", "sweep")]
+    assert all(schema_of(Path(name)) for name in unknown), unknown
+    assert DEFAULT.is_file()
+    assert not list(CONF.rglob("*.yml"))
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_whole_config(path: Path) -> None:
+    schema = schema_of(path)
+    assert schema is not None
+    composed: Composed[Any] = compose(schema, [path], [])
+    assert from_yaml(schema, to_yaml(composed.config), source="again") == composed.config
+    if isinstance(composed.config, FitConfig):
+        resolve(composed.config)
+
+
+def test_default_has_all_seven_components_on() -> None:
+    numbers = resolve(load_config(FitConfig, [DEFAULT], []))
+    assert numbers.value_pretraining_iterations > 0
+    assert numbers.lambda_critic == 1.0
+    assert numbers.alpha is not None
+    assert numbers.loss_reduction == "token_mean"
+    assert (numbers.eps_low, numbers.eps_high) == (0.2, 0.28)
+    assert numbers.mu == 0.1
+    assert numbers.group_size > 1
+
+
+@pytest.mark.parametrize("overlay", [DEFAULT, *ALGORITHMS, *SCALES], ids=lambda path: path.stem)
+def test_overlay_of_the_default(overlay: Path) -> None:
+    resolve(load_config(FitConfig, [DEFAULT, overlay], []))
+
+
+@pytest.mark.parametrize("scale", [DEFAULT, *SCALES], ids=lambda path: path.stem)
+def test_every_algorithm_at_every_scale(scale: Path) -> None:
+    for algorithm in ALGORITHMS:
+        resolve(load_config(FitConfig, [DEFAULT, scale, algorithm], []))

@@ -1,0 +1,177 @@
+"""Rules between keys: the message names the keys, the numbers, the mend and the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import fit_config, write
+from vapo.config import RewardModelConfig, SftConfig
+from vapo.config.loading import load_config
+from vapo.config.validation import RULES
+from vapo.errors import UserError
+
+CRITIC_FREE = (
+    "components.value_pretraining.enabled=false",
+    "components.decoupled_gae.enabled=false",
+    "components.length_adaptive_gae.enabled=false",
+)
+
+
+def problem(folder: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        fit_config(folder, *overrides)
+    message = str(caught.value)
+    assert message.startswith("command line: ")
+    return message.removeprefix("command line: ")
+
+
+@pytest.mark.parametrize("estimator", ["group_relative", "leave_one_out"])
+@pytest.mark.parametrize(
+    "single",
+    ["components.group_sampling.group_size=1", "components.group_sampling.enabled=false"],
+)
+def test_group_estimators_need_groups(tmp_path: Path, estimator: str, single: str) -> None:
+    chosen = f"algorithm.advantage_estimator={estimator}"
+    message = problem(tmp_path, chosen, single, *CRITIC_FREE)
+    assert estimator in message
+    assert "components.group_sampling.group_size" in message
+    assert "components.group_sampling.enabled" in message
+    fit_config(tmp_path, chosen, *CRITIC_FREE, "components.group_sampling.group_size=2")
+    fit_config(tmp_path, single)
+
+
+@pytest.mark.parametrize("switched_off", CRITIC_FREE)
+def test_critic_free_estimators_reject_components_of_the_critic(
+    tmp_path: Path, switched_off: str
+) -> None:
+    chosen = "algorithm.advantage_estimator=group_relative"
+    others = [switch for switch in CRITIC_FREE if switch != switched_off]
+    message = problem(tmp_path, chosen, *others)
+    assert message.endswith(f"set {switched_off}")
+    assert problem(tmp_path, chosen).endswith("set " + ", ".join(CRITIC_FREE))
+    message = problem(tmp_path, chosen, *CRITIC_FREE, "algorithm.value_clip=0.2")
+    assert "algorithm.value_clip has no effect" in message
+
+
+def test_critic_from_a_reward_model_needs_one(tmp_path: Path) -> None:
+    assert "critic.reward_model_path" in problem(tmp_path, "critic.init=reward_model")
+    fit_config(tmp_path, "critic.init=reward_model", "critic.reward_model_path=rm")
+    fit_config(tmp_path, "critic.init=runs/critic")
+    fit_config(
+        tmp_path,
+        "critic.init=reward_model",
+        "algorithm.advantage_estimator=leave_one_out",
+        *CRITIC_FREE,
+    )
+
+
+def test_pretraining_range(tmp_path: Path) -> None:
+    overrides = (
+        "components.value_pretraining.num_iterations=3",
+        "components.value_pretraining.min_iterations=4",
+    )
+    assert "min_iterations 4 is above" in problem(tmp_path, *overrides)
+    fit_config(tmp_path, *overrides, CRITIC_FREE[0])
+    fit_config(tmp_path, overrides[0], "components.value_pretraining.min_iterations=3")
+
+
+def test_minibatches_divide_the_iteration(tmp_path: Path) -> None:
+    group = (
+        "components.group_sampling.num_prompts=32",
+        "components.group_sampling.group_size=8",
+    )
+    message = problem(tmp_path, *group, "training.minibatch_size=100")
+    assert "100 does not divide the 256 responses of an iteration (32 prompts x 8)" in message
+    assert message.endswith("is 64")
+    message = problem(tmp_path, *group, "training.minibatch_size=512")
+    assert message.endswith("is 256")
+    off = "components.group_sampling.enabled=false"
+    assert "(256 prompts x 1)" in problem(tmp_path, *group, off, "training.minibatch_size=100")
+    fit_config(tmp_path, *group, "training.minibatch_size=64")
+
+
+def test_ranks(tmp_path: Path) -> None:
+    assert "trainer.strategy=fsdp" in problem(tmp_path, "trainer.devices=2")
+    several = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.num_nodes=3")
+    message = problem(tmp_path, *several)
+    assert "components.group_sampling.num_prompts 512" in message
+    assert message.endswith("a multiple of 6")
+    prompts = "components.group_sampling.num_prompts=6"
+    sizes = ("components.group_sampling.group_size=8", "training.minibatch_size=16")
+    assert "training.minibatch_size 16" in problem(tmp_path, *several, prompts, *sizes)
+    fit_config(tmp_path, *several, prompts, *sizes[:1], "training.minibatch_size=24")
+    # Off: every response has its own prompt, so there are prompts enough to share.
+    fit_config(
+        tmp_path,
+        *several,
+        "components.group_sampling.enabled=false",
+        "components.group_sampling.num_prompts=3",
+        sizes[0],
+        "training.minibatch_size=24",
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["data.prompt_template=Solve {problem}"], ["data.prompt_template", "{prompt}"]),
+        (["data.system_prompt=Think."], ["data.system_prompt", "data.chat_template=true"]),
+        (["data.train.kind=parquet", "data.train.path=null"], ["data.train.path"]),
+        (["data.train.kind=procedural"], ["data.train.kind procedural", "data.train.task"]),
+        (["data.train.kind=reasoning_gym", "data.train.task=x"], ["data.train.num_examples"]),
+        (["data.heldout.kind=jsonl"], ["data.heldout.kind jsonl needs data.heldout.path"]),
+        (["rewards.verifier=regex"], ["rewards.verifier regex needs rewards.pattern"]),
+        (["rewards.verifier=regex", "rewards.pattern=(a"], ["not a regular expression"]),
+        (["rewards.verifier=regex", "rewards.pattern=a"], ["needs a group"]),
+        (["rewards.verifier=python"], ["needs rewards.function"]),
+        (["rewards.verifier=python", "rewards.function=a.b"], ["package.module:function"]),
+        (["rewards.verifier=reward_model"], ["needs rewards.reward_model_path"]),
+        (["rewards.correct=-1"], ["rewards.correct -1 must be above rewards.incorrect -1"]),
+        (
+            ["rewards.overlong.soft_punishment=true", "rewards.overlong.cache_tokens=1024"],
+            ["cache_tokens 1024 must be below rollouts.max_response_tokens 1024"],
+        ),
+    ],
+)
+def test_data_and_rewards(tmp_path: Path, overrides: list[str], parts: list[str]) -> None:
+    message = problem(tmp_path, *overrides)
+    assert all(part in message for part in parts), message
+
+
+def test_data_and_rewards_that_fit(tmp_path: Path) -> None:
+    fit_config(tmp_path, "rewards.verifier=regex", "rewards.pattern=(a)")
+    fit_config(tmp_path, "rewards.verifier=python", "rewards.function=a.b:c")
+    fit_config(tmp_path, "data.system_prompt=Think.", "data.chat_template=true")
+    fit_config(tmp_path, "rewards.overlong.cache_tokens=9999")
+    fit_config(
+        tmp_path, "rewards.overlong.soft_punishment=true", "rewards.overlong.cache_tokens=1023"
+    )
+
+
+def test_place_of_a_problem_is_the_last_written_of_its_keys(tmp_path: Path) -> None:
+    first = write(tmp_path, "export_dir: out\ndata:\n  train: {path: x.jsonl}\n", "first.yaml")
+    second = write(tmp_path, "rewards:\n  verifier: regex\n", "second.yaml")
+    with pytest.raises(UserError, match=r"second\.yaml:2: rewards\.verifier regex needs"):
+        load_config(SftConfig, [first, second], [])
+    with pytest.raises(UserError, match=r"^data\.train\.kind jsonl needs data\.train\.path$"):
+        load_config(SftConfig, [], ["export_dir=out"])
+
+
+@pytest.mark.parametrize("schema", [SftConfig, RewardModelConfig])
+def test_commands_of_one_process_say_so(schema: type) -> None:
+    overrides = ["export_dir=out", "data.train.path=x.jsonl"]
+    if schema is RewardModelConfig:
+        overrides.append("policy_path=policy")
+    load_config(schema, [], overrides)
+    with pytest.raises(UserError, match=r"^command line: .*one process"):
+        load_config(schema, [], [*overrides, "trainer.devices=2"])
+
+
+def test_every_rule_belongs_to_a_schema() -> None:
+    assert {schema.__name__ for schema in RULES} == {
+        "FitConfig",
+        "SftConfig",
+        "RewardModelConfig",
+    }

@@ -1,0 +1,191 @@
+"""The main job, end to end on the default task: phases, counters, records, resume, export."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.integration.commands import ROOT, SMALL, fit, summary, vapo
+from tests.tracking.documented_metrics import documented_keys
+from vapo.checkpoints import network_state, read_checkpoint
+
+STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("fit"))
+
+
+@pytest.fixture(scope="module")
+def history(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every metric's (step, value) pairs, as MLflow has them."""
+    from mlflow import MlflowClient
+
+    store = run.parents[1] / "mlruns" / "mlflow.db"
+    client = MlflowClient(f"sqlite:///{store}")
+    run_id = summary(run)["mlflow_run_id"]
+    keys = client.get_run(run_id).data.metrics
+    return {
+        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)] for key in keys
+    }
+
+
+def initial(network: str) -> dict[str, torch.Tensor]:
+    folder = {"actor": "policy", "critic": "reward_model"}[network]
+    return load_file(ROOT / "models/state_tracking" / folder / "model.safetensors")
+
+
+def final(run: Path, network: str) -> dict[str, torch.Tensor]:
+    return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), network)
+
+
+def test_summary_says_what_tools_read(run: Path) -> None:
+    contents = summary(run)
+    assert 0 <= contents["score_before"] <= 1
+    assert 0 <= contents["score_after"] <= 1
+    assert contents["num_iterations"] == 5
+    assert len(contents["config_hash"]) == 12
+    assert {"rollout", "training", "evaluation"} <= contents["stage_seconds"].keys()
+
+
+def test_phases_follow_each_other(history: dict[str, list[tuple[int, float]]]) -> None:
+    assert [value for _, value in history["progress/phase"]] == [0, 0, 1, 1, 1]
+    assert [value for _, value in history["progress/iteration"]] == [1, 2, 3, 4, 5]
+    assert [value for _, value in history["progress/policy_steps"]] == [0, 0, 2, 4, 6]
+
+
+def test_one_minibatch_is_one_step(history: dict[str, list[tuple[int, float]]]) -> None:
+    """Two optimizers step in the policy phase; the counter counts minibatches."""
+    assert [step for step, _ in history["critic/value_loss"]] == list(range(1, 11))
+    assert [step for step, _ in history["actor/entropy"]] == list(range(5, 11))
+    assert [step for step, _ in history["rollout/accuracy"]] == [2, 4, 6, 8, 10]
+
+
+def test_first_minibatch_has_ratio_one(history: dict[str, list[tuple[int, float]]]) -> None:
+    """Old log-probs are the trainer's own, so before any update the ratio is 1."""
+    first_steps = {5, 7, 9}
+    for key, expected in (("actor/ratio_max", 1.0), ("actor/clip_fraction_high", 0.0)):
+        values = [value for step, value in history[key] if step in first_steps]
+        assert values == pytest.approx([expected] * 3, abs=1e-5), key
+
+
+def test_evaluations(history: dict[str, list[tuple[int, float]]]) -> None:
+    """Before the first step, every second policy iteration, after the last."""
+    assert [step for step, _ in history["eval/avg_at_k"]] == [0, 8, 10]
+
+
+def test_logged_metrics_are_the_documented_ones(
+    history: dict[str, list[tuple[int, float]]],
+) -> None:
+    logged = set(history)
+    assert logged - documented_keys() == set()
+    assert {
+        "rollout/reward_mean",
+        "rollout/accuracy",
+        "rollout/response_length_mean",
+        "actor/entropy",
+        "critic/value_loss",
+        "critic/explained_variance",
+        "rollout/logprob_gap_mean",
+        "advantage/lambda_policy_mean",
+        "time/rollout_s",
+        "throughput/rollout_tokens_per_s",
+        "memory/rss_gib",
+    } <= logged
+
+
+def test_engine_and_trainer_agree(history: dict[str, list[tuple[int, float]]]) -> None:
+    assert max(value for _, value in history["rollout/logprob_gap_mean"]) < 1e-5
+
+
+def test_actor_is_bitwise_unchanged_by_value_pretraining(tmp_path: Path) -> None:
+    run = fit(tmp_path, "training.num_iterations=0")
+    actor, critic = final(run, "actor"), final(run, "critic")
+    for name, tensor in initial("actor").items():
+        assert torch.equal(tensor, actor[name]), name
+    changed = [n for n, tensor in initial("critic").items() if not torch.equal(tensor, critic[n])]
+    assert len(changed) == len(critic)
+
+
+def test_pretrained_critic_starts_another_run(run: Path, tmp_path: Path) -> None:
+    saved = run / "pretrained_critic"
+    second = fit(
+        tmp_path,
+        f"critic.init={saved}",
+        "components.value_pretraining.enabled=false",
+        "training.num_iterations=1",
+        "critic.optimizer.lr=1e-12",
+    )
+    start, end = load_file(saved / "model.safetensors"), final(second, "critic")
+    for name, tensor in start.items():
+        torch.testing.assert_close(end[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
+    checkpoint = str(run / "checkpoints/last.ckpt")
+    for network, auto in (
+        ("actor", AutoModelForCausalLM),
+        ("critic", AutoModelForSequenceClassification),
+    ):
+        folder = tmp_path / network
+        result = vapo("export", checkpoint, str(folder), "--network", network)
+        assert result.returncode == 0, result.stderr
+        model = auto.from_pretrained(folder)
+        assert AutoTokenizer.from_pretrained(folder)("3a12").input_ids
+        state = model.state_dict()
+        for name, tensor in final(run, network).items():
+            assert torch.equal(state[name], tensor), name
+
+
+def test_validate_repeats_the_last_evaluation(run: Path) -> None:
+    result = vapo(
+        "validate",
+        *("--config", "conf/vapo.yaml"),
+        *SMALL,
+        *("--ckpt_path", str(run / "checkpoints/last.ckpt")),
+    )
+    assert result.returncode == 0, result.stderr
+    lines = dict(line.split(": ") for line in result.stdout.splitlines() if ": " in line)
+    assert float(lines["eval/avg_at_k"]) == pytest.approx(summary(run)["score_after"], abs=1e-4)
+
+
+def kill_after(pattern_count: int, command: list[str]) -> None:
+    """Start a fit and kill it once so many iterations have been printed."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    seen = 0
+    for line in process.stdout:
+        seen += line.startswith("iteration")
+        if seen >= pattern_count:
+            break
+    time.sleep(0.3)  # somewhere in the next iteration
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("iterations_before_kill", [1, 3])
+def test_killed_and_resumed_equals_uninterrupted(
+    run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
+) -> None:
+    """In value pretraining (1) and in the policy phase (3): the weights are bit-identical."""
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={tmp_path / 'mlruns'}"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
+    kill_after(iterations_before_kill, [*command, *SMALL, *where])
+    resumed = fit(tmp_path, "--ckpt_path", "last")
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "resumes in the same folder"
+    for network in ("actor", "critic"):
+        expected = final(run, network)
+        for name, tensor in final(resumed, network).items():
+            assert torch.equal(tensor, expected[name]), (network, name)

@@ -1,0 +1,128 @@
+"""Gradients of one whole minibatch through the real module and Trainer.
+
+Run as `python -m tests.invariance.gradients OUT NUM_PROCESSES MICROBATCH_TOKENS`; writes the
+gradients and metrics of a fixed minibatch, computed on one process or sharded over two.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+
+from tests.rollout_fixtures import make_rollouts
+from vapo.batches import make_rollout_batch
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.datamodule import RolloutDataModule
+from vapo.distributed import rank, world_size
+from vapo.iteration_metrics import iteration_metrics
+from vapo.minibatches import Minibatch, make_minibatches
+from vapo.module import VapoModule
+from vapo.strategies import make_strategy
+
+NUM_ROLLOUTS = 16
+ROOT = Path(__file__).parents[2]
+
+
+class FixedRollouts(L.LightningDataModule):
+    """Each rank's share of the same made-up rollouts, as one minibatch."""
+
+    transfer_batch_to_device = RolloutDataModule.transfer_batch_to_device  # type: ignore[assignment]
+
+    def __init__(self, config: FitConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.metrics: dict[str, float] = {}
+
+    def train_dataloader(self) -> DataLoader[Minibatch]:
+        module = self.trainer.lightning_module  # type: ignore[union-attr]
+        assert isinstance(module, VapoModule)
+        rollouts, verdicts = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
+        share = NUM_ROLLOUTS // world_size()
+        rows = slice(rank() * share, (rank() + 1) * share)
+        batch = make_rollout_batch(
+            rollouts[rows],
+            verdicts[rows],
+            group_size=1,
+            rewards=self.config.rewards,
+            max_response_tokens=32,
+        )
+        module.evaluate_rollouts(batch)
+        assert batch.old_logprobs is not None
+        batch.old_logprobs = batch.old_logprobs + batch.rollout_logprobs + 0.5  # ratios not 1
+        module.estimate_advantages(batch)
+        self.metrics = iteration_metrics(batch, module.hyperparameters)
+        minibatches = make_minibatches(
+            batch,
+            num_minibatches=1,
+            max_tokens=self.config.training.microbatch_tokens,
+            pad_id=0,
+            seed=rank(),
+        )
+        return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]
+
+
+class RecordsGradients(VapoModule):
+    """Keeps the gradients where the real module would step."""
+
+    gradients: dict[str, torch.Tensor]
+    step_metrics: dict[str, float]
+
+    def _update(self, name: str, *, counted: bool) -> dict[str, float]:
+        self.gradients = getattr(self, "gradients", {})
+        for key, parameter in getattr(self, name).named_parameters():
+            grad = parameter.grad
+            assert grad is not None, key
+            full = grad.full_tensor() if isinstance(grad, DTensor) else grad
+            self.gradients[f"{name}.{key}"] = full.clone()
+        return {}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.step_metrics = {k: float(v) for k, v in outputs.items()}
+
+
+def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict[str, Any]:
+    """Gradients by parameter name, and the metrics that were logged."""
+    config = load_config(
+        FitConfig,
+        [ROOT / "conf/vapo.yaml"],
+        [
+            f"training.microbatch_tokens={microbatch_tokens}",
+            f"trainer.devices={num_processes}",
+            f"trainer.strategy={'fsdp' if num_processes > 1 else 'auto'}",
+            "trainer.accelerator=cpu",
+            *overrides,
+        ],
+    )
+    torch.set_num_threads(1)
+    module = RecordsGradients(config, pad_id=0)
+    datamodule = FixedRollouts(config)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=num_processes,
+        strategy=make_strategy(config.trainer),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, datamodule)
+    return {
+        "gradients": module.gradients,
+        "metrics": {**module.step_metrics, **datamodule.metrics},
+    }
+
+
+if __name__ == "__main__":
+    out, processes, budget, *rest = sys.argv[1:]
+    result = compute(int(processes), int(budget), *rest)
+    if rank() == 0:
+        torch.save(result, out)

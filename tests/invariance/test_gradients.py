@@ -1,0 +1,74 @@
+"""A minibatch's gradient does not depend on how it is cut or over how many processes it is spread.
+
+Through the real module, losses and Trainer; policy, positive-example LM, value loss, whitening
+and the metrics included.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.invariance.gradients import compute
+
+ONE_FORWARD, MANY = 100_000, 40
+SEQUENCE_LEVEL = "components.token_level_loss.enabled=false"
+
+
+def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """Max |a - b| over the tensor's largest entry, over all parameters."""
+    assert a.keys() == b.keys()
+    scale = {key: float(a[key].abs().max()) for key in a}
+    assert all(scale[key] > 0 for key in a), "a parameter without gradient compares nothing"
+    return max(float((a[key] - b[key]).abs().max()) / scale[key] for key in a)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    return compute(1, ONE_FORWARD)
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert largest_relative_difference(a["gradients"], b["gradients"]) < 1e-5
+    assert a["metrics"].keys() == b["metrics"].keys()
+    for key, value in a["metrics"].items():
+        assert b["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
+
+
+def test_the_made_up_minibatch_exercises_every_term(whole: dict[str, Any]) -> None:
+    metrics = whole["metrics"]
+    assert metrics["actor/clip_fraction_low"] > 0
+    assert metrics["actor/clip_fraction_high"] > 0
+    assert metrics["actor/positive_example_lm_loss"] > 0
+    assert metrics["critic/value_loss"] > 0
+
+
+def test_many_microbatches_equal_one(whole: dict[str, Any]) -> None:
+    assert_same(whole, compute(1, MANY))
+
+
+def test_sequence_level_loss_too_and_it_is_another_gradient(whole: dict[str, Any]) -> None:
+    one = compute(1, ONE_FORWARD, SEQUENCE_LEVEL)
+    assert_same(one, compute(1, MANY, SEQUENCE_LEVEL))
+    assert largest_relative_difference(one["gradients"], whole["gradients"]) > 1e-2
+
+
+@pytest.mark.parametrize("budget", [ONE_FORWARD, MANY])
+def test_two_sharded_processes_equal_one(
+    whole: dict[str, Any], budget: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "sharded.pt"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.invariance.gradients", str(out), "2", str(budget)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    result = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert_same(whole, torch.load(out, weights_only=True))

@@ -1,0 +1,36 @@
+"""Training raises the held-out score, and cannot when the rewards are shuffled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import summary, vapo
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+
+
+def train(tmp_path: Path, *args: str) -> tuple[float, float]:
+    result = vapo(
+        "fit",
+        *("--config", "conf/vapo.yaml"),
+        f"output_dir={tmp_path / 'runs'}",
+        f"tracking.uri={tmp_path / 'mlruns'}",
+        *args,
+        timeout=850,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    contents = summary(Path(result.stdout.strip().splitlines()[-1]))
+    return contents["score_before"], contents["score_after"]
+
+
+def test_default_run_learns(tmp_path: Path) -> None:
+    before, after = train(tmp_path)
+    assert before < 0.70
+    assert after >= 0.80
+
+
+def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
+    before, after = train(tmp_path, "rewards.shuffle=true")
+    assert after < before + 0.05

@@ -1,0 +1,70 @@
+"""The engine's log-probs against Hugging Face's plain forward over each finished sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tiny_model import full_forward_logits, ragged_prompts, sample, tiny_model
+from vapo.types import Rollout
+
+
+def largest_gap(model, rollouts: list[Rollout], temperature: float) -> float:
+    gaps = []
+    for rollout in rollouts:
+        logprobs = torch.log_softmax(full_forward_logits(model, rollout) / temperature, dim=-1)
+        expected = logprobs.gather(1, torch.tensor(rollout.response_ids)[:, None]).squeeze(1)
+        gaps.append((expected - torch.tensor(rollout.rollout_logprobs)).abs().max())
+    return float(torch.stack(gaps).max())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_logprobs_are_those_of_the_plain_forward(rows, temperature):
+    """Ragged prompts; with 5 rows places are refilled many times in the middle of responses."""
+    model = tiny_model()
+    rollouts = sample(model, ragged_prompts(10), rows=rows, temperature=temperature)
+    lengths = {len(rollout.response_ids) for rollout in rollouts}
+    assert len(lengths) > 8, "the responses must end at different times for this to test anything"
+    assert largest_gap(model, rollouts, temperature) < 1e-5
+
+
+def test_logprobs_hold_beyond_the_spare_columns():
+    """Responses longer than the cache's spare room, so that it grows more than once."""
+    model = tiny_model(max_position_embeddings=256)
+    rollouts = sample(model, ragged_prompts(4), rows=3, group_size=3, max_response_tokens=200)
+    assert max(len(rollout.response_ids) for rollout in rollouts) > 140
+    assert largest_gap(model, rollouts, 1.0) < 1e-5
+
+
+@pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
+def test_logprobs_under_both_kernels(attn_implementation):
+    model = tiny_model(attn_implementation=attn_implementation)
+    assert largest_gap(model, sample(model, ragged_prompts(6), rows=5), 1.0) < 1e-5
+
+
+def test_filtered_logprobs_are_renormalised():
+    """Under top-k and top-p: the plain forward's probabilities, over the kept set's mass."""
+    model = tiny_model()
+    for rollout in sample(model, ragged_prompts(6), rows=5, top_k=6, top_p=0.8):
+        probs = torch.softmax(full_forward_logits(model, rollout), dim=-1)
+        steps = zip(probs, rollout.response_ids, rollout.rollout_logprobs, strict=True)
+        for p, token, logprob in steps:
+            best, ids = p.topk(6)
+            best = best / best.sum()
+            num_kept = int((best.cumsum(0) < 0.8).sum()) + 1
+            kept = dict(zip(ids[:num_kept].tolist(), best[:num_kept].tolist(), strict=True))
+            assert token in kept
+            assert abs(kept[token] / sum(kept.values()) - torch.tensor(logprob).exp()) < 1e-5
+
+
+def test_bfloat16_weights_stay_close():
+    """The softmax is float32; what differs is the rounding of the hidden states."""
+    model = tiny_model().to(torch.bfloat16)
+    rollouts = sample(model, ragged_prompts(6), rows=5)
+    gaps = []
+    for rollout in rollouts:
+        logprobs = torch.log_softmax(full_forward_logits(model, rollout), dim=-1)
+        expected = logprobs.gather(1, torch.tensor(rollout.response_ids)[:, None]).squeeze(1)
+        gaps.append((expected - torch.tensor(rollout.rollout_logprobs)).abs())
+    assert torch.cat(gaps).mean() < 1e-2 * 10

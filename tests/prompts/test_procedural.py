@@ -1,0 +1,121 @@
+"""The state-tracking generator, checked by an independent simulation of the swaps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from vapo.errors import UserError
+from vapo.procedural import PROCEDURAL_TASKS, generate, state_tracking
+
+
+def simulate(problem: str) -> list[tuple[str, int]]:
+    """(label, position after it) of each swap, moving the ball over a row of cups."""
+    assert re.fullmatch(r"[1-9]([a-z][1-9][1-9])+=", problem)
+    cups = [False] * 10
+    cups[int(problem[0])] = True
+    steps = []
+    for label, first, second in re.findall(r"([a-z])(\d)(\d)", problem):
+        i, j = int(first), int(second)
+        assert i != j
+        cups[i], cups[j] = cups[j], cups[i]
+        steps.append((label, cups.index(True)))
+    return steps
+
+
+def test_clean_demonstrations_are_the_simulated_steps():
+    for row in state_tracking(300, seed=3):
+        steps = simulate(row.problem)
+        answer = str(steps[-1][1])
+        assert row.answer == answer
+        expected = "".join(f"{label}{position}" for label, position in steps)
+        assert row.demonstration == f"{expected};{answer}"
+
+
+def test_the_worked_example():
+    assert simulate("3a12b45c31=") == [("a", 3), ("b", 3), ("c", 1)]
+
+
+def test_steps_and_positions_cover_their_ranges():
+    rows = state_tracking(400, seed=0, min_steps=3, max_steps=5, num_positions=4)
+    assert {len(simulate(row.problem)) for row in rows} == {3, 4, 5}
+    assert {row.answer for row in rows} == set("1234")
+    assert not set("56789") & set("".join(row.problem for row in rows))
+
+
+def test_row_depends_on_seed_and_index_only():
+    assert state_tracking(5, seed=1) == state_tracking(50, seed=1)[:5]
+    assert state_tracking(50, seed=1) != state_tracking(50, seed=2)
+    assert len({row.problem for row in state_tracking(50, seed=1)}) > 45
+
+
+def test_noise_leaves_the_problems_alone():
+    clean = state_tracking(200, seed=7)
+    noisy = state_tracking(200, seed=7, skip_steps_probability=0.5, wrong_step_probability=0.3)
+    assert [(r.problem, r.answer) for r in clean] == [(r.problem, r.answer) for r in noisy]
+    assert [r.demonstration for r in clean] != [r.demonstration for r in noisy]
+
+
+def test_skipped_steps():
+    rows = state_tracking(500, seed=0, skip_steps_probability=1.0)
+    assert all(re.fullmatch(r";[1-5]", row.demonstration) for row in rows)
+    right = sum(row.demonstration == f";{row.answer}" for row in rows) / 500
+    assert 0.13 < right < 0.27  # a guess among five
+    some = state_tracking(500, seed=0, skip_steps_probability=0.1)
+    assert 25 < sum(row.demonstration[0] == ";" for row in some) < 80
+
+
+def test_wrong_steps_go_on_from_the_wrong_position():
+    wrong = total = 0
+    for row in state_tracking(500, seed=0, wrong_step_probability=0.2):
+        written = re.findall(r"([a-z])(\d)", row.demonstration)
+        position = int(row.problem[0])
+        swaps = re.findall(r"[a-z](\d)(\d)", row.problem)
+        for (_, after), (first, second) in zip(written, swaps, strict=True):
+            expected = {first: second, second: first}.get(str(position), str(position))
+            wrong += after != expected
+            total += 1
+            position = int(after)
+        assert row.demonstration.endswith(f";{position}")
+    assert 0.15 < wrong / total < 0.25
+    every = state_tracking(50, seed=0, wrong_step_probability=1.0)
+    for row in every:
+        first_step = simulate(row.problem)[0]
+        assert row.demonstration[1] != str(first_step[1])
+
+
+def test_labels_start_over_after_z():
+    row = state_tracking(1, seed=0, min_steps=150, max_steps=150)[0]
+    labels = [label for label, _ in simulate(row.problem)]
+    assert len(labels) == 150
+    assert "".join(labels[24:29]) == "yzabc"
+    written = re.findall(r"([a-z])(\d)", row.demonstration)
+    assert [(label, int(position)) for label, position in written] == simulate(row.problem)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_step": 2}, r"options\.min_step .*did you mean 'min_steps'"),
+        ({"seed": 2}, r"options\.seed is no option"),
+        ({"min_steps": 0}, r"options\.min_steps is 0: .* from 1"),
+        ({"max_steps": 2.5}, r"options\.max_steps is 2\.5"),
+        ({"max_steps": True}, r"options\.max_steps is True"),
+        ({"min_steps": 5, "max_steps": 3}, r"options\.min_steps is 5, above options\.max_steps"),
+        ({"num_positions": 10}, r"options\.num_positions is 10: .* to 9"),
+        ({"skip_steps_probability": 1.5}, r"options\.skip_steps_probability is 1\.5"),
+        ({"wrong_step_probability": "x"}, r"options\.wrong_step_probability is 'x'"),
+        ({"wrong_step_probability": float("nan")}, r"options\.wrong_step_probability is nan"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        generate("state_tracking", options, num_examples=1, seed=0)
+
+
+def test_unknown_task_names_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'state_tracking'"):
+        generate("state_trackin", {}, num_examples=1, seed=0)
+    assert "state_tracking" in PROCEDURAL_TASKS

@@ -1,0 +1,193 @@
+"""Verifiers that hang, crash and grow: one verdict each, in time, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
+
+
+@pytest.mark.parametrize(
+    ("told", "failure"),
+    [
+        ("raise", "error: KeyError"),
+        ("exit", "error: SystemExit"),
+        ("memory", "error: MemoryError"),
+        ("recursion", "error: RecursionError"),
+        ("number", "error: TypeError: returned 0.5, not a bool or (bool, float)"),
+        ("none", "error: TypeError: returned None"),
+        ("text", "error: TypeError: returned 'yes'"),
+        ("wrong pair", "error: TypeError: returned (1.0, True)"),
+        ("nan", "nan"),
+        ("nan reward", "nan"),
+        ("infinite reward", "nan"),
+        ("abort", "crash"),
+        ("segfault", "crash"),
+        ("exit at once", "crash"),
+        ("hang", "timeout"),
+        ("hang in C, with signals blocked", "timeout"),
+        ("regex bomb", "timeout"),
+    ],
+)
+def test_only_the_guilty_response_fails(told: str, failure: str):
+    texts = ["42", "41", told, "42", "41", "print"]
+    with hostile("as_told", num_workers=1, timeout_s=0.3, incorrect=-0.5) as python:
+        verdicts = python.score([rollout(text) for text in texts])
+        again = python.score([rollout("42")])
+    assert verdicts[2].failure is not None
+    assert verdicts[2].failure.startswith(failure)
+    assert (verdicts[2].is_correct, verdicts[2].reward) == (False, -0.5)
+    assert [v.is_correct for v in verdicts] == [True, False, False, True, False, False]
+    assert [v.failure for i, v in enumerate(verdicts) if i != 2] == [None] * 5
+    assert again[0].is_correct
+
+
+def test_failure_text_can_be_encoded():
+    with hostile("as_told", num_workers=1) as python:
+        failure = python.score([rollout("raise")])[0].failure
+    assert failure is not None
+    assert failure.encode()
+
+
+def test_hostile_and_honest_responses_in_one_large_batch():
+    bad = {5: "abort", 17: "hang", 18: "hang", 40: "raise", 63: "segfault", 99: "nan"}
+    rollouts = [rollout(bad.get(i, "42")) for i in range(100)]
+    start = time.monotonic()
+    with hostile("as_told", num_workers=2, timeout_s=0.5) as python:
+        verdicts = python.score(rollouts)
+    assert {i for i, v in enumerate(verdicts) if v.failure} == set(bad)
+    assert all(v.is_correct for i, v in enumerate(verdicts) if i not in bad)
+    assert time.monotonic() - start < 10
+
+
+def test_time_limit_holds_for_each_response_not_for_their_sum():
+    """A chunk of quick-enough responses may together take longer than one may alone."""
+    with hostile("naps", num_workers=1, timeout_s=0.4) as python:
+        verdicts = python.score([rollout("0.06") for _ in range(40)])  # chunks of ten
+    assert all(v.is_correct for v in verdicts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9**9**9",
+        r"\boxed{9^{9^{9}}}",
+        r"\boxed{(10^{10})!}",
+        "\\boxed{" + "(" * 480 + "1" + ")" * 480 + "}",
+    ],
+)
+def test_math_towers_and_nesting_end_in_time(text: str):
+    start = time.monotonic()
+    with scorer("math", num_workers=1, timeout_s=0.4) as math:
+        verdicts = math.score([rollout(text), rollout(r"\boxed{42}")])
+    assert time.monotonic() - start < 8
+    assert not verdicts[0].is_correct
+    assert verdicts[1].is_correct
+
+
+def test_regex_bomb_in_the_users_pattern():
+    with scorer("regex", pattern=r"^(a+)+$", num_workers=1, timeout_s=0.3) as regex:
+        verdicts = regex.score([rollout("a" * 40 + "!", "a"), rollout("a", "a")])
+    assert [v.failure for v in verdicts] == ["timeout", None]
+    assert verdicts[1].is_correct
+
+
+def test_workers_do_not_import_torch_or_the_trainer():
+    with hostile("imported_modules", num_workers=1) as python:
+        names = [
+            "torch",
+            "transformers",
+            "vapo.types",
+            "lightning",
+            "vapo.rewards.verifiers",
+            "numpy",
+        ]
+        loaded = [v.is_correct for v in python.score([rollout(name) for name in names])]
+    assert loaded == [False, False, False, False, True, True]  # numpy: the function's own
+
+
+def test_a_killed_idle_worker_is_replaced_and_no_response_blamed():
+    with hostile("process_id_is", num_workers=1) as python:
+        first = python.score([rollout("")])[0].reward
+        psutil.Process(int(first)).kill()
+        time.sleep(0.1)
+        second = python.score([rollout("")])[0]
+    assert second.failure is None
+    assert second.reward != first
+
+
+def test_what_a_verifier_started_is_killed_with_it(tmp_path: Path):
+    file = tmp_path / "pid"
+    with hostile("leaves_a_child", num_workers=1, timeout_s=1.0) as python:
+        assert python.score([rollout(str(file))])[0].failure == "timeout"
+    assert _ends(int(file.read_text()))
+
+
+def test_close_ends_the_processes_and_can_be_repeated():
+    python = hostile("process_id_is", num_workers=2)
+    pid = int(python.score([rollout("")])[0].reward)
+    assert _is_running(pid)
+    python.close()
+    python.close()
+    assert _ends(pid)
+
+
+def test_processes_end_with_a_scorer_that_was_never_closed():
+    python = hostile("process_id_is", num_workers=1)
+    pid = int(python.score([rollout("")])[0].reward)
+    del python
+    assert _ends(pid)
+
+
+def test_an_interrupted_batch_leaves_no_stale_replies():
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(n: int) -> None:
+        raise Interrupt
+
+    with scorer("regex", pattern=r"(\d+)", num_workers=2) as regex:
+        with pytest.raises(Interrupt):
+            regex.score([rollout("1") for _ in range(64)], advance=interrupt)
+        verdicts = regex.score([rollout(str(i)) for i in range(40)])
+    assert [v.extracted for v in verdicts] == [str(i) for i in range(40)]
+
+
+def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
+    """No `if __name__ == '__main__'` needed: workers do not import the caller's script."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from vapo.config.schema import RewardConfig\n"
+        "from vapo.rewards.worker import Settings\n"
+        "from vapo.rewards.workers import WorkerPool\n"
+        "pool = WorkerPool(Settings('regex', '(x)', None, 5.0), num_workers=1)\n"
+        "pool.run([('x', 'x', {})], lambda i, reply: print(reply['is_correct']))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert run.stdout == "True\n"
+    assert run.stderr == ""
+
+
+def _ends(pid: int) -> bool:
+    """Death of a killed process takes a moment on a busy machine."""
+    deadline = time.monotonic() + 5
+    while _is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

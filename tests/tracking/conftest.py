@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+
+from vapo.config.schema import TrackingConfig
+from vapo.tracking import make_run_logger
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> TrackingConfig:
+    """A real SQLite store, made once: its tables take seconds."""
+    folder = tmp_path_factory.mktemp("store") / "mlruns"
+    config = TrackingConfig(uri=str(folder), experiment="tests", tags={"who": "config"})
+    notes: list[str] = []
+    make_run_logger(config, run_name="first", note=notes.append).close()
+    assert len(notes) == 1
+    assert "creating the tracking store" in notes[0]
+    assert (folder / "mlflow.db").is_file()
+    assert not Path("mlflow.db").exists()
+    return config

@@ -1,0 +1,166 @@
+"""Delivery with a sink that fails on purpose."""
+
+import threading
+import time
+
+import pytest
+
+from vapo import delivery as delivery_module
+from vapo.config.schema import TrackingConfig
+from vapo.delivery import Delivery, Record
+from vapo.stores import MlflowSink
+from vapo.tracking import make_run_logger
+
+
+class Sink:
+    """Takes records while `error` is None; raises it otherwise."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.poison: set[object] = set()
+        self.taken: list[object] = []
+        self.batches: list[int] = []
+        self.tried = threading.Event()
+
+    def send(self, records):
+        try:
+            if self.error is not None:
+                raise self.error
+            payloads = [record.payload for record in records]
+            if self.poison & set(payloads):
+                raise ValueError("refused")
+            self.taken += payloads
+            self.batches.append(len(payloads))
+        finally:
+            self.tried.set()
+
+    def is_outage(self, error):
+        return isinstance(error, ConnectionError)
+
+
+@pytest.fixture(autouse=True)
+def no_long_waits(monkeypatch):
+    monkeypatch.setattr(delivery_module, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 0.02)
+
+
+def submit_all(delivery, payloads, kind="metrics"):
+    for payload in payloads:
+        delivery.submit(Record(kind, payload))
+
+
+def test_order_is_kept_across_kinds_and_metrics_are_batched():
+    sink = Sink()
+    notes: list[str] = []
+    delivery = Delivery(sink, notes.append)
+    for start in range(0, 600, 60):
+        submit_all(delivery, range(start, start + 59))
+        submit_all(delivery, [start + 59], kind="text")
+    report = delivery.close()
+    assert sink.taken == list(range(600))
+    assert (report.delivered, report.undelivered, notes) == (600, 0, [])
+    assert len(sink.batches) < 600
+
+
+def test_an_outage_delays_and_loses_nothing():
+    sink = Sink()
+    notes: list[str] = []
+    sink.error = ConnectionError("no route")
+    delivery = Delivery(sink, notes.append)
+    submit_all(delivery, range(5))
+    assert sink.tried.wait(5)
+    assert delivery.flush(5) is False
+    sink.error = None
+    report = delivery.close()
+    assert sink.taken == list(range(5))
+    assert (report.delivered, report.undelivered) == (5, 0)
+    assert len(notes) == 1
+    assert "no route" in notes[0]
+
+
+def test_an_outage_until_the_end_is_counted_and_close_returns():
+    sink = Sink()
+    notes: list[str] = []
+    delivery = Delivery(sink, notes.append)
+    submit_all(delivery, range(3))
+    assert delivery.flush(5)
+    sink.error = ConnectionError("gone")
+    submit_all(delivery, range(7))
+    began = time.perf_counter()
+    report = delivery.close()
+    assert time.perf_counter() - began < 2
+    assert (report.delivered, report.undelivered, report.last_error) == (3, 7, "gone")
+    assert len(notes) == 1
+
+
+def test_a_refused_record_costs_only_itself():
+    sink = Sink()
+    notes: list[str] = []
+    sink.error = ConnectionError("wait until all are queued")
+    sink.poison = {4, 6}
+    delivery = Delivery(sink, notes.append)
+    submit_all(delivery, range(10))
+    sink.error = None
+    report = delivery.close()
+    assert sink.taken == [0, 1, 2, 3, 5, 7, 8, 9]
+    assert (report.delivered, report.undelivered, report.last_error) == (8, 2, "refused")
+    assert sum("refused" in note for note in notes) == 1
+
+
+def test_a_record_that_never_passes_does_not_hold_up_the_rest(monkeypatch):
+    monkeypatch.setattr(delivery_module, "_MAX_ATTEMPTS", 3)
+
+    class Picky(Sink):
+        def send(self, records):
+            if records[0].kind == "file":
+                raise ConnectionError("too large")
+            super().send(records)
+
+    sink = Picky()
+    delivery = Delivery(sink, lambda text: None)
+    submit_all(delivery, ["file"], kind="file")
+    submit_all(delivery, [1, 2])
+    assert delivery._thread.is_alive()
+    deadline = time.perf_counter() + 5
+    while sink.taken != [1, 2] and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    report = delivery.close()
+    assert (report.delivered, report.undelivered) == (2, 1)
+
+
+def test_a_note_that_cannot_be_printed_does_not_end_the_delivery():
+    sink = Sink()
+
+    def broken(text):
+        raise BrokenPipeError
+
+    sink.poison = {0}
+    delivery = Delivery(sink, broken)
+    submit_all(delivery, ["a"], kind="text")
+    submit_all(delivery, [0], kind="text")
+    submit_all(delivery, ["b"], kind="text")
+    assert delivery.close().undelivered == 1
+    assert sink.taken == ["a", "b"]
+
+
+def test_a_store_that_fails_during_the_run_is_reported_at_close(
+    tracking: TrackingConfig, monkeypatch
+):
+    notes: list[str] = []
+    logger = make_run_logger(tracking, run_name="failing", note=notes.append)
+    logger.log_metrics({"a/b": 1.0}, step=0)
+    logger.finalize()
+
+    def fail(self, records):
+        raise ConnectionError("server went away")
+
+    monkeypatch.setattr(MlflowSink, "send", fail)
+    for step in range(1, 10):
+        logger.log_metrics({"a/b": 1.0}, step=step)
+    logger.log_table([{"a": 1}], "samples/x.json")  # the table and its tag
+    assert logger.close() == 11
+    assert logger.close() == 11
+    assert len(notes) == 2
+    assert "the run goes on" in notes[0]
+    assert "11 of 12 records were not delivered" in notes[1]
+    assert "server went away" in notes[1]

@@ -1,0 +1,107 @@
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vapo.config.schema import TrackingConfig
+from vapo.errors import UserError
+from vapo.stores import Store, locate_store
+from vapo.tracking import make_run_logger
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port():
+    """A server that accepts connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        accepted = []
+
+        def accept():
+            try:
+                while True:
+                    accepted.append(server.accept()[0])
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    for connection in accepted:
+        connection.close()
+
+
+def assert_unusable_within(uri, seconds):
+    began = time.perf_counter()
+    with pytest.raises(UserError) as caught:
+        make_run_logger(TrackingConfig(uri=uri), run_name="x")
+    assert time.perf_counter() - began < seconds
+    return str(caught.value)
+
+
+def test_an_unreachable_server_is_an_error_in_seconds(closed_port):
+    message = assert_unusable_within(f"http://me:secret@127.0.0.1:{closed_port}", 10)
+    assert "tracking.uri" in message
+    assert f"http://127.0.0.1:{closed_port}" in message
+    assert "secret" not in message
+    assert "tracking.uri=mlruns" in message
+
+
+def test_a_server_that_never_answers_is_an_error_in_seconds(silent_port):
+    assert "tracking.uri" in assert_unusable_within(f"http://127.0.0.1:{silent_port}", 15)
+
+
+def test_an_unwritable_folder_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    message = assert_unusable_within(str(tmp_path / "file" / "mlruns"), 5)
+    assert "tracking.uri: cannot write in" in message
+
+
+def test_a_file_that_is_no_database_is_an_error(tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is not a database, " * 100)
+    assert "no usable MLflow store" in assert_unusable_within(str(tmp_path), 30)
+
+
+def test_a_folder_means_a_database_and_artifacts_inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = Store(f"sqlite:///{tmp_path}/mlruns/mlflow.db", tmp_path / "mlruns" / "mlflow.db")
+    assert locate_store("mlruns") == expected
+    assert locate_store(str(tmp_path / "mlruns")) == expected
+    assert locate_store(f"file://{tmp_path}/mlruns") == expected
+    assert expected.artifact_location == f"file://{tmp_path}/mlruns/artifacts"
+
+
+@pytest.mark.parametrize(
+    ("uri", "database"),
+    [
+        ("sqlite:////data/runs.db", Path("/data/runs.db")),
+        ("http://127.0.0.1:5000", None),
+        ("https://tracking.example.org", None),
+        ("databricks", None),
+        ("databricks://profile", None),
+        ("postgresql://user:word@127.0.0.1/db", None),
+    ],
+)
+def test_uris_are_taken_as_they_are(uri, database):
+    assert locate_store(uri) == Store(uri, database)
+
+
+def test_passwords_are_not_shown():
+    store = locate_store("postgresql://user:word@127.0.0.1:5432/db?a=b")
+    assert store.shown_uri == "postgresql://127.0.0.1:5432/db?a=b"
+
+
+def test_empty_uri():
+    with pytest.raises(UserError, match=r"tracking\.uri is empty"):
+        locate_store(" ")

@@ -1,0 +1,61 @@
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from vapo.commands import ui
+from vapo.errors import UserError
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "mlflow.db").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_becomes_the_server_of_the_folders_database(store, free_port, monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(os, "execv", lambda path, command: called.append((path, command)))
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
+    ui.run(str(store), "127.0.0.1", free_port)
+    ((path, command),) = called
+    assert path == sys.executable
+    assert command[:4] == [sys.executable, "-m", "mlflow", "server"]
+    options = dict(zip(command[4::2], command[5::2], strict=True))
+    assert options == {
+        "--backend-store-uri": f"sqlite:///{store}/mlflow.db",
+        "--default-artifact-root": f"file://{store}/artifacts",
+        "--host": "127.0.0.1",
+        "--port": str(free_port),
+        "--workers": "1",
+    }
+    assert f"http://127.0.0.1:{free_port}/" in capsys.readouterr().out
+
+
+def test_a_missing_store_is_an_error(tmp_path, free_port):
+    with pytest.raises(UserError, match="nothing is recorded"):
+        ui.run(str(tmp_path / "nowhere"), "127.0.0.1", free_port)
+    assert not Path(tmp_path / "nowhere").exists()
+
+
+def test_a_taken_port_is_an_error(store):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}"):
+            ui.run(str(store), "127.0.0.1", port)
+
+
+def test_a_server_has_its_own_ui(free_port):
+    with pytest.raises(UserError, match="a UI of its own"):
+        ui.run("http://127.0.0.1:5000", "127.0.0.1", free_port)

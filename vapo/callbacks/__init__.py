@@ -1,0 +1,1 @@
+"""What happens between iterations: the phase switch, weight sync, evaluation, recording."""

@@ -1,0 +1,93 @@
+"""Metrics of every optimizer step and every iteration, to MLflow and to the live display."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import lightning as L
+import psutil
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from vapo.datamodule import RolloutDataModule
+from vapo.module import PHASES, VapoModule
+from vapo.progress import Progress
+from vapo.tracking import RunLogger
+
+GIB = 1024**3
+
+
+class Recording(Callback):
+    """Logs at the optimizer step (`trainer.global_step`), which is every chart's x axis."""
+
+    def __init__(self, logger: RunLogger, progress: Progress) -> None:
+        self.logger = logger
+        self.progress = progress
+        self._stages = ExitStack()
+        self._steps: list[dict[str, float]] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._steps.clear()
+        self._advance = self._stages.enter_context(
+            self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        assert isinstance(outputs, dict)
+        self._steps.append(outputs)
+        self.logger.log_metrics(outputs, step=trainer.global_step)
+        self._advance(1)
+        if batch_idx + 1 == trainer.num_training_batches:
+            self._stages.close()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(datamodule, RolloutDataModule)
+        seconds = self.progress.pop_iteration_seconds()
+        metrics = {
+            **datamodule.metrics,
+            **time_metrics(seconds, datamodule.metrics["rollout/num_tokens"]),
+            **memory_metrics(),
+            "progress/iteration": float(pl_module.iteration) + 1,
+            "progress/phase": float(PHASES.index(pl_module.trained_phase)),
+            "progress/policy_steps": float(pl_module.policy_steps),
+        }
+        self.logger.log_metrics(metrics, step=trainer.global_step)
+        self.progress.metrics({**mean_of_steps(self._steps), **metrics})
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._stages.close()
+
+
+def time_metrics(seconds: dict[str, float], num_tokens: float) -> dict[str, float]:
+    """Seconds of every stage of the iteration, and its two throughputs."""
+    metrics = {f"time/{stage}_s": value for stage, value in seconds.items()}
+    metrics["time/iteration_s"] = sum(seconds.values())
+    for stage in ("rollout", "training"):
+        if seconds.get(stage):
+            metrics[f"throughput/{stage}_tokens_per_s"] = num_tokens / seconds[stage]
+    return metrics
+
+
+def memory_metrics() -> dict[str, float]:
+    """Resident memory of this process, and the peak that torch allocated on the GPU, in GiB."""
+    metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
+    if torch.cuda.is_available():
+        metrics["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / GIB
+    return metrics
+
+
+def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """The iteration's optimizer steps averaged, for the display."""
+    keys = {key for step in steps for key in step}
+    return {key: sum(s.get(key, 0.0) for s in steps) / len(steps) for key in keys}

@@ -1,0 +1,25 @@
+"""`vapo export`: one network of a checkpoint as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from vapo.checkpoints import network_state, read_checkpoint
+from vapo.config import FitConfig
+from vapo.config.loading import from_yaml
+from vapo.export import save_folder
+from vapo.models import load_causal_lm, load_tokenizer, load_value_model
+
+
+def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
+    """Write the folder; `from_pretrained` loads it."""
+    contents = read_checkpoint(checkpoint)
+    config = from_yaml(FitConfig, contents["config"], source=str(checkpoint))
+    state = network_state(contents, network)
+    load = load_causal_lm if network == "actor" else load_value_model
+    dtype = config.actor.dtype if network == "actor" else config.critic.dtype
+    model = load(config.actor.path, dtype=dtype, attn_implementation="auto")
+    model.load_state_dict(state)
+    save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), output_dir)
+    print(output_dir)

@@ -1,0 +1,185 @@
+"""`vapo fit`: value pretraining, then the policy phase, with evaluation and recording."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from transformers import PreTrainedTokenizerBase
+
+from vapo.callbacks.evaluation import Evaluation
+from vapo.callbacks.recording import Recording
+from vapo.callbacks.value_pretraining import ValuePretraining
+from vapo.callbacks.weight_sync import WeightSync
+from vapo.config import FitConfig
+from vapo.config.loading import config_hash, flatten, to_yaml
+from vapo.console import quiet_libraries
+from vapo.datamodule import RolloutDataModule
+from vapo.devices import set_threads
+from vapo.models import check_same_tokenizer, load_tokenizer
+from vapo.module import VapoModule, critic_path
+from vapo.progress import Progress
+from vapo.prompts import load_prompts
+from vapo.rewards import make_scorer
+from vapo.rollouts import Sampler
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.run_dirs import RunDir, find_checkpoint, open_run_dir
+from vapo.strategies import lightning_precision, make_strategy
+from vapo.summary import make_summary, render_summary, write_summary
+from vapo.tracking import RunLogger, make_run_logger
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run came to, for callers in Python."""
+
+    run_dir: Path
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
+    """Train; returns the folder of the run and the first and last evaluation."""
+    started = time.monotonic()
+    quiet_libraries()
+    set_threads(config.trainer)
+    tokenizer = load_tokenizer(config.actor.path)
+    check_tokenizers(config, tokenizer)
+    prompts = load_prompts(config.data, tokenizer)
+    checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
+    name = config.tracking.run_name or f"vapo-seed{config.seed}"
+    run_dir = open_run_dir(config, name, resume_from=checkpoint)
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+        make_run_logger(
+            config.tracking,
+            run_name=name,
+            run_id=run_dir.mlflow_run_id,
+            tags={"command": "fit", **component_tags(config)},
+            note=progress.note,
+        ) as logger,
+    ):
+        run_dir.record_mlflow_run(logger.run_id)
+        logger.log_config(to_yaml(config), flatten(config))
+        progress.note(prompts.report.describe())
+        module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
+        datamodule = RolloutDataModule(
+            config,
+            prompts=prompts,
+            scorer=scorer,
+            make_sampler=lambda module: make_sampler(config, module, tokenizer),
+            progress=progress,
+            pad_id=module.pad_id,
+        )
+        evaluation = Evaluation(logger, progress)
+        trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
+        trainer.fit(module, datamodule, ckpt_path=checkpoint)
+        datamodule.close()
+        undelivered = logger.close()
+        recorded = logger.describe()
+    summary = make_summary(
+        before=evaluation.first,
+        after=evaluation.latest,
+        k=config.evaluation.k,
+        num_iterations=int(module.iteration),
+        stage_seconds=progress.stage_seconds,
+        total_seconds=time.monotonic() - started,
+        mlflow_run_id=logger.run_id,
+        mlflow_experiment_id=logger.experiment_id,
+        tracking_uri=config.tracking.uri,
+        config_hash=config_hash(config),
+        undelivered_records=undelivered,
+    )
+    if trainer.is_global_zero:
+        write_summary(run_dir.path, summary)
+        text = render_summary(
+            summary, run_dir.path, recorded=recorded, checkpoint=run_dir.checkpoints / "best.ckpt"
+        )
+        print(text)
+    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+
+
+def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A critic that reads other token ids than the actor writes would be silently wrong."""
+    if config.algorithm.advantage_estimator == "gae":
+        path = critic_path(config)
+        if path != config.actor.path:
+            check_same_tokenizer(tokenizer, load_tokenizer(path))
+
+
+def component_tags(config: FitConfig) -> dict[str, str]:
+    """One tag for each component: on or off."""
+    flat = flatten(config.components)
+    return {
+        f"component/{key.removesuffix('.enabled')}": "on" if value else "off"
+        for key, value in flat.items()
+        if key.endswith(".enabled")
+    }
+
+
+def make_sampler(
+    config: FitConfig, module: VapoModule, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """The sampling engine of the config, over the module's own actor."""
+    return TransformersSampler(
+        module.actor.model,
+        tokenizer,
+        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+        device=module.device,
+    )
+
+
+def make_trainer(
+    config: FitConfig,
+    module: VapoModule,
+    evaluation: Evaluation,
+    logger: RunLogger,
+    progress: Progress,
+    run_dir: RunDir,
+) -> L.Trainer:
+    """Lightning's Trainer: one epoch is one iteration, checkpoints at the iteration's end."""
+    pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
+    callbacks: list[Callback] = [
+        ValuePretraining(
+            config.components.value_pretraining,
+            num_iterations=pretraining,
+            critic_dir=run_dir.path / "pretrained_critic",
+            progress=progress,
+        ),
+        WeightSync(),
+        evaluation,
+        Recording(logger, progress),
+        ModelCheckpoint(
+            dirpath=run_dir.checkpoints,
+            filename="best",
+            monitor="eval/avg_at_k",
+            mode="max",
+            save_top_k=1,
+            save_last=True,
+            every_n_epochs=config.trainer.checkpoint_every_n_iterations,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        ),
+    ]
+    return L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=config.trainer.devices,
+        num_nodes=config.trainer.num_nodes,
+        strategy=make_strategy(config.trainer),
+        precision=lightning_precision(config.trainer),
+        max_epochs=pretraining + config.training.num_iterations,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )

@@ -1,0 +1,202 @@
+"""`vapo reward-model`: regress the verifier's reward at the last token of whole responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.config import RewardModelConfig
+from vapo.config.loading import flatten, to_yaml
+from vapo.console import quiet_libraries
+from vapo.devices import set_threads
+from vapo.export import save_folder
+from vapo.functional.metrics import explained_variance
+from vapo.minibatches import TokenInputs, token_inputs
+from vapo.models import load_causal_lm, load_tokenizer, load_value_model
+from vapo.progress import Progress
+from vapo.prompts import group_sampling, load_prompts
+from vapo.rewards import make_scorer
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts import Sampler, sampling_settings
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.seeding import derive_seed
+from vapo.supervised import Batches, SupervisedModule, train_supervised
+from vapo.tracking import make_run_logger
+from vapo.types import Prompt, Rollout, Verdict
+from vapo.values import Critic
+
+NUM_HELDOUT_BATCHES = 4
+
+Scored = tuple[Rollout, Verdict]
+
+
+@dataclass(frozen=True)
+class ScoredInputs:
+    """Inputs that read one state a row, the one after the last token, and the row's reward."""
+
+    inputs: TokenInputs
+    rewards: Float[Tensor, " b"]
+
+    def to(self, device: torch.device) -> ScoredInputs:
+        return ScoredInputs(self.inputs.to(device), self.rewards.to(device))
+
+
+def run(config: RewardModelConfig) -> None:
+    """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
+    quiet_libraries()
+    set_threads(config.trainer)
+    tokenizer = load_tokenizer(config.policy_path)
+    pad_id = int(tokenizer.pad_token_id)
+    prompts = load_prompts(config.data, tokenizer)
+    policy = load_causal_lm(config.policy_path, dtype="float32", attn_implementation="auto")
+    critic = Critic(
+        load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
+    )
+    sampler = TransformersSampler(
+        policy,
+        tokenizer,
+        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+        device=policy.device,
+    )
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+        make_run_logger(
+            config.tracking,
+            run_name=config.tracking.run_name or f"reward-model-seed{config.seed}",
+            tags={"command": "reward-model"},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), flatten(config))
+        progress.note(prompts.report.describe())
+
+        def scored(source: list[Prompt], num_batches: int, purpose: str) -> list[Scored]:
+            chosen = group_sampling(
+                source,
+                num_prompts=-(-num_batches * config.batch_size // config.group_size),
+                seed=config.seed,
+                iteration=0,
+            )
+            return sample_and_score(config, chosen, sampler, scorer, purpose, progress)
+
+        train = scored(prompts.train, config.num_steps, "train")
+        heldout = scored(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout")
+        train_supervised(
+            SupervisedModule(
+                critic,
+                lambda batch: last_token_loss(critic, batch),
+                config.optimizer,
+                num_steps=config.num_steps,
+            ),
+            Batches(
+                train,
+                lambda examples: collate_scored(examples, pad_id),
+                batch_size=config.batch_size,
+                num_steps=config.num_steps,
+                seed=config.seed,
+            ),
+            logger=logger,
+            progress=progress,
+            accelerator=config.trainer.accelerator,
+            precision=config.trainer.precision,
+        )
+        report = value_report(critic, heldout, pad_id)
+        logger.log_metrics(report, step=config.num_steps)
+        save_folder(critic.model, dict(critic.model.state_dict()), tokenizer, config.export_dir)
+        recorded = logger.describe()
+    for key, value in report.items():
+        print(f"{key}: {value:.3f}")
+    print(f"{recorded}\n{Path(config.export_dir)}")
+
+
+def sample_and_score(
+    config: RewardModelConfig,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    scorer: Scorer,
+    purpose: str,
+    progress: Progress,
+) -> list[Scored]:
+    """Responses of the policy with their verdicts."""
+    total = len(prompts) * config.group_size
+    with progress.stage("rollout", total=total, unit="responses") as advance:
+        rollouts = sampler.sample(
+            prompts,
+            group_size=config.group_size,
+            settings=sampling_settings(config.rollouts),
+            seed=derive_seed(config.seed, "reward model", purpose),
+            advance=advance,
+        )
+    with progress.stage("scoring", total=total, unit="responses") as advance:
+        verdicts = scorer.score(rollouts, advance=advance)
+    return list(zip(rollouts, verdicts, strict=True))
+
+
+def collate_scored(examples: Sequence[Scored], pad_id: int) -> ScoredInputs:
+    """The state after each response's last token, which is where a reward model scores."""
+    inputs = token_inputs(
+        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in examples],
+        pad_id=pad_id,
+    )
+    rows = torch.arange(len(examples))
+    last = TokenInputs(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        response_mask=torch.ones((len(examples), 1), dtype=torch.bool),
+        state_rows=rows,
+        state_columns=inputs.attention_mask.sum(dim=1) - 1,
+        targets=torch.zeros(len(examples), dtype=torch.long),
+    )
+    rewards = torch.tensor([verdict.reward for _, verdict in examples], dtype=torch.float32)
+    return ScoredInputs(last, rewards)
+
+
+def last_token_loss(critic: Critic, batch: ScoredInputs) -> tuple[Tensor, dict[str, float]]:
+    """1/2 (score - reward)^2, mean over responses."""
+    errors = critic(batch.inputs) - batch.rewards
+    loss = 0.5 * errors.square().mean()
+    return loss, {"reward_model/loss": float(loss.detach())}
+
+
+@torch.no_grad()
+def value_report(critic: Critic, scored: Sequence[Scored], pad_id: int) -> dict[str, float]:
+    """How the reward model does at its task, and how biased it is as a critic.
+
+    It has only learnt to score whole responses: as a critic of unfinished ones it is biased
+    (VC-PPO 3.1), which is what value pretraining mends.
+    """
+    device = next(critic.parameters()).device
+    end = collate_scored(scored, pad_id)
+    scores = critic(end.inputs.to(device)).cpu()
+    every = token_inputs(
+        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in scored],
+        pad_id=pad_id,
+    )
+    values = every.scatter(critic(every.to(device)).cpu())
+    mask = every.response_mask
+    returns = end.rewards[:, None].expand_as(values)
+    last = mask.sum(dim=1) - 1
+    middle = (end.rewards.max() + end.rewards.min()) / 2
+    agrees = (scores > middle) == (end.rewards > middle)
+    one = torch.ones((len(scored), 1), dtype=torch.bool)
+    return {
+        "reward_model/accuracy": float(agrees.float().mean()),
+        "reward_model/explained_variance": float(
+            explained_variance(scores[:, None], end.rewards[:, None], one)
+        ),
+        "reward_model/as_critic_explained_variance": float(
+            explained_variance(values, returns, mask)
+        ),
+        "reward_model/as_critic_value_first_token_mean": float(values[:, 0].mean()),
+        "reward_model/as_critic_value_last_token_mean": float(
+            values[torch.arange(len(scored)), last].mean()
+        ),
+    }

@@ -1,0 +1,131 @@
+"""`vapo sft`: a cold-start policy from demonstrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.config import SftConfig
+from vapo.config.loading import flatten, to_yaml
+from vapo.console import quiet_libraries
+from vapo.devices import set_threads
+from vapo.errors import UserError
+from vapo.evaluation import evaluate
+from vapo.export import save_folder
+from vapo.minibatches import TokenInputs, token_inputs
+from vapo.models import load_causal_lm, load_tokenizer
+from vapo.new_model import make_model, make_tokenizer
+from vapo.policies import Actor
+from vapo.progress import Progress
+from vapo.prompts import load_prompts
+from vapo.rewards import make_scorer
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.seeding import derive_seed
+from vapo.supervised import Batches, SupervisedModule, train_supervised
+from vapo.tracking import make_run_logger
+from vapo.types import Prompt
+
+
+def run(config: SftConfig) -> None:
+    """Train on demonstrations, evaluate on held-out prompts, write a Hugging Face folder."""
+    quiet_libraries()
+    set_threads(config.trainer)
+    torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
+    model, tokenizer = make_or_load(config)
+    prompts = load_prompts(config.data, tokenizer)
+    missing = next((p for p in prompts.train if p.demonstration is None), None)
+    if missing is not None:
+        raise UserError(
+            f"data.train: prompt {missing.prompt_id} has no demonstration; set "
+            "data.train.demonstration_column to the column of worked responses"
+        )
+    actor = Actor(model)
+    pad_id = int(tokenizer.pad_token_id)
+    batches = Batches(
+        prompts.train,
+        lambda examples: collate_demonstrations(examples, tokenizer, pad_id),
+        batch_size=config.batch_size,
+        num_steps=config.num_steps,
+        seed=config.seed,
+    )
+    module = SupervisedModule(
+        actor,
+        lambda inputs: demonstration_loss(actor, inputs),
+        config.optimizer,
+        num_steps=config.num_steps,
+        decay_fraction=config.decay_fraction,
+    )
+    export_dir = Path(config.export_dir)
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+        make_run_logger(
+            config.tracking,
+            run_name=config.tracking.run_name or f"sft-seed{config.seed}",
+            tags={"command": "sft"},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), flatten(config))
+        progress.note(prompts.report.describe())
+        train_supervised(
+            module,
+            batches,
+            logger=logger,
+            progress=progress,
+            accelerator=config.trainer.accelerator,
+            precision=config.trainer.precision,
+        )
+        sampler = TransformersSampler(
+            model,
+            tokenizer,
+            max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+            device=model.device,
+        )
+        result = evaluate(
+            prompts.heldout,
+            sampler=sampler,
+            scorer=scorer,
+            config=config.evaluation,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            progress=progress,
+        )
+        logger.log_metrics(result.metrics, step=config.num_steps)
+        logger.log_table(result.rows, "samples/final.json")
+        save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
+        recorded = logger.describe()
+    score = result.metrics["eval/avg_at_k"]
+    print(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
+
+
+def make_or_load(config: SftConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if config.model_path is None:
+        tokenizer = make_tokenizer(config.new_model.alphabet)
+        return make_model(config.new_model, tokenizer), tokenizer
+    model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
+    return model, load_tokenizer(config.model_path)
+
+
+def collate_demonstrations(
+    examples: list[Prompt], tokenizer: PreTrainedTokenizerBase, pad_id: int
+) -> TokenInputs:
+    """Prompt and demonstration with its end token."""
+    pairs = []
+    for prompt in examples:
+        ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+        pairs.append((prompt.prompt_ids, [*ids, int(tokenizer.eos_token_id)]))
+    return token_inputs(pairs, pad_id=pad_id)
+
+
+def demonstration_loss(actor: Actor, inputs: TokenInputs) -> tuple[Tensor, dict[str, float]]:
+    """Mean negative log-likelihood of the demonstrations' tokens, in nats."""
+    logprobs, _ = actor(inputs, temperature=1.0)
+    loss = -logprobs.mean()
+    metrics: dict[str, Any] = {"sft/loss": float(loss.detach())}
+    return loss, metrics

@@ -1,0 +1,64 @@
+"""`vapo ui`: the MLflow UI on the store that `tracking.uri` names."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from vapo.errors import UserError
+from vapo.stores import Store, locate_store
+
+
+def run(tracking_uri: str, host: str, port: int) -> None:
+    """Become the MLflow server of this store, until Ctrl-C."""
+    store = locate_store(tracking_uri)
+    _check_store(store)
+    _check_port(host, port)
+    # One worker serves one reader; more would only take the training's cores.
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
+    print(f"  {page_url(host, port)}", flush=True)
+    command = server_command(store, host, port)
+    os.execv(command[0], command)
+
+
+def page_url(host: str, port: int) -> str:
+    """The experiments page in MLflow's view for training; its first view is one for agents."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/#/experiments?workflowType=machine_learning"
+
+
+def server_command(store: Store, host: str, port: int) -> list[str]:
+    """MLflow's server in this Python's environment."""
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store.uri]
+    if store.artifact_location:
+        command += ["--default-artifact-root", store.artifact_location]
+    return [*command, "--host", host, "--port", str(port), "--workers", "1"]
+
+
+def _check_store(store: Store) -> None:
+    if store.is_http or store.uri.startswith("databricks"):
+        raise UserError(
+            f"tracking.uri: {store.shown_uri} is a server with a UI of its own: open it in a "
+            "browser; `vapo ui` is for a local folder or a database"
+        )
+    if store.database and not store.database.is_file():
+        raise UserError(
+            f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
+            f"{store.database.name}); run `vapo fit` first, or name another folder"
+        )
+
+
+def _check_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UserError(
+                f"cannot listen on {host}:{port}: {reason}; choose another port, as --port "
+                f"{port + 1 if port < 65535 else 5000}"
+            ) from error

@@ -1,0 +1,56 @@
+"""`vapo validate`: the held-out score of a policy, from its folder or from a checkpoint."""
+
+from __future__ import annotations
+
+from vapo.checkpoints import network_state, read_checkpoint
+from vapo.config import FitConfig
+from vapo.console import quiet_libraries
+from vapo.devices import pick_device, set_threads
+from vapo.evaluation import evaluate
+from vapo.models import load_causal_lm, load_tokenizer
+from vapo.progress import Progress
+from vapo.prompts import load_prompts
+from vapo.rewards import make_scorer
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.run_dirs import find_checkpoint
+
+
+def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
+    """Evaluate and print every metric, one a line."""
+    quiet_libraries()
+    set_threads(config.trainer)
+    tokenizer = load_tokenizer(config.actor.path)
+    prompts = load_prompts(config.data, tokenizer)
+    model = load_causal_lm(
+        config.actor.path,
+        dtype=config.actor.dtype,
+        attn_implementation=config.actor.attn_implementation,
+    )
+    if ckpt_path is not None:
+        checkpoint = find_checkpoint(config.output_dir, ckpt_path)
+        model.load_state_dict(network_state(read_checkpoint(checkpoint), "actor"))
+    device = pick_device(config.trainer)
+    model.to(device)  # type: ignore[arg-type]
+    sampler = TransformersSampler(
+        model,
+        tokenizer,
+        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+        device=device,
+    )
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+    ):
+        result = evaluate(
+            prompts.heldout,
+            sampler=sampler,
+            scorer=scorer,
+            config=config.evaluation,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            progress=progress,
+        )
+    for key, value in result.metrics.items():
+        print(f"{key}: {value:.4f}")
+    return result.metrics

@@ -1,0 +1,209 @@
+"""One layer of the config: a YAML file or an override, with the line of each of its keys."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vapo.config.options import Entry, Option, Section, nearest_key
+from vapo.errors import UserError
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    tree: dict[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, key: str) -> str:
+        """Where the key, or the nearest block around it, is written: `file:line`."""
+        while key not in self.lines and "." in key:
+            key = key.rpartition(".")[0]
+        return f"{self.name}:{self.lines[key]}" if key in self.lines else self.name
+
+    def value(self, key: str) -> Any:
+        value: Any = self.tree
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def leaves(self) -> Iterator[str]:
+        """Dotted keys of the values; an empty block counts as one."""
+        yield from _leaves(self.tree, "")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def read_file(path: Path) -> Layer:
+    """Raises: UserError when the file is not there or is not a YAML mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"--config {path}: this is a folder, give a YAML file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config {path}: not text in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
+    return read_text(text, str(path))
+
+
+def read_text(text: str, name: str) -> Layer:
+    """A layer from YAML text; `name` stands for the file in errors."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = name if mark is None else f"{name}:{mark.line + 1}"
+        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if node is None:
+        return Layer(name, {})
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(
+            f"{name}:{node.start_mark.line + 1}: a config is a mapping of keys to values"
+        )
+    lines: dict[str, int] = {}
+    try:
+        _number(node, "", name, lines)
+        tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{name}: cannot be read as a config: {reason}") from None
+    assert isinstance(tree, dict)
+    return Layer(name, {str(key): value for key, value in tree.items()}, lines)
+
+
+def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> None:
+    """Record each key's line; a key written twice is an error, not a silent choice."""
+    if is_interpolation(node.value):
+        try:
+            OmegaConf.create({"value": node.value})
+        except OmegaConfBaseException as error:
+            place, reason = f"{name}:{node.start_mark.line + 1}", str(error).splitlines()[0]
+            raise UserError(f"{place}: {prefix.rstrip('.')}: {reason}") from None
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _number(item, f"{prefix}{index}.", name, lines)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value_node in node.value:
+        key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
+        if lines.get(key, line) != line:
+            raise UserError(f"{name}:{line}: duplicate key '{key}', first on line {lines[key]}")
+        lines[key] = line
+        _number(value_node, f"{key}.", name, lines)
+
+
+def read_override(text: str, entries: Mapping[str, Entry]) -> Layer:
+    """A layer from `dotted.key=value`; a value for a text key is taken as it stands."""
+    key, equals, value_text = text.partition("=")
+    key = key.strip()
+    if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key):
+        raise UserError(f"{COMMAND_LINE}: '{text}' is not of the form dotted.key=value")
+    value = _parse_value(key, value_text.strip(), entries.get(key))
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return Layer(COMMAND_LINE, value)
+
+
+def _parse_value(key: str, text: str, entry: Entry | None) -> Any:
+    if isinstance(entry, Option) and entry.type is str:
+        if entry.nullable and text in ("", "null", "~"):
+            return None
+        if text[:1] not in ("'", '"'):
+            return text
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{COMMAND_LINE}: {key}: '{text}' is not valid YAML: {reason}") from None
+
+
+def check_keys(layer: Layer, entries: Mapping[str, Entry]) -> None:
+    """Every key is known, blocks are blocks and values are values.
+
+    Raises: UserError that names the key, its place, and the nearest known key.
+    """
+    _check_block(layer, layer.tree, "", entries)
+
+
+def _check_block(
+    layer: Layer, tree: Mapping[Any, Any], prefix: str, entries: Mapping[str, Entry]
+) -> None:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        place, entry = layer.place(key), entries.get(key)
+        if entry is None or (isinstance(name, str) and "." in name):
+            raise UserError(f"{place}: unknown key '{key}'{_hint(key, str(name), entries)}")
+        if isinstance(entry, Section):
+            if isinstance(value, Mapping):
+                _check_block(layer, value, f"{key}.", entries)
+            elif not (value is None and entry.nullable) and not is_interpolation(value):
+                raise UserError(
+                    f"{place}: {key} is a block of keys, got {show(value)}; "
+                    "give keys below it, or leave it out"
+                )
+        elif (reason := _type_reason(entry, value)) is not None:
+            raise UserError(f"{place}: {key}: {reason}")
+
+
+def _hint(key: str, name: str, entries: Mapping[str, Entry]) -> str:
+    if "." in name and key in entries:
+        return "; in a file, write dotted keys as nested blocks"
+    close = nearest_key(key, entries)
+    return f"; did you mean '{close}'?" if close else "; `vapo fit --help` lists every key"
+
+
+def _type_reason(option: Option, value: Any) -> str | None:
+    """What OmegaConf would convert silently: blocks, and numbers or text for true / false."""
+    mapping = isinstance(value, Mapping)
+    wrong = mapping != option.is_mapping and not (value is None or is_interpolation(value))
+    if option.type is bool:
+        words = ("true", "false")
+        wrong = wrong or not (
+            isinstance(value, bool)
+            or value is None
+            or is_interpolation(value)
+            or (isinstance(value, str) and value.lower() in words)
+        )
+    if option.type is str:
+        wrong = wrong or isinstance(value, (bool, list))
+    if option.type == dict[str, str] and mapping:
+        wrong = any(item is None or isinstance(item, (Mapping, list)) for item in value.values())
+    return type_error(option, value) if wrong else None
+
+
+def type_error(option: Option, value: Any) -> str:
+    return f"expects {option.label}, got {show(value)}"
+
+
+def is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def show(value: Any) -> str:
+    """A value as the user wrote it, more or less."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "a block of keys" if isinstance(value, Mapping) else repr(value)

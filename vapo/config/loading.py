@@ -1,0 +1,232 @@
+"""YAML files and overrides to a typed, checked config; and a config back to YAML, keys, a hash.
+
+Layers are merged in order, the last wins; interpolations are resolved after the last one, so
+overrides reach them. Whatever is wrong is one `UserError` that names the dotted key and where
+it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+)
+
+from vapo.config.layers import (
+    Layer,
+    check_keys,
+    is_interpolation,
+    read_file,
+    read_override,
+    read_text,
+    type_error,
+)
+from vapo.config.options import Entry, Option, describe, nearest_key
+from vapo.config.validation import first_problem
+from vapo.errors import UserError
+
+T = TypeVar("T")
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Composed(Generic[T]):
+    """A checked config, and the tree that it was made from, interpolations kept."""
+
+    config: T
+    tree: DictConfig
+
+
+def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
+    """Merge the files, then the overrides (`dotted.key=value`); the last wins.
+
+    Raises: UserError: anything wrong with them, in one message.
+    """
+    return compose(schema, files, overrides).config
+
+
+def compose(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[T]:
+    """As `load_config`, with the tree before interpolation (for `--print_config`)."""
+    entries = describe(schema)
+    layers = [read_file(Path(file)) for file in files]
+    layers += [read_override(override, entries) for override in overrides]
+    return _compose(schema, layers, entries)
+
+
+def from_yaml(schema: type[T], text: str, *, source: str) -> T:
+    """A config from YAML text, as `to_yaml` writes it; `source` names it in errors."""
+    return _compose(schema, [read_text(text, source)], describe(schema)).config
+
+
+def _compose(schema: type[T], layers: Sequence[Layer], entries: Mapping[str, Entry]) -> Composed[T]:
+    tree, origins = OmegaConf.structured(schema), Origins()
+    for layer in layers:
+        check_keys(layer, entries)
+        tree = _merge(tree, layer, entries)
+        origins.add(layer)
+    config = _to_object(tree, entries, origins)
+    _check_values(config, entries, tree, origins)
+    problem = first_problem(config)
+    if problem is not None:
+        place = origins.latest(problem.keys)
+        raise UserError(f"{place}: {problem.message}" if place else problem.message)
+    return Composed(config, tree)
+
+
+@dataclass
+class Origins:
+    """For each key, the last layer that set it."""
+
+    layers: dict[str, tuple[int, Layer]] = field(default_factory=dict)
+
+    def add(self, layer: Layer) -> None:
+        order = len(self.layers) and 1 + max(order for order, _ in self.layers.values())
+        for key in layer.leaves():
+            for below in [k for k in self.layers if k.startswith(f"{key}.")]:
+                del self.layers[below]
+            self.layers[key] = (order, layer)
+
+    def place(self, key: str) -> str | None:
+        """`file:line`, or None for a default."""
+        return self.latest([key])
+
+    def latest(self, keys: Iterable[str]) -> str | None:
+        """The place of whichever of the keys was set last."""
+        found = [(*self._find(key), key) for key in keys if self._find(key) is not None]  # type: ignore[misc]
+        if not found:
+            return None
+        _, layer, key = max(found, key=lambda item: item[0])
+        return layer.place(key)
+
+    def _find(self, key: str) -> tuple[int, Layer] | None:
+        while key:
+            if key in self.layers:
+                return self.layers[key]
+            key = key.rpartition(".")[0]
+        return None
+
+
+def _merge(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> Any:
+    try:
+        return OmegaConf.merge(tree, layer.tree)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        entry, reason = entries.get(key), _first_line(error)
+        if isinstance(entry, Option) and not isinstance(error, ConfigKeyError):
+            value = layer.value(key)
+            reason = reason if is_interpolation(value) else type_error(entry, value)
+        prefix = f"{layer.place(key)}: {key}" if key else layer.name
+        raise UserError(f"{prefix}: {reason}") from None
+
+
+def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins) -> Any:
+    try:
+        for key in sorted(OmegaConf.missing_keys(tree), key=list(entries).index):
+            option = entries[key]
+            place = origins.place(key)
+            raise UserError(
+                f"{place + ': ' if place else ''}{key} must be set: {option.doc}; "
+                f"set it in a config file, or as {key}=VALUE"
+            )
+        return OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        place = origins.place(key)
+        reason = _interpolation_reason(error, entries)
+        where = ": ".join(part for part in (place, key) if part)
+        raise UserError(f"{where}: {reason}" if where else reason) from None
+
+
+def _interpolation_reason(error: OmegaConfBaseException, entries: Mapping[str, Entry]) -> str:
+    reason = _first_line(error)
+    target = re.search(r"Interpolation key '(.*)' not found", reason)
+    if isinstance(error, InterpolationKeyError) and target:
+        close = nearest_key(target[1], entries)
+        hint = f"did you mean '${{{close}}}'?" if close else "no key has this name"
+        return f"interpolation '${{{target[1]}}}' points to nothing; {hint}"
+    if isinstance(error, InterpolationToMissingValueError):
+        return f"{reason} (the key it points to is not set)"
+    return reason
+
+
+def _check_values(
+    config: Any, entries: Mapping[str, Entry], tree: DictConfig, origins: Origins
+) -> None:
+    through: list[str] = []
+    for key, value in flatten(config).items():
+        entry = entries.get(key)
+        option = entry if isinstance(entry, Option) else Option(key, float, True, None, "", {})
+        if (reason := option.misfit(value)) is None:
+            continue
+        place, raw = origins.place(key), _raw(tree, key)
+        message = f"{place + ': ' if place else ''}{key} {reason}"
+        if not is_interpolation(raw):
+            raise UserError(message)
+        through.append(f"{message} (from {raw})")
+    if through:  # only where the key that the value comes from allows it
+        raise UserError(through[0])
+
+
+def _raw(tree: Any, key: str) -> Any:
+    """What is written at a key, or at the block around it that is an interpolation."""
+    value = OmegaConf.to_container(tree, resolve=False)
+    for name in key.split("."):
+        if not isinstance(value, Mapping):
+            break
+        value = value.get(name)
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def to_yaml(config: Any) -> str:
+    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written."""
+    if isinstance(config, DictConfig):
+        return OmegaConf.to_yaml(config)
+    return OmegaConf.to_yaml(OmegaConf.create(_escape(dataclasses.asdict(config))))
+
+
+def _escape(value: Any) -> Any:
+    """A resolved text may hold a literal `${`, which would be read as an interpolation."""
+    if isinstance(value, Mapping):
+        return {key: _escape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escape(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return value
+
+
+def flatten(config: Any) -> dict[str, Scalar]:
+    """Dotted key -> scalar, of a config or a block of one; lists become JSON text."""
+    return dict(_flatten(dataclasses.asdict(config), ""))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, (Mapping, list, tuple)):
+            yield f"{prefix}{name}", json.dumps(value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def config_hash(config: Any) -> str:
+    """12 hex digits that are equal exactly when the resolved values are."""
+    canonical = json.dumps(dataclasses.asdict(config), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

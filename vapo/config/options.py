@@ -1,0 +1,142 @@
+"""Every key of a schema as a flat table: what the checks, the help text and the tests read."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+_SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_LABELS = {
+    bool: "true|false",
+    int: "int",
+    float: "float",
+    str: "text",
+    dict[str, str]: "mapping of text",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key that holds a value."""
+
+    key: str
+    type: Any
+    nullable: bool
+    default: Any
+    doc: str
+    bounds: Mapping[str, float]
+
+    @property
+    def required(self) -> bool:
+        return isinstance(self.default, str) and self.default == MISSING
+
+    @property
+    def is_mapping(self) -> bool:
+        return get_origin(self.type) is dict
+
+    @property
+    def label(self) -> str:
+        """The type, as help and errors show it."""
+        if get_origin(self.type) is Literal:
+            label = "|".join(str(value) for value in get_args(self.type))
+        else:
+            label = _LABELS.get(self.type, "mapping")
+        return f"{label}|null" if self.nullable else label
+
+    @property
+    def range(self) -> str:
+        """The bounds, as `> 0, <= 1`; empty where there are none."""
+        return ", ".join(f"{_SYMBOLS[name]} {bound:g}" for name, bound in self.bounds.items())
+
+    def misfit(self, value: Any) -> str | None:
+        """Why a value of the right type is not allowed, or None."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        if not math.isfinite(value):
+            return f"must be a finite number, got {value}"
+        inside = {
+            "ge": lambda bound: value >= bound,
+            "gt": lambda bound: value > bound,
+            "le": lambda bound: value <= bound,
+            "lt": lambda bound: value < bound,
+        }
+        if all(inside[name](bound) for name, bound in self.bounds.items()):
+            return None
+        return f"must be {self.range}, got {value}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A key that holds other keys."""
+
+    key: str
+    nullable: bool
+    doc: str
+
+
+Entry = Option | Section
+
+
+def describe(schema: type) -> dict[str, Entry]:
+    """Dotted key -> entry, in the schema's order, sections before their keys."""
+    return {entry.key: entry for entry in _entries(schema(), "")}
+
+
+def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
+    hints = get_type_hints(type(defaults))
+    for field in dataclasses.fields(defaults):
+        key, default = prefix + field.name, getattr(defaults, field.name)
+        doc = field.metadata.get("doc", "")
+        kind, nullable = _split_null(hints[field.name])
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield Section(key, nullable, doc or (kind.__doc__ or "").splitlines()[0])
+            yield from _entries(kind() if default is None else default, f"{key}.")
+        else:
+            yield Option(key, kind, nullable, default, doc, field.metadata.get("bounds", {}))
+
+
+def _split_null(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    assert len(kinds) == 1, f"a key has one type, or one type and null: {hint}"
+    return kinds[0], True
+
+
+def is_key(key: str, known: Mapping[str, Entry]) -> bool:
+    """A key of the schema, or a free one inside a mapping option."""
+    if key in known:
+        return True
+    around = known.get(key.rpartition(".")[0])
+    if "." not in key or isinstance(around, Section):
+        return False
+    if isinstance(around, Option):
+        return around.is_mapping
+    return is_key(key.rpartition(".")[0], known)
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """The known dotted key that a mistyped one most likely means."""
+    names = list(known)
+    parent, _, leaf = key.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in names if k.rpartition(".")[0] == parent}
+    if close := difflib.get_close_matches(leaf, siblings, n=1):
+        return siblings[close[0]]
+    same_end = [k for k in names if k == key or k.endswith(f".{key}")]
+    same_leaf = [k for k in names if k.rpartition(".")[2] == leaf]
+    for candidates in (same_end, same_leaf):
+        if candidates:
+            return difflib.get_close_matches(key, candidates, n=1, cutoff=0.0)[0]
+    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.7):
+        return close[0]
+    leaves = {k.rpartition(".")[2]: k for k in names}
+    close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
+    return leaves[close[0]] if close else None

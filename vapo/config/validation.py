@@ -1,0 +1,282 @@
+"""Rules between keys: what no single key's type or range can say.
+
+Each rule reads a whole config and returns a `Problem` or None; `RULES` lists them by schema,
+in the order in which a reader would want to hear of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vapo.config.components import resolve
+from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The keys that do not fit together, and the message with the mend."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+Rule = Callable[[Any], Problem | None]
+_CRITIC_FREE = ("group_relative", "leave_one_out")
+
+
+def first_problem(config: Any) -> Problem | None:
+    """The first rule of the config's schema that it breaks."""
+    for rule in RULES.get(type(config), ()):
+        if (problem := rule(config)) is not None:
+            return problem
+    return None
+
+
+def group_estimator_has_groups(config: FitConfig) -> Problem | None:
+    estimator, group_size = config.algorithm.advantage_estimator, resolve(config).group_size
+    if estimator not in _CRITIC_FREE or group_size > 1:
+        return None
+    return Problem(
+        (
+            "algorithm.advantage_estimator",
+            "components.group_sampling.group_size",
+            "components.group_sampling.enabled",
+        ),
+        f"algorithm.advantage_estimator {estimator} compares the responses of a group, and "
+        "there is one response per prompt: set components.group_sampling.group_size to 2 or "
+        "more and components.group_sampling.enabled to true",
+    )
+
+
+def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
+    estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
+    if estimator not in _CRITIC_FREE:
+        return None
+    on = {
+        "components.value_pretraining.enabled": numbers.value_pretraining_iterations > 0,
+        "components.decoupled_gae.enabled": numbers.lambda_critic is not None,
+        "components.length_adaptive_gae.enabled": numbers.alpha is not None,
+    }
+    keys = [key for key, is_on in on.items() if is_on]
+    if keys:
+        switches = ", ".join(f"{key}=false" for key in keys)
+        return Problem(
+            ("algorithm.advantage_estimator", *keys),
+            f"algorithm.advantage_estimator {estimator} has no critic, which these components "
+            f"work on: set {switches}",
+        )
+    if config.algorithm.value_clip is not None:
+        return Problem(
+            ("algorithm.advantage_estimator", "algorithm.value_clip"),
+            f"algorithm.value_clip has no effect: algorithm.advantage_estimator {estimator} has "
+            "no critic; set algorithm.value_clip=null",
+        )
+    return None
+
+
+def critic_has_a_start(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if config.algorithm.advantage_estimator in _CRITIC_FREE or critic.init != "reward_model":
+        return None
+    if critic.reward_model_path:
+        return None
+    return Problem(
+        ("critic.init", "critic.reward_model_path"),
+        "critic.init reward_model needs critic.reward_model_path, the reward model's folder; or "
+        "set critic.init=policy, or to the folder of a saved critic",
+    )
+
+
+def pretraining_range(config: FitConfig) -> Problem | None:
+    pretraining = config.components.value_pretraining
+    most = resolve(config).value_pretraining_iterations
+    if most == 0 or pretraining.min_iterations <= most:
+        return None
+    prefix = "components.value_pretraining"
+    return Problem(
+        (f"{prefix}.min_iterations", f"{prefix}.num_iterations"),
+        f"{prefix}.min_iterations {pretraining.min_iterations} is above "
+        f"{prefix}.num_iterations {most}",
+    )
+
+
+def minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
+    numbers, size = resolve(config), config.training.minibatch_size
+    total = numbers.num_prompts * numbers.group_size
+    if total % size == 0:
+        return None
+    below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
+    return Problem(
+        (
+            "training.minibatch_size",
+            "components.group_sampling.num_prompts",
+            "components.group_sampling.group_size",
+        ),
+        f"training.minibatch_size {size} does not divide the {total} responses of an iteration "
+        f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that does "
+        f"is {below}",
+    )
+
+
+def ranks_share_evenly(config: FitConfig) -> Problem | None:
+    trainer = config.trainer
+    ranks = trainer.devices * trainer.num_nodes
+    shares = {
+        "components.group_sampling.num_prompts": resolve(config).num_prompts,
+        "training.minibatch_size": config.training.minibatch_size,
+    }
+    for key, number in shares.items():
+        if number % ranks:
+            return Problem(
+                (key, "trainer.devices", "trainer.num_nodes"),
+                f"{key} {number} cannot be shared evenly by trainer.devices x "
+                f"trainer.num_nodes = {ranks} processes: make it a multiple of {ranks}",
+            )
+    return None
+
+
+def several_ranks_are_sharded(config: FitConfig) -> Problem | None:
+    trainer = config.trainer
+    ranks = trainer.devices * trainer.num_nodes
+    if ranks == 1 or trainer.strategy == "fsdp":
+        return None
+    return Problem(
+        ("trainer.strategy", "trainer.devices", "trainer.num_nodes"),
+        f"trainer.devices x trainer.num_nodes = {ranks} processes need trainer.strategy=fsdp",
+    )
+
+
+def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
+    trainer = config.trainer
+    if trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto":
+        return None
+    return Problem(
+        ("trainer.devices", "trainer.num_nodes", "trainer.strategy"),
+        "this command trains in one process: set trainer.devices=1, trainer.num_nodes=1 and "
+        "trainer.strategy=auto",
+    )
+
+
+def prompt_template_has_a_place(config: Any) -> Problem | None:
+    template = config.data.prompt_template
+    if "{prompt}" in template:
+        return None
+    return Problem(
+        ("data.prompt_template",),
+        f"data.prompt_template {template!r} must contain {{prompt}}, where the problem goes",
+    )
+
+
+def system_prompt_is_used(config: Any) -> Problem | None:
+    if config.data.system_prompt is None or config.data.chat_template:
+        return None
+    return Problem(
+        ("data.system_prompt", "data.chat_template"),
+        "data.system_prompt has no effect without data.chat_template=true",
+    )
+
+
+def sources_are_named(config: Any) -> Problem | None:
+    for name in ("train", "heldout"):
+        source = getattr(config.data, name)
+        if source is None:
+            continue
+        generated = source.kind in ("procedural", "reasoning_gym")
+        needed = ("task", "num_examples") if generated else ("path",)
+        for field in needed:
+            if not getattr(source, field):
+                key = f"data.{name}.{field}"
+                return Problem(
+                    (f"data.{name}.kind", key),
+                    f"data.{name}.kind {source.kind} needs {key}",
+                )
+    return None
+
+
+def verifier_has_what_it_needs(config: Any) -> Problem | None:
+    rewards = config.rewards
+    needed = {
+        "regex": "pattern",
+        "python": "function",
+        "reward_model": "reward_model_path",
+    }.get(rewards.verifier)
+    if needed is None or getattr(rewards, needed):
+        return None
+    key = f"rewards.{needed}"
+    return Problem(
+        ("rewards.verifier", key),
+        f"rewards.verifier {rewards.verifier} needs {key}",
+    )
+
+
+def regex_has_a_group(config: Any) -> Problem | None:
+    rewards, key = config.rewards, "rewards.pattern"
+    if rewards.verifier != "regex":
+        return None
+    try:
+        num_groups = re.compile(rewards.pattern).groups
+    except re.error as error:
+        return Problem((key,), f"{key} {rewards.pattern!r} is not a regular expression: {error}")
+    if num_groups:
+        return None
+    return Problem(
+        (key,), f"{key} {rewards.pattern!r} needs a group, (...), around the answer's part"
+    )
+
+
+def function_is_importable(config: Any) -> Problem | None:
+    rewards, key = config.rewards, "rewards.function"
+    if rewards.verifier != "python" or re.fullmatch(r"[\w.]+:[\w.]+", rewards.function):
+        return None
+    return Problem((key,), f"{key} {rewards.function!r} is not of the form package.module:function")
+
+
+def correct_pays_more(config: Any) -> Problem | None:
+    rewards = config.rewards
+    if rewards.correct > rewards.incorrect:
+        return None
+    return Problem(
+        ("rewards.correct", "rewards.incorrect"),
+        f"rewards.correct {rewards.correct:g} must be above rewards.incorrect "
+        f"{rewards.incorrect:g}",
+    )
+
+
+def overlong_ramp_fits(config: Any) -> Problem | None:
+    overlong, budget = config.rewards.overlong, config.rollouts.max_response_tokens
+    if not overlong.soft_punishment or overlong.cache_tokens < budget:
+        return None
+    return Problem(
+        ("rewards.overlong.cache_tokens", "rollouts.max_response_tokens"),
+        f"rewards.overlong.cache_tokens {overlong.cache_tokens} must be below "
+        f"rollouts.max_response_tokens {budget}, or every response is punished",
+    )
+
+
+_DATA_AND_REWARDS: tuple[Rule, ...] = (
+    sources_are_named,
+    prompt_template_has_a_place,
+    system_prompt_is_used,
+    verifier_has_what_it_needs,
+    regex_has_a_group,
+    function_is_importable,
+    correct_pays_more,
+    overlong_ramp_fits,
+)
+RULES: dict[type, tuple[Rule, ...]] = {
+    FitConfig: (
+        group_estimator_has_groups,
+        critic_free_has_no_critic_parts,
+        critic_has_a_start,
+        pretraining_range,
+        minibatches_fill_the_iteration,
+        several_ranks_are_sharded,
+        ranks_share_evenly,
+        *_DATA_AND_REWARDS,
+    ),
+    SftConfig: (one_process, *_DATA_AND_REWARDS),
+    RewardModelConfig: (one_process, *_DATA_AND_REWARDS),
+}

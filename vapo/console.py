@@ -1,0 +1,20 @@
+"""What other libraries may print: warnings and errors, not banners and bars of their own."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from transformers.utils import logging as transformers_logging
+
+
+def quiet_libraries() -> None:
+    """Leave the terminal to `Progress`."""
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()
+    # one process reads the rollout buffer, which is in memory: workers would only copy it
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`IterableDataset` has `__len__` defined.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")

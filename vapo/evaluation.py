@@ -1,0 +1,226 @@
+"""Held-out evaluation: k sampled responses per prompt -> avg@k, pass@k, maj@k.
+
+With several ranks each takes every world_size-th prompt; the metrics are over all of them, on
+every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+
+from vapo.config.schema import EvaluationConfig
+from vapo.distributed import rank, world_size
+from vapo.errors import UserError
+from vapo.rollouts import Sampler, SamplingSettings
+from vapo.seeding import derive_seed
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+_MIN_PROMPTS = 4  # fewer say nothing about the spread between prompts
+
+
+class Scorer(Protocol):
+    """Verdicts for responses, in their order."""
+
+    def score(
+        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
+    ) -> list[Verdict]: ...
+
+
+class Progress(Protocol):
+    """Where a stage's count is shown."""
+
+    def stage(
+        self, name: str, total: float | None = None, unit: str = "items"
+    ) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """`rows`: a table of sample responses, the first response of each prompt first."""
+
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+
+
+class ClusteredMean(Metric):
+    """Mean over prompts of each prompt's mean, with a 95 % interval that respects the clusters.
+
+    The k responses of a prompt are not independent: a hard prompt fails all of them. So the
+    sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
+    interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
+    fewer than 4 prompts, and has no width when all prompts score alike.
+    Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
+    """
+
+    full_state_update = False
+    total: Tensor
+    total_squares: Tensor
+    num_prompts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "total_squares", "num_prompts"):
+            zero = torch.zeros((), dtype=torch.float64)
+            self.add_state(name, default=zero, dist_reduce_fx="sum")
+
+    def update(self, prompt_means: Float[Tensor, " N"]) -> None:
+        means = prompt_means.double()
+        self.total += means.sum()
+        self.total_squares += means.square().sum()
+        self.num_prompts += len(means)
+
+    def compute(self) -> dict[str, Tensor]:
+        num = self.num_prompts
+        mean = self.total / num
+        low, high = torch.zeros_like(mean), torch.ones_like(mean)
+        if num >= _MIN_PROMPTS:
+            variance = (self.total_squares - num * mean.square()).clamp(min=0) / (num - 1)
+            half_width = t_quantile(0.975, int(num) - 1) * (variance / num).sqrt()
+            low, high = (mean - half_width).clamp(0, 1), (mean + half_width).clamp(0, 1)
+        return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
+
+
+def majority_is_correct(verdicts: Sequence[Verdict]) -> bool:
+    """Whether a vote over the extracted answers, as strings, elects a correct one.
+
+    A tie goes to the answer seen first. Responses without an extracted answer vote together
+    for None, which is never correct. The elected answer is as correct as the first response
+    that gave it.
+    """
+    votes = Counter(verdict.extracted for verdict in verdicts)
+    elected = max(votes, key=lambda answer: votes[answer])  # the first of equals: seen first
+    if elected is None:
+        return False
+    return next(verdict.is_correct for verdict in verdicts if verdict.extracted == elected)
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Student's t by the Cornish-Fisher expansion: within 1 % for 3 degrees, better above.
+
+    Source: Abramowitz and Stegun 26.7.5.
+    """
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+
+
+def evaluate(
+    prompts: Sequence[Prompt],
+    *,
+    sampler: Sampler,
+    scorer: Scorer,
+    config: EvaluationConfig,
+    max_response_tokens: int,
+    progress: Progress,
+) -> EvaluationResult:
+    """Sample k responses to each held-out prompt by the evaluation's own settings, and score.
+
+    The seed is the config's own, so that every evaluation draws the same random numbers.
+    `max_response_tokens` is the training budget, used when the config sets none. Every rank
+    must call this, with the same prompts.
+
+    Raises:
+        UserError: there are no prompts.
+    """
+    prompts = prompts[: config.num_prompts]
+    if not prompts:
+        raise UserError("data.heldout: no prompts to evaluate on")
+    prompts = prompts[rank() :: world_size()]
+    settings = SamplingSettings(
+        max_response_tokens=config.max_response_tokens or max_response_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+    )
+    total = len(prompts) * config.k
+    with progress.stage("evaluation", total=total, unit="responses") as advance:
+        rollouts = sampler.sample(
+            prompts,
+            group_size=config.k,
+            settings=settings,
+            seed=derive_seed(config.seed, "evaluation", rank()),
+            advance=advance,
+        )
+        with progress.stage("scoring", total=total, unit="responses") as advance_scoring:
+            verdicts = scorer.score(rollouts, advance=advance_scoring)
+    return EvaluationResult(
+        _metrics(rollouts, verdicts, config.k),
+        _table(rollouts, verdicts, config.k)[: config.num_table_rows],
+    )
+
+
+def _metrics(rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int) -> dict[str, float]:
+    """Over all ranks' prompts and responses; groups of k are contiguous.
+
+    avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
+    maj@k: share of prompts whose most frequent extracted answer is correct.
+    """
+    avg = ClusteredMean()
+    passed, majority, length, truncation = (MeanMetric(nan_strategy="error") for _ in range(4))
+    for metric in (avg, passed, majority, length, truncation):
+        metric.set_dtype(torch.float64)
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            metric.to("cuda")
+    if rollouts:  # a rank may have no prompt
+        device = avg.device
+        is_correct = torch.tensor([verdict.is_correct for verdict in verdicts], device=device)
+        is_correct = is_correct.view(-1, k).double()
+        avg.update(is_correct.mean(dim=1))
+        passed.update(is_correct.amax(dim=1))
+        groups = [verdicts[first : first + k] for first in range(0, len(verdicts), k)]
+        elected = [majority_is_correct(group) for group in groups]
+        majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
+        lengths = [len(rollout.response_ids) for rollout in rollouts]
+        length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
+        is_cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
+        truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
+    score = avg.compute()
+    return {
+        "eval/avg_at_k": float(score["mean"]),
+        "eval/avg_at_k_ci_low": float(score["ci_low"]),
+        "eval/avg_at_k_ci_high": float(score["ci_high"]),
+        "eval/pass_at_k": float(passed.compute()),
+        "eval/maj_at_k": float(majority.compute()),
+        "eval/response_length_mean": float(length.compute()),
+        "eval/truncation_rate": float(truncation.compute()),
+        "eval/num_prompts": float(score["num_prompts"]),
+    }
+
+
+def _table(
+    rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int
+) -> list[dict[str, Any]]:
+    """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
+    order = [first + j for j in range(k) for first in range(0, len(rollouts), k)]
+    return [_table_row(rollouts[i], verdicts[i], i % k) for i in order]
+
+
+def _table_row(rollout: Rollout, verdict: Verdict, index: int) -> dict[str, Any]:
+    judged = "correct" if verdict.is_correct else "incorrect"
+    return {
+        "prompt": rollout.prompt.text,
+        "answer": rollout.prompt.answer,
+        "response": rollout.response_text,
+        "extracted": verdict.extracted,
+        "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
+        "reward": verdict.reward if math.isfinite(verdict.reward) else None,
+        "length": len(rollout.response_ids),
+        "finish_reason": str(rollout.finish_reason),
+        "k": index,
+    }

@@ -1,0 +1,269 @@
+"""The LightningModule: actor and critic, what they say of rollouts, and their updates.
+
+One `training_step` is one minibatch: one optimizer step of each network that the phase trains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from vapo.advantages import set_advantages, set_monte_carlo_targets, token_rewards
+from vapo.config import FitConfig, resolve
+from vapo.config.loading import to_yaml
+from vapo.config.schema import OptimizerConfig
+from vapo.distributed import world_size
+from vapo.minibatches import Minibatch, cut_by_tokens, rollout_inputs, sequence_lengths
+from vapo.models import load_causal_lm, load_value_model
+from vapo.objective import Totals, policy_objective, value_objective
+from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
+from vapo.policies import Actor
+from vapo.strategies import is_sharded, set_gradient_sync, shard
+from vapo.types import Phase, RolloutBatch
+from vapo.values import Critic
+
+PHASES = list(Phase)
+
+
+class VapoModule(L.LightningModule):
+    """Actor and critic with manual optimization.
+
+    `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
+    `policy_steps` the actor's optimizer steps. They and the phase are buffers, so a checkpoint
+    restores them before the first rollout. `phase` is what the next rollouts are for,
+    `trained_phase` what the iteration in training does.
+    """
+
+    iteration: Tensor
+    policy_iterations: Tensor
+    policy_steps: Tensor
+    phase_index: Tensor
+
+    def __init__(self, config: FitConfig, *, pad_id: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.hyperparameters = resolve(config)
+        self.pad_id = pad_id
+        self.has_critic = config.algorithm.advantage_estimator == "gae"
+        for name in ("iteration", "policy_iterations", "policy_steps", "phase_index"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+        self.phase = Phase.POLICY_OPTIMIZATION
+        self.trained_phase = self.phase
+        self._reference: tuple[Actor, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        return PHASES[int(self.phase_index)]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.phase_index.fill_(PHASES.index(phase))
+
+    # ---- networks and optimizers -------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        if hasattr(self, "actor"):
+            return
+        options, kl = self.config.actor, self.config.algorithm.kl
+        self.actor = self._load_actor()
+        self.critic = self._load_critic() if self.has_critic else None
+        if kl.coef > 0:  # kept out of the module's tree: neither trained nor checkpointed
+            self._reference = (self._load_actor().requires_grad_(False),)
+        if options.gradient_checkpointing:
+            enable_gradient_checkpointing(self.actor)
+        if self.critic is not None and self.config.critic.gradient_checkpointing:
+            enable_gradient_checkpointing(self.critic)
+        for network in (self.actor, self.critic):
+            if network is not None:
+                network.train()  # loaded in eval mode, in which nothing is checkpointed
+        if is_sharded(self.trainer.strategy):
+            assert self.device_mesh is not None
+            mesh = self.device_mesh["data_parallel"]
+            for network in (self.actor, self.critic, *self._reference):
+                if network is not None:
+                    shard(network, mesh, self.config.trainer.precision)
+
+    def _load_actor(self) -> Actor:
+        options = self.config.actor
+        return Actor(
+            load_causal_lm(
+                options.path,
+                dtype=options.dtype,
+                attn_implementation=options.attn_implementation,
+            )
+        )
+
+    def _load_critic(self) -> Critic:
+        options = self.config.critic
+        return Critic(
+            load_value_model(
+                critic_path(self.config),
+                dtype=options.dtype,
+                attn_implementation=options.attn_implementation,
+            )
+        )
+
+    def on_fit_start(self) -> None:
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
+        pairs: list[tuple[nn.Module, OptimizerConfig]] = [(self.actor, self.config.actor.optimizer)]
+        if self.critic is not None:
+            pairs.append((self.critic, self.config.critic.optimizer))
+        optimizers: list[Optimizer] = [make_optimizer(*pair) for pair in pairs]
+        schedulers = [
+            make_scheduler(optimizer, options.warmup_steps)
+            for optimizer, (_, options) in zip(optimizers, pairs, strict=True)
+        ]
+        return optimizers, schedulers
+
+    # ---- old log-probs, values and advantages of a rollout batch -----------------------------
+
+    @torch.no_grad()
+    def evaluate_rollouts(self, batch: RolloutBatch) -> None:
+        """Fill old and reference log-probs (policy phase only) and old values.
+
+        The trainer computes them itself: the engine's log-probs differ by its own rounding.
+        """
+        wants_policy = self.phase is Phase.POLICY_OPTIMIZATION
+        shape = batch.response_mask.shape
+        if wants_policy:
+            batch.old_logprobs = torch.zeros(shape)
+        if wants_policy and self._reference:
+            batch.ref_logprobs = torch.zeros(shape)
+        if self.critic is not None:
+            batch.old_values = torch.zeros(shape)
+        chunks = cut_by_tokens(
+            sequence_lengths(batch),
+            range(len(batch)),
+            max_tokens=self.config.training.microbatch_tokens,
+        )
+        with self.trainer.precision_plugin.forward_context():
+            for rows in chunks:
+                self._evaluate_rows(batch, rows)
+
+    def _evaluate_rows(self, batch: RolloutBatch, rows: list[int]) -> None:
+        inputs = rollout_inputs(batch, rows, pad_id=self.pad_id).to(self.device)
+        width = inputs.response_mask.shape[1]
+        temperature = self.config.rollouts.temperature
+        if batch.old_logprobs is not None:
+            logprobs, _ = self.actor(inputs, temperature=temperature)
+            batch.old_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
+        if batch.ref_logprobs is not None:
+            logprobs, _ = self._reference[0](inputs, temperature=temperature)
+            batch.ref_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
+        if batch.old_values is not None:
+            assert self.critic is not None
+            batch.old_values[rows, :width] = inputs.scatter(self.critic(inputs)).cpu()
+
+    def estimate_advantages(self, batch: RolloutBatch) -> None:
+        """Fill token rewards, and the advantages and value targets that the phase trains on."""
+        algorithm = self.config.algorithm
+        batch.token_rewards = token_rewards(batch, algorithm)
+        if self.phase is Phase.VALUE_PRETRAINING:
+            set_monte_carlo_targets(batch, self.hyperparameters.gamma)
+        else:
+            set_advantages(batch, self.hyperparameters, algorithm)
+
+    # ---- losses and update -------------------------------------------------------------------
+
+    def on_train_epoch_start(self) -> None:
+        self.trained_phase = self.phase
+
+    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
+        """Losses, then update. Returns the minibatch's metrics, over all ranks."""
+        totals = Totals()
+        trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
+        for index, microbatch in enumerate(minibatch.microbatches):
+            micro = microbatch.to(self.device)
+            last = index == len(minibatch.microbatches) - 1
+            if trains_actor:
+                flat_logprobs, flat_entropy = self.actor(
+                    micro.inputs, temperature=self.config.rollouts.temperature
+                )
+                loss = policy_objective(
+                    micro.inputs.scatter(flat_logprobs),
+                    micro.inputs.scatter(flat_entropy),
+                    micro,
+                    minibatch,
+                    self.hyperparameters,
+                    self.config.algorithm,
+                    totals,
+                )
+                self._backward_share(self.actor, loss, last)
+            if self.critic is not None:
+                values = micro.inputs.scatter(self.critic(micro.inputs))
+                loss = value_objective(values, micro, minibatch, self.config.algorithm, totals)
+                self._backward_share(self.critic, loss, last)
+        metrics = totals.reduce()
+        if trains_actor:
+            metrics |= self._update("actor", counted=True)
+            self.policy_steps += 1
+        if self.critic is not None:
+            metrics |= self._update("critic", counted=not trains_actor)
+        return metrics
+
+    def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
+        """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""
+        set_gradient_sync(network, last)
+        self.manual_backward(loss * world_size())
+
+    def _update(self, name: str, *, counted: bool) -> dict[str, float]:
+        """Clip and step one network. One minibatch is one `trainer.global_step`.
+
+        Lightning counts every step of its optimizer wrappers, so only one of the two networks
+        steps through its wrapper (`counted`).
+        """
+        index = ("actor", "critic").index(name)
+        wrappers, schedulers = self.optimizers(), self.lr_schedulers()
+        wrapper = wrappers[index] if isinstance(wrappers, list) else wrappers
+        scheduler = schedulers[index] if isinstance(schedulers, list) else schedulers
+        assert isinstance(wrapper, LightningOptimizer)
+        assert isinstance(scheduler, LambdaLR)
+        optimizer = wrapper.optimizer
+        max_norm = getattr(self.config, name).optimizer.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        lr = optimizer.param_groups[0]["lr"]
+        (wrapper if counted else optimizer).step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        return {f"{name}/grad_norm": float(norm), f"{name}/lr": lr}
+
+    def on_train_epoch_end(self) -> None:
+        """Count the iteration. Runs after the callbacks and before the checkpoint is written."""
+        self.iteration += 1
+        if self.trained_phase is Phase.POLICY_OPTIMIZATION:
+            self.policy_iterations += 1
+        if int(self.policy_iterations) >= self.config.training.num_iterations and (
+            self.phase is Phase.POLICY_OPTIMIZATION
+        ):
+            self.trainer.should_stop = True
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = to_yaml(self.config)
+        if not is_sharded(self.trainer.strategy):
+            number_parameters_as_module(
+                self, self.trainer.optimizers, checkpoint["optimizer_states"]
+            )
+
+
+def critic_path(config: FitConfig) -> str:
+    """The folder that the critic starts from."""
+    init = config.critic.init
+    if init == "reward_model":
+        assert config.critic.reward_model_path is not None
+        return config.critic.reward_model_path
+    return config.actor.path if init == "policy" else init
+
+
+def enable_gradient_checkpointing(network: Actor | Critic) -> None:
+    network.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -1,0 +1,57 @@
+"""Optimizers and schedules of the two networks, and how their state is numbered on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from vapo.config.schema import OptimizerConfig
+
+
+def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
+    """AdamW with its state already made.
+
+    Saving a sharded optimizer that never stepped fakes a step, which would change later
+    updates of an actor frozen during value pretraining; with state in place it does not.
+    """
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    optimizer = AdamW(
+        parameters,
+        lr=options.lr,
+        betas=(options.beta1, options.beta2),
+        weight_decay=options.weight_decay,
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros(()),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def make_scheduler(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
+    """Linear warmup, then constant. The first step already moves: (step + 1) / warmup."""
+    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(warmup_steps, 1)))
+
+
+def number_parameters_as_module(
+    module: nn.Module, optimizers: Sequence[Optimizer], states: list[dict[str, Any]]
+) -> None:
+    """Renumber saved optimizer states by each parameter's place in the whole module.
+
+    Torch numbers every optimizer's parameters from 0, a sharded run numbers them through the
+    module; with one numbering, either can read the other's checkpoint.
+    """
+    place = {parameter: i for i, parameter in enumerate(module.parameters())}
+    for optimizer, saved in zip(optimizers, states, strict=True):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        number = {old: place[parameter] for old, parameter in enumerate(parameters)}
+        saved["state"] = {number[old]: state for old, state in saved["state"].items()}
+        for group in saved["param_groups"]:
+            group["params"] = [number[old] for old in group["params"]]

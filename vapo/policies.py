@@ -1,0 +1,37 @@
+"""The actor: log-probs and entropy of response tokens, without a [tokens, V] tensor."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from vapo.functional.logprobs import token_logprobs
+from vapo.minibatches import TokenInputs
+
+
+class Actor(nn.Module):
+    """A causal language model, called through one entry that sharding can wrap."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Log-prob and entropy (nats) of the policy at every response token, flattened.
+
+        The hidden state before a token predicts it. The policy is the distribution at the
+        sampling temperature, without top-p and top-k.
+        """
+        states = self.model.base_model(
+            input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False
+        ).last_hidden_state
+        lm_head_weight = self.model.get_output_embeddings().weight
+        return token_logprobs(
+            states[inputs.state_rows, inputs.state_columns],
+            lm_head_weight,
+            inputs.targets,
+            temperature=temperature,
+        )

@@ -1,0 +1,164 @@
+"""Seeded generators of problems: row i depends on (seed, i) and the options, on nothing else.
+
+A generator is a function `(num_examples, *, seed, **options) -> list[ProceduralRow]`, listed
+by name in `PROCEDURAL_TASKS`. Problems and demonstrations draw from separate random streams,
+so the problems are the same whatever the noise in the demonstrations.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from string import ascii_lowercase
+from typing import Any
+
+from vapo.errors import UserError
+
+MAX_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class ProceduralRow:
+    """One generated problem, its answer and a worked response."""
+
+    problem: str
+    answer: str
+    demonstration: str
+
+
+def state_tracking(
+    num_examples: int,
+    *,
+    seed: int,
+    min_steps: int = 2,
+    max_steps: int = 10,
+    num_positions: int = 5,
+    skip_steps_probability: float = 0.0,
+    wrong_step_probability: float = 0.0,
+) -> list[ProceduralRow]:
+    """Follow one ball through swaps of positions, one labelled swap at a time.
+
+    `3a12b45c31=` reads: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
+    swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that
+    swap, then the final position, which is the answer. Labels run from a to z and start over
+    after 26 swaps: then a swap is found by its label and how often the label came before.
+
+    Demonstrations can be made imperfect, which leaves room for reinforcement learning:
+    with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
+    `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
+    over the others) and the demonstration goes on from there.
+
+    Raises:
+        UserError: an option is out of range.
+
+    >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
+    1
+    """
+    _check_range("num_positions", num_positions, low=2, high=9)
+    _check_range("min_steps", min_steps, low=1, high=MAX_STEPS)
+    _check_range("max_steps", max_steps, low=1, high=MAX_STEPS)
+    if min_steps > max_steps:
+        raise UserError(
+            f"options.min_steps is {min_steps}, above options.max_steps, {max_steps}: swap them"
+        )
+    _check_range("skip_steps_probability", skip_steps_probability, low=0, high=1)
+    _check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"state_tracking/problem/{seed}/{index}")
+        start = rng.randint(1, num_positions)
+        num_steps = rng.randint(min_steps, max_steps)
+        swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
+        problem = str(start) + "".join(
+            f"{_label(step)}{first}{second}" for step, (first, second) in enumerate(swaps)
+        )
+        answer = start
+        for swap in swaps:
+            answer = _after(answer, swap)
+        demonstration = _demonstrate(
+            start,
+            swaps,
+            num_positions=num_positions,
+            skip_steps_probability=skip_steps_probability,
+            wrong_step_probability=wrong_step_probability,
+            rng=Random(f"state_tracking/demonstration/{seed}/{index}"),
+        )
+        rows.append(ProceduralRow(problem + "=", str(answer), demonstration))
+    return rows
+
+
+def _demonstrate(
+    start: int,
+    swaps: list[tuple[int, ...]],
+    *,
+    num_positions: int,
+    skip_steps_probability: float,
+    wrong_step_probability: float,
+    rng: Random,
+) -> str:
+    if rng.random() < skip_steps_probability:
+        return f";{rng.randint(1, num_positions)}"
+    position = start
+    steps = []
+    for step, swap in enumerate(swaps):
+        position = _after(position, swap)
+        if rng.random() < wrong_step_probability:
+            position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
+        steps.append(f"{_label(step)}{position}")
+    return "".join(steps) + f";{position}"
+
+
+def _label(step: int) -> str:
+    return ascii_lowercase[step % len(ascii_lowercase)]
+
+
+def _after(position: int, swap: tuple[int, ...]) -> int:
+    first, second = swap
+    return {first: second, second: first}.get(position, position)
+
+
+def _check_range(name: str, value: float, *, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise UserError(f"options.{name} is {value!r}: give a number from {low} to {high}")
+
+
+PROCEDURAL_TASKS: Mapping[str, Callable[..., list[ProceduralRow]]] = {
+    "state_tracking": state_tracking,
+}
+
+
+def generate(
+    task: str | None, options: Mapping[str, Any], *, num_examples: int, seed: int
+) -> list[ProceduralRow]:
+    """The rows of one task of `PROCEDURAL_TASKS`.
+
+    Raises:
+        UserError: unknown task, unknown option, or an option's value is not usable.
+    """
+    if task is None or task not in PROCEDURAL_TASKS:
+        raise UserError(f"task is {task!r}: {nearest(str(task), list(PROCEDURAL_TASKS))}")
+    function = PROCEDURAL_TASKS[task]
+    parameters = inspect.signature(function).parameters
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    checked = {}
+    for name, value in options.items():
+        if name not in defaults:
+            mend = nearest(str(name), list(defaults))
+            raise UserError(f"options.{name} is no option of {task}: {mend}")
+        is_whole = isinstance(defaults[name], int)
+        kind = int if is_whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            mend = "a whole number" if is_whole else "a number"
+            raise UserError(f"options.{name} is {value!r}: give {mend}")
+        checked[name] = value if is_whole else float(value)
+    return function(num_examples, seed=seed, **checked)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The mend for a misspelt name: the nearest known one, then all of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(known)}"

@@ -1,0 +1,79 @@
+"""What a run ran on: commit, versions, host. Everything that cannot be had is left out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from vapo import __version__
+
+_PACKAGES = ("torch", "lightning", "transformers", "mlflow")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, vapo and the packages that decide a run's numbers."""
+    found = {"python": platform.python_version(), "vapo": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def provenance_tags(folder: Path | None = None) -> dict[str, str]:
+    """Tags `git/...`, `version/...` and `host/...` of a run started in `folder`."""
+    tags = git_state(folder or Path.cwd())
+    tags.update({f"version/{name}": value for name, value in versions().items()})
+    tags.update({f"host/{name}": value for name, value in host().items()})
+    return tags
+
+
+def git_state(folder: Path) -> dict[str, str]:
+    """`git/commit` and `git/dirty` (uncommitted or untracked files); empty outside a checkout."""
+    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not commit:
+        return {}
+    state = {"git/commit": commit, "mlflow.source.git.commit": commit}
+    changes = _output(["git", "-C", str(folder), "status", "--porcelain"])
+    if changes is not None:
+        state["git/dirty"] = str(bool(changes)).lower()
+    return state
+
+
+def host() -> dict[str, str]:
+    """Processor, usable cores, memory and GPUs of this host."""
+    import psutil
+
+    facts = {
+        "cpu": _cpu_model(),
+        "num_cpus": str(len(os.sched_getaffinity(0))),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
+    }
+    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    names = gpus.splitlines() if gpus else []
+    facts["num_gpus"] = str(len(names))
+    if names:
+        facts["gpu"] = ", ".join(sorted(set(names)))
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

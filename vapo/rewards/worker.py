@@ -1,0 +1,107 @@
+"""One verifier process: `python -m vapo.rewards.worker FD`, speaking over a socket.
+
+It answers each task as soon as that task is done, so that the parent knows which one it is
+working on when it hangs or dies. Replies are JSON, not pickles: nothing that a response can
+make of this process is executed in the trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.rewards import Verifier
+from vapo.rewards.verifiers import make_verifier
+
+MEMORY_HEADROOM_BYTES = 2 * 1024**3
+"""A worker may use so much memory above what it has at the start; then it is a failure."""
+
+ORPHAN_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker needs to build its verifier."""
+
+    kind: str
+    pattern: str | None
+    function: str | None
+    timeout_s: float
+
+
+Task = tuple[str, str, Mapping[str, Any]]
+"""Response text, answer, metadata."""
+
+
+def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
+    """The reply to one task: a judgement, or why there is none."""
+    try:
+        judgement = verifier(*task)
+    except (Exception, SystemExit) as error:  # a verifier may raise anything
+        return {"failure": _printable(f"error: {type(error).__name__}: {error!s:.200}")}
+    if judgement.reward is not None and not math.isfinite(judgement.reward):
+        return {"failure": "nan"}
+    extracted = judgement.extracted
+    return {
+        "is_correct": judgement.is_correct,
+        "reward": judgement.reward,
+        "extracted": None if extracted is None else _printable(extracted),
+    }
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates replaced, so that logs and tables can encode the text."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _limit_memory() -> None:
+    """Caps the address space (Linux; elsewhere only the time limit holds)."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    limit = pages * resource.getpagesize() + MEMORY_HEADROOM_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def serve(connection: Connection) -> None:
+    """Builds the verifier, then answers chunks of tasks until the parent hangs up."""
+    settings: Settings = connection.recv()
+    try:
+        verifier = make_verifier(
+            settings.kind, pattern=settings.pattern, function=settings.function
+        )
+    except UserError as error:
+        connection.send_bytes(json.dumps({"failure": str(error)}).encode())
+        return
+    _limit_memory()
+    connection.send_bytes(json.dumps({}).encode())
+    while True:
+        tasks: list[Task] = connection.recv()
+        for task in tasks:
+            # should the parent die while a task hangs, the alarm ends this process
+            signal.setitimer(signal.ITIMER_REAL, settings.timeout_s + ORPHAN_GRACE_S)
+            reply = judge(verifier, task)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send_bytes(json.dumps(reply).encode())
+
+
+if __name__ == "__main__":
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, ConnectionError):
+        sys.exit(0)

@@ -1,0 +1,90 @@
+"""The key-value cache of rows that come and go: right-aligned, with room to grow in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+_MORE_ROOM = 64
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Rows of a cache to take over; `rows` may name one row several times (a shared prompt)."""
+
+    cache: Cache
+    rows: Int[Tensor, " R"]
+
+
+class RoomyLayer(DynamicLayer):
+    """A layer that writes new tokens into spare columns instead of copying all old ones.
+
+    `keys` and `values` are views of the columns in use. Every row's last token is in the last
+    column in use; what stands left of a shorter row is zero and masked by the caller.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor, *, width: int) -> None:
+        super().__init__()
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self._buffers = [keys, values]
+        self._use(width)
+
+    def _use(self, width: int) -> None:
+        self.keys, self.values = (buffer[:, :, :width] for buffer in self._buffers)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        if end > self._buffers[0].shape[2]:
+            self._buffers = [
+                torch.nn.functional.pad(buffer, (0, 0, 0, key_states.shape[2] + _MORE_ROOM))
+                for buffer in self._buffers
+            ]
+        self._buffers[0][:, :, start:end] = key_states
+        self._buffers[1][:, :, start:end] = value_states
+        self._use(end)
+        return self.keys, self.values
+
+
+def join_caches(parts: Sequence[CachedRows], *, width: int, room: int) -> Cache:
+    """One cache of all parts' rows, `width` columns in use and `room` spare ones.
+
+    Columns further left than `width` are dropped: the caller knows that no row reaches there.
+    """
+    layers: list[Any] = []
+    for index in range(len(parts[0].cache.layers)):
+        keys, values = (
+            _join([(getattr(p.cache.layers[index], name), p.rows) for p in parts], width, room)
+            for name in ("keys", "values")
+        )
+        layers.append(RoomyLayer(keys, values, width=width))
+    return Cache(layers=layers)
+
+
+def _join(
+    parts: Sequence[tuple[Float[Tensor, "_ heads _ d"], Int[Tensor, " _"]]], width: int, room: int
+) -> Float[Tensor, "R heads columns d"]:
+    num_rows = sum(len(rows) for _, rows in parts)
+    source = parts[0][0]
+    joined = source.new_zeros(num_rows, source.shape[1], width + room, source.shape[3])
+    first = 0
+    for states, rows in parts:
+        last = first + len(rows)
+        used = min(width, states.shape[2])
+        recent = states[:, :, states.shape[2] - used :]
+        joined[first:last, :, width - used : width] = recent.index_select(0, rows)
+        first = last
+    return joined

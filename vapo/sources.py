@@ -1,0 +1,244 @@
+"""Where prompts come from: files, Hugging Face datasets and generators -> `Row`s.
+
+Rows are checked here, so that a malformed one is named by file and line before any model
+loads. `datasets` and `reasoning_gym` are imported only by the sources that need them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vapo import procedural
+from vapo.config.schema import SourceConfig
+from vapo.errors import UserError
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem before the template; `place` names it in errors and as the prompt's id."""
+
+    place: str
+    problem: str | list[Message]
+    answer: str
+    demonstration: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_rows(source: SourceConfig, *, key: str) -> list[Row]:
+    """All rows of one source; `key` is the source's place in the config, for error messages.
+
+    Raises:
+        UserError: the source is missing or a row is malformed; names file and line.
+    """
+    if source.kind == "procedural":
+        return _procedural_rows(source, key)
+    if source.kind == "reasoning_gym":
+        return _reasoning_gym_rows(source, key)
+    if source.path is None:
+        raise UserError(f"{key}.path is not set: kind {source.kind!r} needs it")
+    readers = {"jsonl": _jsonl_records, "parquet": _parquet_records}
+    read = readers.get(source.kind, _huggingface_records)
+    return [
+        _row_from_record(record, place, source, key)
+        for place, record in islice(read(source, key), source.num_examples)
+    ]
+
+
+def _existing_file(path: str, key: str) -> Path:
+    file = Path(path)
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise UserError(f"{key}.path: {path} is a folder, give a file")
+    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+    close = difflib.get_close_matches(file.name, siblings, n=1)
+    hint = f"; did you mean {file.parent / close[0]}?" if close else ""
+    raise UserError(f"{key}.path: there is no file {path}{hint}")
+
+
+def _jsonl_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+    file = _existing_file(str(source.path), key)
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{file}:{number}"
+            try:
+                record = json.loads(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{place}: not a line of JSON in UTF-8 ({error})") from None
+            yield place, record
+
+
+def _parquet_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    file = _existing_file(str(source.path), key)
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            records = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            for number, record in enumerate(records, start=1):
+                yield f"{file}: row {number}", record
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{key}.path: {file} is not a readable Parquet file ({error})") from None
+
+
+def _huggingface_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+    rows = _load_dataset(source, key)
+    name = f"{source.path}[{source.split}]"
+    for number, record in enumerate(rows, start=1):
+        yield f"{name}: row {number}", record
+
+
+def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
+    import datasets
+
+    path = str(source.path)
+    folder = Path(path)
+    if folder.is_file():
+        raise UserError(f"{key}.path: {path} is a file; set {key}.kind to jsonl or parquet")
+    saved = any((folder / f).exists() for f in ("dataset_dict.json", "state.json"))
+    try:
+        if not saved:
+            dataset: Iterable[Any] = datasets.load_dataset(path, source.subset, split=source.split)
+            return dataset
+        loaded = datasets.load_from_disk(path)
+    except Exception as error:  # every backend of `datasets` raises its own kind
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{key}.path: cannot load dataset {path!r}, subset {source.subset!r}, split "
+            f"{source.split!r}: {reason[0]} (a hub id needs the network; offline, give a local "
+            "folder, or a file with kind jsonl or parquet)"
+        ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if source.split not in loaded:
+            splits = [str(split) for split in loaded]
+            raise UserError(f"{key}.split: {procedural.nearest(source.split, splits)}")
+        loaded = loaded[source.split]
+    rows: Iterable[Any] = loaded
+    return rows
+
+
+def _num_generated(source: SourceConfig, key: str) -> int:
+    if source.num_examples is None:
+        raise UserError(f"{key}.num_examples is not set: kind {source.kind!r} needs it")
+    return source.num_examples
+
+
+def _procedural_rows(source: SourceConfig, key: str) -> list[Row]:
+    try:
+        generated = procedural.generate(
+            source.task,
+            source.options,
+            num_examples=_num_generated(source, key),
+            seed=source.seed,
+        )
+    except UserError as error:
+        message = str(error)
+        raise UserError(message if message.startswith(key) else f"{key}.{message}") from None
+    name = f"{source.task}[seed {source.seed}]"
+    return [
+        Row(f"{name}: row {number}", row.problem, row.answer, row.demonstration)
+        for number, row in enumerate(generated, start=1)
+    ]
+
+
+def _reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise UserError(
+            f"{key}.kind is reasoning_gym, which is not installed: pip install 'vapo[reasoning]'"
+        ) from None
+    size = _num_generated(source, key)
+    if source.task not in DATASETS:
+        close = difflib.get_close_matches(str(source.task), list(DATASETS), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see reasoning_gym's gallery"
+        raise UserError(f"{key}.task: reasoning_gym has no dataset {source.task!r}; {hint}")
+    try:
+        dataset = reasoning_gym.create_dataset(
+            source.task, size=size, seed=source.seed, **source.options
+        )
+        entries = [dataset[index] for index in range(size)]
+    except Exception as error:  # options are checked by each dataset in its own way
+        raise UserError(
+            f"{key}.options: reasoning_gym's {source.task} says: {type(error).__name__}: {error}"
+        ) from None
+    return [
+        Row(
+            place=f"{source.task}[seed {source.seed}]: row {number}",
+            problem=entry["question"],
+            answer="" if entry["answer"] is None else str(entry["answer"]),
+            metadata={"reasoning_gym_dataset": source.task, "entry": entry},
+        )
+        for number, entry in enumerate(entries, start=1)
+    ]
+
+
+def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
+    if not isinstance(record, Mapping):
+        raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
+    columns = [source.prompt_column, source.answer_column]
+    config_keys = ["prompt_column", "answer_column"]
+    if source.demonstration_column is not None:
+        columns.append(source.demonstration_column)
+        config_keys.append("demonstration_column")
+    for column, config_key in zip(columns, config_keys, strict=True):
+        if column not in record:
+            known = procedural.nearest(column, [str(name) for name in record])
+            raise UserError(f"{place}: no column {column!r} ({key}.{config_key}); {known}")
+    demonstration = record[columns[2]] if len(columns) == 3 else None
+    if demonstration is not None and not isinstance(demonstration, str):
+        raise UserError(
+            f"{place}: {columns[2]!r} must be text or null, it is {_kind(demonstration)}"
+        )
+    return Row(
+        place=place,
+        problem=_problem(record[columns[0]], f"{place}: {columns[0]!r}"),
+        answer=_answer(record[columns[1]], f"{place}: {columns[1]!r}"),
+        demonstration=demonstration,
+        metadata={str(name): v for name, v in record.items() if name not in columns},
+    )
+
+
+def _problem(value: Any, where: str) -> str | list[Message]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise UserError(f"{where} is empty")
+        return value
+    if not isinstance(value, list):
+        raise UserError(f"{where} must be text or a list of messages, it is {_kind(value)}")
+    if not value:
+        raise UserError(f"{where} is empty")
+    for message in value:
+        texts = isinstance(message, Mapping) and (message.get("role"), message.get("content"))
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise UserError(
+                f"{where}: each message needs the texts `role` and `content`, this is {message!r}"
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _answer(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, (float, Decimal)) and not math.isfinite(value)):
+        raise UserError(f"{where} must be text or a number, it is {_kind(value)}")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"{type(value).__name__} {value!r:.60}"

@@ -1,0 +1,222 @@
+"""Where runs are recorded: from `tracking.uri` to a store that answers."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from vapo.delivery import Record
+from vapo.errors import UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+DATABASE_NAME = "mlflow.db"
+_MAX_PARAMS = 100
+_MAX_METRICS = 1000
+_MAX_PARAM_CHARS = 6000
+_PING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+# MLflow's own retries would hold a request for minutes; `delivery` tries again instead.
+_RUN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+@dataclass(frozen=True)
+class Store:
+    """An MLflow store. `database` is its SQLite file, None for any other kind."""
+
+    uri: str
+    database: Path | None = None
+
+    @property
+    def artifact_location(self) -> str | None:
+        """Beside the database; None leaves the choice to the server."""
+        return (self.database.parent / "artifacts").as_uri() if self.database else None
+
+    @property
+    def shown_uri(self) -> str:
+        """The URI without user name and password."""
+        return self.redact(self.uri)
+
+    def redact(self, text: str) -> str:
+        """The text without the URI's user name and password, which errors like to repeat."""
+        credentials, at, _ = urlsplit(self.uri).netloc.rpartition("@")
+        return text.replace(credentials + at, "") if at else text
+
+    @property
+    def is_http(self) -> bool:
+        return self.uri.startswith(("http://", "https://"))
+
+
+def locate_store(uri: str) -> Store:
+    """A folder (or `file:` URI) means `mlflow.db` inside it; every other URI is taken as is."""
+    if not uri.strip():
+        raise UserError("tracking.uri is empty: give a folder, as mlruns, or an MLflow URI")
+    if uri.startswith("file:"):
+        return locate_store(unquote(urlsplit(uri).path))
+    if match := re.match(r"sqlite:///(.+)", uri):
+        return Store(uri, Path(match[1].partition("?")[0]).absolute())
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) or uri in ("databricks", "databricks-uc"):
+        return Store(uri)
+    database = Path(uri).expanduser().absolute() / DATABASE_NAME
+    return Store(f"sqlite:///{database}", database)
+
+
+def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> str:
+    """The id of the experiment in a store that answers; both are made if they are missing.
+
+    Raises: UserError within seconds if the store cannot be written or does not answer.
+    """
+    for name, value in _RUN.items():
+        os.environ.setdefault(name, value)
+    for noisy in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with _only_one_opener(store), short_patience():
+        if store.database and not store.database.exists():
+            note(f"creating the tracking store {store.database} (about 10 seconds, once)")
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            client = MlflowClient(store.uri)
+            return _experiment_id(client, experiment, store.artifact_location)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise UserError(_startup_message(store, error)) from error
+
+
+def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another run may have made it meanwhile
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"tracking.experiment: the experiment '{name}' was deleted in this store; restore it "
+            "or choose another name"
+        )
+    return str(found.experiment_id)
+
+
+def _startup_message(store: Store, error: Exception) -> str:
+    reason = store.redact(" ".join(str(error).split()))
+    reason = reason if len(reason) <= 300 else reason[:297] + "..."
+    if store.is_http:
+        mend = "start the server, mend the address or its credentials"
+    elif store.database:
+        mend = "is it an MLflow database, written by this version of mlflow or an older one?"
+    else:
+        mend = "mend the address"
+    return (
+        f"tracking.uri: no usable MLflow store at {store.shown_uri}: {reason}\n"
+        f"  {mend}; or record locally with tracking.uri=mlruns"
+    )
+
+
+@contextmanager
+def _only_one_opener(store: Store) -> Iterator[None]:
+    """Runs started together wait for the one that creates the database's tables."""
+    if store.database is None:
+        yield
+        return
+    folder = store.database.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            lock = (folder / f".{store.database.name}.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"tracking.uri: cannot write in {folder}: {error.strerror}; choose another folder, "
+            "as tracking.uri=mlruns"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def short_patience() -> AbstractContextManager[None]:
+    """Requests to a server fail after 5 seconds in here."""
+    return _environment(_PING)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class MlflowSink:
+    """Writes records to one MLflow run."""
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+
+    def is_outage(self, error: Exception) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        if isinstance(error, MlflowException):
+            status = error.get_http_status_code()
+            return status >= 500 or status == 429
+        return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+
+    def send(self, records: Sequence[Record]) -> None:
+        first = records[0]
+        if first.kind == "metrics":
+            self._send_metrics([item for record in records for item in record.payload])
+        elif first.kind == "params":
+            self._send_params(first.payload)
+        elif first.kind == "tags":
+            for key, value in first.payload.items():
+                self._client.set_tag(self._run_id, key, value)
+        elif first.kind == "text":
+            self._client.log_text(self._run_id, first.payload, first.name)
+        elif first.kind == "bytes":
+            self._send_bytes(first.payload, first.name)
+        else:
+            self._client.log_artifact(self._run_id, first.payload, first.name or None)
+
+    def _send_metrics(self, items: list[tuple[str, float, int, int]]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(*item) for item in items]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
+
+    def _send_params(self, params: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entries = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in params.items()]
+        for start in range(0, len(entries), _MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=entries[start : start + _MAX_PARAMS])
+
+    def _send_bytes(self, content: bytes, name: str) -> None:
+        folder, _, file_name = name.rpartition("/")
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / file_name
+            path.write_bytes(content)
+            self._client.log_artifact(self._run_id, str(path), folder or None)

@@ -1,0 +1,167 @@
+"""The end of a run: its folder, `summary.json`, and the short text that the user reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.progress_display import format_seconds
+from vapo.provenance import versions
+from vapo.stores import locate_store
+
+SUMMARY_NAME = "summary.json"
+
+
+@dataclass
+class RunSummary:
+    """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
+
+    `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
+    last evaluation. Use `make_summary`.
+    """
+
+    score_before: float | None
+    score_before_ci: tuple[float, float] | None
+    score_after: float | None
+    score_after_ci: tuple[float, float] | None
+    k: int
+    num_iterations: int
+    stage_seconds: dict[str, float]
+    total_seconds: float
+    mlflow_run_id: str | None
+    mlflow_experiment_id: str | None
+    tracking_uri: str
+    config_hash: str
+    status: str = "FINISHED"
+    undelivered_records: int = 0
+    versions: dict[str, str] = field(default_factory=versions)
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    evaluation_after: dict[str, float] = field(default_factory=dict)
+
+
+def make_summary(
+    *, before: Mapping[str, float], after: Mapping[str, float], **fields: Any
+) -> RunSummary:
+    """A summary from the metrics of the first and the last evaluation, and the other fields.
+
+    A user name and password in `tracking_uri` are left out.
+    """
+    uri = fields.pop("tracking_uri")
+    return RunSummary(
+        tracking_uri=locate_store(uri).redact(uri),
+        score_before=before.get("eval/avg_at_k"),
+        score_before_ci=_interval(before),
+        score_after=after.get("eval/avg_at_k"),
+        score_after_ci=_interval(after),
+        evaluation_before=dict(before),
+        evaluation_after=dict(after),
+        **fields,
+    )
+
+
+def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
+    """A new folder `<output_dir>/<time>_<run_name>`, made before anything expensive.
+
+    Raises: UserError naming output_dir if it cannot be made.
+    """
+    safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}"
+    base = Path(output_dir).expanduser().absolute()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 1000):
+            run_dir = base / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                run_dir.mkdir()
+            except FileExistsError:
+                continue
+            return run_dir
+    except OSError as error:
+        raise UserError(
+            f"output_dir: cannot make a folder in {base}: {error.strerror}; choose another one, "
+            "as output_dir=runs/vapo"
+        ) from error
+    raise UserError(f"output_dir: {base} is full of folders named {stem}")
+
+
+def write_summary(run_dir: Path, summary: RunSummary) -> Path:
+    """Write summary.json whole or not at all; nan becomes null."""
+    path = run_dir / SUMMARY_NAME
+    temporary = run_dir / f".{SUMMARY_NAME}.{os.getpid()}"
+    temporary.write_text(json.dumps(_finite(asdict(summary)), indent=2) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def render_summary(
+    summary: RunSummary,
+    run_dir: Path,
+    *,
+    recorded: str,
+    config_args: str = "--config conf/vapo.yaml",
+    checkpoint: Path | None = None,
+) -> str:
+    """The text that ends `vapo fit`; its last line is the run's folder.
+
+    `recorded` is `RunLogger.describe()`; `config_args` repeats the user's --config options.
+    """
+    fit = f"vapo fit {config_args}"
+    rows = [
+        ("score before", _score(summary.score_before, summary.score_before_ci, summary.k)),
+        ("score after", _score(summary.score_after, summary.score_after_ci, summary.k)),
+        ("took", _times(summary)),
+        ("recorded", recorded),
+        ("open it", _how_to_open(summary.tracking_uri)),
+        ("try next", f"{fit} components.value_pretraining.enabled=false"),
+    ]
+    if checkpoint is not None:
+        rows.append(("", f"vapo validate {config_args} --ckpt_path {checkpoint}"))
+        rows.append(("", f"vapo export {checkpoint} {run_dir}/actor"))
+    if summary.undelivered_records:
+        rows.insert(4, ("", f"{summary.undelivered_records} records were not delivered"))
+    lines = [f"{label:<13} {text}" for label, text in rows]
+    return "\n".join(["", *lines, "run folder:", str(run_dir)])
+
+
+def _how_to_open(tracking_uri: str) -> str:
+    if locate_store(tracking_uri).is_http:
+        return f"{tracking_uri} in a browser"
+    return "vapo ui" if tracking_uri == "mlruns" else f"vapo ui --tracking_uri {tracking_uri}"
+
+
+def _interval(metrics: Mapping[str, float]) -> tuple[float, float] | None:
+    low, high = metrics.get("eval/avg_at_k_ci_low"), metrics.get("eval/avg_at_k_ci_high")
+    return None if low is None or high is None else (low, high)
+
+
+def _score(score: float | None, interval: tuple[float, float] | None, k: int) -> str:
+    if score is None:
+        return "not measured"
+    text = f"{100 * score:.1f} %"
+    if interval:
+        text += f"  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return f"{text}  (avg@{k}, held-out prompts)"
+
+
+def _times(summary: RunSummary) -> str:
+    stages = ", ".join(
+        f"{name} {format_seconds(seconds)}"
+        for name, seconds in sorted(summary.stage_seconds.items(), key=lambda item: -item[1])
+    )
+    total = f"{format_seconds(summary.total_seconds)}, {summary.num_iterations} iterations"
+    return f"{total} ({stages})" if stages else total
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

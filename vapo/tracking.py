@@ -1,0 +1,263 @@
+"""Recording of a run in MLflow: a Lightning logger that never delays or kills the training."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.loggers.logger import Logger
+
+from vapo.config.schema import TrackingConfig
+from vapo.delivery import Delivery, DeliveryReport, Record, now_ms
+from vapo.errors import UserError
+from vapo.progress import is_main_process
+from vapo.provenance import provenance_tags
+from vapo.stores import MlflowSink, Store, locate_store, open_store, short_patience
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_MAX_TAG_CHARS = 7500
+_FLUSH_S = 60.0
+
+
+def make_run_logger(
+    tracking: TrackingConfig,
+    *,
+    run_name: str,
+    run_id: str | None = None,
+    tags: Mapping[str, str] = {},
+    note: Callable[[str], None] = print,
+) -> RunLogger:
+    """Open the store and begin a run, or go on with `run_id`.
+
+    `note` receives lines for the user: the wait for a new store, trouble during the run.
+
+    Raises: UserError, within seconds, if the store cannot be used or has no run `run_id`.
+    """
+    store = locate_store(tracking.uri)
+    if not is_main_process():
+        return RunLogger(store, tracking.experiment, run_id=run_id)
+    experiment_id = open_store(store, tracking.experiment, note)
+    logger = RunLogger(
+        store,
+        tracking.experiment,
+        run_name=run_name,
+        run_id=run_id,
+        tags={**provenance_tags(), **tracking.tags, **tags},
+        note=note,
+    )
+    logger.begin(experiment_id)
+    return logger
+
+
+class RunLogger(MLFlowLogger):
+    """Lightning's MLflow logger with delivery in the background.
+
+    Every `log_*` returns at once; records arrive in order, all of them by `close`. If the store
+    fails, the run goes on: records wait in memory and are sent again, and `close` says how
+    many never arrived. Lightning's own `finalize` only waits for what was logged so far,
+    because a run outlives its `Trainer.fit`; `close` ends it. On ranks other than 0 every
+    method does nothing. Made by `make_run_logger`; use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment: str,
+        *,
+        run_name: str | None = None,
+        run_id: str | None = None,
+        tags: Mapping[str, str] = {},
+        note: Callable[[str], None] = print,
+    ) -> None:
+        if is_main_process():
+            super().__init__(
+                experiment_name=experiment,
+                run_name=run_name,
+                tracking_uri=store.uri,
+                tags=dict(tags),
+                run_id=run_id,
+            )
+        else:
+            Logger.__init__(self)  # MLFlowLogger's opens the store
+            self._tracking_uri, self._experiment_id, self._run_id = store.uri, None, run_id
+            self._initialized, self._log_model = True, False
+        self.store = store
+        self._experiment_name = experiment
+        self._resumed = run_id is not None
+        self._note: Callable[[str], None] = lambda text: note(store.redact(text))
+        self._delivery: Delivery | None = None
+        self._report: DeliveryReport | None = None
+        self._tables: list[dict[str, str]] = []
+        self._nonfinite: set[str] = set()
+
+    def begin(self, experiment_id: str) -> None:
+        """Create the run, or set a resumed one back to RUNNING, and start delivery."""
+        from mlflow.exceptions import MlflowException
+
+        self._experiment_id = experiment_id
+        try:
+            client = self.experiment  # creates the run
+            if self._resumed:
+                client.update_run(self._run_id, "RUNNING")
+                tags = client.get_run(self._run_id).data.tags
+                self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+        except MlflowException as error:
+            what = f"go on with run {self._run_id}" if self._resumed else "begin a run"
+            raise UserError(
+                self.store.redact(f"tracking.uri: cannot {what} in {self.store.uri}: {error}")
+            ) from error
+        assert self._run_id is not None
+        self._delivery = Delivery(MlflowSink(client, self._run_id), self._note)
+        atexit.register(self.close, "KILLED")
+        if self._resumed:
+            self.set_tags(self.tags or {})
+
+    @property
+    def run_id(self) -> str | None:
+        return self._run_id
+
+    @property
+    def experiment_id(self) -> str | None:
+        return self._experiment_id
+
+    @property
+    def is_resumed(self) -> bool:
+        return self._resumed
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Values at one step. Infinite ones are recorded as nan, with a note for each key.
+
+        (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
+        """
+        items = []
+        for name, value in metrics.items():
+            number = float(value)
+            if math.isinf(number):
+                if name not in self._nonfinite:
+                    self._nonfinite.add(name)
+                    self._note(f"tracking: {name} is {number} at step {step}; recorded as nan")
+                number = math.nan
+            items.append((re.sub(r"[^\w/. :-]", "_", name), number, now_ms(), step or 0))
+        if items:
+            self._submit(Record("metrics", items))
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the resolved config is recorded once, by `log_config`."""
+
+    def log_config(self, config_yaml: str, flat_params: Mapping[str, Any]) -> None:
+        """The resolved config as the artifact config.yaml, and as params of a new run.
+
+        MLflow's params are immutable, so a resumed run keeps those it began with; what it was
+        resumed with is the artifact config_resumed.yaml.
+        """
+        if self._resumed:
+            self.log_text(config_yaml, "config_resumed.yaml")
+            return
+        self._submit(Record("params", {key: str(value) for key, value in flat_params.items()}))
+        self.log_text(config_yaml, "config.yaml")
+
+    def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Rows as an MLflow table, as `samples/iteration_0010.json`; a same name replaces it."""
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[_json_value(row.get(column)) for column in columns] for row in rows]
+        self.log_text(json.dumps({"columns": columns, "data": data}, default=str), name)
+        entry = {"path": name, "type": "table"}
+        self._tables = [*(table for table in self._tables if table != entry), entry]
+        while len(json.dumps(self._tables)) > _MAX_TAG_CHARS:
+            del self._tables[0]  # the tag is bounded; the oldest stay readable as artifacts
+        self.set_tags({_TABLES_TAG: json.dumps(self._tables)})
+
+    def log_text(self, text: str, name: str) -> None:
+        self._submit(Record("text", text, name))
+
+    def log_figure(self, figure: Figure, name: str) -> None:
+        """Drawn now, in the format of the name's suffix (png, svg, pdf), sent later."""
+        if self._delivery is None:
+            return
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=Path(name).suffix[1:] or "png", bbox_inches="tight")
+        self._submit(Record("bytes", buffer.getvalue(), name))
+
+    def log_artifact(self, path: str | Path, folder: str = "") -> None:
+        """A local file, read when it is sent: leave it in place until `close` or `finalize`."""
+        self._submit(Record("file", str(path), folder))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self._submit(Record("tags", {key: str(value) for key, value in tags.items()}))
+
+    def finalize(self, status: str = "success") -> None:
+        """Lightning's end of a fit or a validation: wait for delivery; the run stays open."""
+        if self._delivery is not None and self._report is None:
+            self._delivery.flush(_FLUSH_S)
+
+    def close(self, status: RunStatus = "FINISHED") -> int:
+        """Deliver the rest and end the run; the number of records that were not delivered."""
+        if self._delivery is None:
+            return 0
+        if self._report is None:
+            self._report = self._delivery.close()
+            atexit.unregister(self.close)
+            self._end(status, self._report)
+        return self._report.undelivered
+
+    def _end(self, status: RunStatus, report: DeliveryReport) -> None:
+        with short_patience() if report.undelivered else nullcontext():
+            ended = self._set_terminated(status)
+        if report.undelivered:
+            total = report.delivered + report.undelivered
+            self._note(
+                f"tracking: {report.undelivered} of {total} records were not delivered to "
+                f"{self.store.shown_uri} (last error: {report.last_error})"
+            )
+        if not ended:
+            self._note(f"tracking: run {self._run_id} could not be marked as {status}")
+
+    def _set_terminated(self, status: RunStatus) -> bool:
+        try:
+            self.experiment.set_terminated(self._run_id, status)
+        except Exception:
+            return False
+        return True
+
+    def describe(self) -> str:
+        """Where the run is recorded, for the summary."""
+        return (
+            f"MLflow run {self._run_id}, experiment '{self._experiment_name}', "
+            f"{self.store.database or self.store.shown_uri}"
+        )
+
+    def __enter__(self) -> RunLogger:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None:
+            self.close("FINISHED")
+        else:
+            self.close("FAILED" if issubclass(exc_type, Exception) else "KILLED")
+
+    def _submit(self, record: Record) -> None:
+        if self._delivery is not None:
+            self._delivery.submit(record)
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no nan and no inf, and readers reject them: null, as pandas writes."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,29 @@
+"""The critic: a backbone and a scalar head that value the state before every response token."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from vapo.minibatches import TokenInputs
+
+
+class Critic(nn.Module):
+    """A sequence-classification model with one label, read at every response position.
+
+    A reward model has the same format, so a critic starts from one by loading it.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: TokenInputs) -> Float[Tensor, " n"]:
+        """V(s_t) for every response token t, flattened; s_t is the state before the token."""
+        states = self.model.base_model(
+            input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False
+        ).last_hidden_state
+        head = self.model.get_submodule("score")
+        values = head(states[inputs.state_rows, inputs.state_columns])
+        return values.squeeze(-1).float().clone()  # a view would warn under FSDP2
