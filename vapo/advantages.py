@@ -55,7 +55,7 @@ def set_monte_carlo_targets(batch: RolloutBatch, gamma: float) -> None:
 def set_advantages(
     batch: RolloutBatch, hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
 ) -> None:
-    """Fill `advantages`, and `value_targets` where a critic is trained."""
+    """Fill `raw_advantages`, `advantages`, and `value_targets` where a critic is trained."""
     hp = hyperparameters
     assert batch.token_rewards is not None
     if algorithm.advantage_estimator == "gae":
@@ -77,6 +77,6 @@ def set_advantages(
         returns = batch.token_rewards.sum(dim=1)
         per_response = estimate(returns, group_size=batch.group_size)
         advantages = per_response[:, None] * batch.response_mask
+    batch.raw_advantages = batch.advantages = advantages
     if algorithm.whiten_advantages:
-        advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
-    batch.advantages = advantages
+        batch.advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)

@@ -85,7 +85,7 @@ class RolloutBatch:
 
     Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
     state in which token t is sampled. Fields that are None have not been computed yet (or,
-    for values, there is no critic).
+    for values, there is no critic). `raw_advantages` are those before whitening.
     """
 
     rollouts: list[Rollout]
@@ -101,6 +101,7 @@ class RolloutBatch:
     old_logprobs: Float[Tensor, "B T"] | None = None
     ref_logprobs: Float[Tensor, "B T"] | None = None
     old_values: Float[Tensor, "B T"] | None = None
+    raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
 
