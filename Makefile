@@ -11,6 +11,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Test processes at a time.
+WORKERS ?= 2
 # Two cores: one thread a process is the fastest for the small tensors of the tests.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
@@ -40,7 +42,7 @@ ui: install ## open the MLflow UI on the recorded runs
 	$(BIN)/vapo ui $(ARGS)
 
 test: install ## run the tests (not those of `learning` and `gpu`)
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: lint types test ## lint, types and tests
 

@@ -41,14 +41,19 @@ def vapo(*args: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fit(tmp_path: Path, *args: str, mlruns: Path | None = None) -> Path:
+def store(tmp_path: Path) -> Path:
+    """The session's tracking store: making one takes seconds, so the tests share it."""
+    return tmp_path.parent / "mlruns"
+
+
+def fit(tmp_path: Path, *args: str) -> Path:
     """A small `vapo fit` that must succeed; returns the run's folder, the last line printed."""
     result = vapo(
         "fit",
         *("--config", "conf/vapo.yaml"),
         *SMALL,
         f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={mlruns or tmp_path / 'mlruns'}",
+        f"tracking.uri={store(tmp_path)}",
         *args,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.integration.commands import ROOT, SMALL, fit, summary, vapo
+from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from tests.tracking.metric_docs import documented_keys
 from vapo.checkpoints import network_state, read_checkpoint
 
@@ -31,8 +31,7 @@ def history(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Every metric's (step, value) pairs, as MLflow has them."""
     from mlflow import MlflowClient
 
-    store = run.parents[1] / "mlruns" / "mlflow.db"
-    client = MlflowClient(f"sqlite:///{store}")
+    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
     keys = client.get_run(run_id).data.metrics
     return {
@@ -187,7 +186,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
 ) -> None:
     """In value pretraining (1) and in the policy phase (3): the weights are bit-identical."""
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={tmp_path / 'mlruns'}"]
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
     command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
     kill_after(iterations_before_kill, [*command, *SMALL, *where])
     resumed = fit(tmp_path, "--ckpt_path", "last")
@@ -206,7 +205,7 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     fit(tmp_path, *sharded, "training.num_iterations=1")
     run = fit(tmp_path, *sharded, "training.num_iterations=2", "--ckpt_path", "last")
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
     gaps = client.get_metric_history(run_id, "rollout/logprob_gap_mean")
     assert [gap.step for gap in gaps] == [6, 8]

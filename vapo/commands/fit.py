@@ -18,7 +18,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
-from vapo.devices import set_threads
+from vapo.devices import pick_device, set_threads
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule, critic_path
 from vapo.progress import Progress
@@ -46,6 +46,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     started = time.monotonic()
     quiet_libraries()
     set_threads(config.trainer)
+    pick_device(config.trainer)
     tokenizer = load_tokenizer(config.actor.path)
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
