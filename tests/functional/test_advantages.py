@@ -8,12 +8,11 @@ import torch
 from vapo.functional.advantages import (
     decoupled_gae,
     gae,
-    group_relative_advantages,
-    leave_one_out_advantages,
     length_adaptive_lambda,
     monte_carlo_returns,
     whiten,
 )
+from vapo.functional.baselines import group_relative_advantages, leave_one_out_advantages
 
 NAN, INF = float("nan"), float("inf")
 
