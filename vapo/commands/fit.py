@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -145,6 +146,14 @@ def make_trainer(
 ) -> L.Trainer:
     """Lightning's Trainer: one epoch is one iteration, checkpoints at the iteration's end."""
     pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
+    checkpoint = partial(
+        ModelCheckpoint,
+        run_dir.checkpoints,
+        save_top_k=1,
+        every_n_epochs=config.trainer.checkpoint_every_n_iterations,
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
+    )
     callbacks: list[Callback] = [
         ValuePretraining(
             config.components.value_pretraining,
@@ -155,17 +164,9 @@ def make_trainer(
         WeightSync(),
         evaluation,
         Recording(logger, progress),
-        ModelCheckpoint(
-            dirpath=run_dir.checkpoints,
-            filename="best",
-            monitor="eval/avg_at_k",
-            mode="max",
-            save_top_k=1,
-            save_last=True,
-            every_n_epochs=config.trainer.checkpoint_every_n_iterations,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        ),
+        # Two of them: Lightning's `save_last` writes last.ckpt only when the best is written too.
+        checkpoint("best", monitor="eval/avg_at_k", mode="max"),
+        checkpoint("last"),
     ]
     return L.Trainer(
         accelerator=config.trainer.accelerator,
