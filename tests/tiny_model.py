@@ -22,7 +22,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer(ALPHABET)
 
 
-def tiny_model(**options: Any) -> Qwen2ForCausalLM:
+def tiny_model(*, dtype: torch.dtype = torch.float32, **options: Any) -> Qwen2ForCausalLM:
     """Wide initial weights, so that next-token distributions are far from flat."""
     torch.manual_seed(0)
     settings: dict[str, Any] = {
@@ -33,13 +33,16 @@ def tiny_model(**options: Any) -> Qwen2ForCausalLM:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
-        "initializer_range": 0.25,
+        "initializer_range": 0.2,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": None,
         "tie_word_embeddings": True,
     }
-    return Qwen2ForCausalLM(Qwen2Config(**{**settings, **options})).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**{**settings, **options}))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
 
 
 def save_tiny_folder(folder: Path, model: PreTrainedModel | None = None) -> Path:

@@ -163,9 +163,13 @@ def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Es
 def set_advantages(
     batch: RolloutBatch, hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
 ) -> None:
-    """Fill `advantages`, and `value_targets` where a critic is trained; drop what is not kept."""
+    """Fill `raw_advantages`, `advantages`, and `value_targets` where a critic is trained.
+
+    Rows that the estimator does not keep lose their loss.
+    """
     estimate = ESTIMATORS[algorithm.advantage_estimator](batch, hyperparameters)
-    batch.advantages, batch.value_targets = estimate.advantages, estimate.value_targets
+    batch.raw_advantages = batch.advantages = estimate.advantages
+    batch.value_targets = estimate.value_targets
     if algorithm.whiten_advantages:
         batch.advantages = whiten(batch.advantages, batch.response_mask, reduce=sum_over_ranks)
     if estimate.kept is not None:

@@ -18,9 +18,9 @@ def iteration_metrics(batch: RolloutBatch, hyperparameters: Hyperparameters) -> 
     metrics = response_metrics(batch)
     metrics |= logprob_gap_metrics(batch)
     metrics |= value_metrics(batch, hyperparameters.gamma)
-    if batch.advantages is not None:
+    if batch.raw_advantages is not None:
         metrics["advantage/mean"], metrics["advantage/std"] = mean_and_std(
-            batch.advantages, batch.response_mask
+            batch.raw_advantages, batch.response_mask
         )
         if batch.value_targets is not None:
             lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).reshape(-1)

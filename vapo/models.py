@@ -19,7 +19,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,6 +28,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from vapo.errors import UserError
+from vapo.saved_tokenizers import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             "save one into it with tokenizer.save_pretrained"
         )
     with _refusals(path, "tokenizer"), _quiet():
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = read_tokenizer(path)
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{path}: the tokenizer has no end token, so no response could finish; "

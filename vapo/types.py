@@ -85,8 +85,9 @@ class RolloutBatch:
 
     Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
     state in which token t is sampled. `loss_mask` marks the tokens that carry loss, None all
-    sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt.
-    Other fields that are None have not been computed yet (or, for values, there is no critic).
+    sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt;
+    `raw_advantages` are those before whitening. Other fields that are None have not been
+    computed yet (or, for values, there is no critic).
     """
 
     rollouts: list[Rollout]
@@ -104,6 +105,7 @@ class RolloutBatch:
     old_logprobs: Float[Tensor, "B T"] | None = None
     ref_logprobs: Float[Tensor, "B T"] | None = None
     old_values: Float[Tensor, "B T"] | None = None
+    raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
 

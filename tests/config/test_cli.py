@@ -181,6 +181,7 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["export", "a.ckpt"], ["OUTPUT_DIR", "vapo export --help"]),
         (["export", "a", "b", "--network", "both"], ["--network", "'actor', 'critic'"]),
         (["ui", "--prot", "1"], ["unexpected argument '--prot'", "'--port'"]),
+        (["ui", "--hos", "x"], ["unexpected argument '--hos'", "'--host'"]),
         (["ui", "--port", "x"], ["--port", "'x'"]),
     ],
 )  # fmt: skip

@@ -155,6 +155,13 @@ def test_place_of_a_problem_is_the_last_written_of_its_keys(tmp_path: Path) -> N
     second = write(tmp_path, "rewards:\n  verifier: regex\n", "second.yaml")
     with pytest.raises(UserError, match=r"second\.yaml:2: rewards\.verifier regex needs"):
         load_config(SftConfig, [first, second], [])
+    fewer = write(tmp_path, "rollouts: {max_response_tokens: 100}", "fewer.yaml")
+    punished = "rewards: {overlong: {soft_punishment: true,\n  cache_tokens: 200}}"
+    ramp = write(tmp_path, punished, "ramp.yaml")
+    with pytest.raises(UserError, match=r"ramp\.yaml:2: "):
+        load_config(SftConfig, [first, fewer, ramp], [])
+    with pytest.raises(UserError, match=r"fewer\.yaml:1: "):
+        load_config(SftConfig, [first, ramp, fewer], [])
     with pytest.raises(UserError, match=r"^data\.train\.kind jsonl needs data\.train\.path$"):
         load_config(SftConfig, [], ["export_dir=out"])
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # small enough for seconds, with both phases and every component on
 SMALL = [
     "components.value_pretraining.num_iterations=2",
+    "components.value_pretraining.min_iterations=1",
     "components.group_sampling.num_prompts=8",
     "components.group_sampling.group_size=4",
     "training.num_iterations=3",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.integration.commands import ROOT, SMALL, fit, summary, vapo
-from tests.tracking.documented_metrics import documented_keys
+from tests.tracking.metric_docs import documented_keys
 from vapo.checkpoints import network_state, read_checkpoint
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16

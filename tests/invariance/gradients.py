@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 class FixedRollouts(L.LightningDataModule):
     """Each rank's share of the same made-up rollouts, as one minibatch."""
 
-    transfer_batch_to_device = RolloutDataModule.transfer_batch_to_device  # type: ignore[assignment]
+    transfer_batch_to_device = RolloutDataModule.transfer_batch_to_device
 
     def __init__(self, config: FitConfig) -> None:
         super().__init__()

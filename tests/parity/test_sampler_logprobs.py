@@ -25,7 +25,7 @@ def test_logprobs_are_those_of_the_plain_forward(rows, temperature):
     model = tiny_model()
     rollouts = sample(model, ragged_prompts(10), rows=rows, temperature=temperature)
     lengths = {len(rollout.response_ids) for rollout in rollouts}
-    assert len(lengths) > 8, "the responses must end at different times for this to test anything"
+    assert len(lengths) > 5, "the responses must end at different times for this to test anything"
     assert largest_gap(model, rollouts, temperature) < 1e-5
 
 
@@ -40,6 +40,7 @@ def test_logprobs_hold_beyond_the_spare_columns():
 @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
 def test_logprobs_under_both_kernels(attn_implementation):
     model = tiny_model(attn_implementation=attn_implementation)
+    assert model.config._attn_implementation == attn_implementation
     assert largest_gap(model, sample(model, ragged_prompts(6), rows=5), 1.0) < 1e-5
 
 
@@ -60,11 +61,11 @@ def test_filtered_logprobs_are_renormalised():
 
 def test_bfloat16_weights_stay_close():
     """The softmax is float32; what differs is the rounding of the hidden states."""
-    model = tiny_model().to(torch.bfloat16)
+    model = tiny_model(dtype=torch.bfloat16)
     rollouts = sample(model, ragged_prompts(6), rows=5)
     gaps = []
     for rollout in rollouts:
         logprobs = torch.log_softmax(full_forward_logits(model, rollout), dim=-1)
         expected = logprobs.gather(1, torch.tensor(rollout.response_ids)[:, None]).squeeze(1)
         gaps.append((expected - torch.tensor(rollout.rollout_logprobs)).abs())
-    assert torch.cat(gaps).mean() < 1e-2 * 10
+    assert torch.cat(gaps).mean() < 1e-2

@@ -9,6 +9,14 @@ from vapo.commands import ui
 from vapo.errors import UserError
 
 
+@pytest.fixture(autouse=True)
+def called(monkeypatch):
+    """The command that would have replaced this process."""
+    calls: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: calls.append((path, command)))
+    return calls
+
+
 @pytest.fixture
 def store(tmp_path):
     (tmp_path / "mlflow.db").write_bytes(b"")
@@ -22,9 +30,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_becomes_the_server_of_the_folders_database(store, free_port, monkeypatch, capsys):
-    called = []
-    monkeypatch.setattr(os, "execv", lambda path, command: called.append((path, command)))
+def test_becomes_the_server_of_the_folders_database(store, free_port, called, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     ui.run(str(store), "127.0.0.1", free_port)
     ((path, command),) = called

@@ -9,13 +9,10 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from vapo.errors import UserError
+from vapo.saved_tokenizers import read_tokenizer
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384
@@ -46,7 +43,7 @@ class RewardModel:
                     f"rewards.reward_model_path: {path} is {config.architectures} with "
                     f"{config.num_labels} labels, not a sequence classifier with one label"
                 )
-            self.tokenizer = _load_tokenizer(path)
+            self.tokenizer = read_tokenizer(path)
             self.model = AutoModelForSequenceClassification.from_pretrained(
                 path, trust_remote_code=False, use_safetensors=True, dtype="auto"
             )
@@ -113,16 +110,3 @@ class RewardModel:
             batch.append(index)
         if batch:
             yield batch
-
-
-def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer as it was saved.
-
-    AutoTokenizer takes the class of the architecture where a plain tokenizer.json was saved:
-    for Qwen2 that drops spaces and adds a token that the embedding does not have.
-    """
-    saved = get_tokenizer_config(path).get("tokenizer_class")
-    plain = saved in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    loader = PreTrainedTokenizerFast if plain else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(path, trust_remote_code=False)
-    return tokenizer

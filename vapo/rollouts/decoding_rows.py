@@ -100,9 +100,7 @@ class DecodingRows:
         return num_bad == 0
 
     def write_out(self, write: Write) -> None:
-        """Hand what was recorded since the last time to `write(request, ids, logprobs)`."""
-        if not self._step_ids:
-            return
+        """Hand each row's recorded tokens to `write(request, ids, logprobs)`; once, at the end."""
         ids = torch.stack(self._step_ids, dim=1).tolist()
         logprobs = torch.stack(self._step_logprobs, dim=1).tolist()
         nums = (self.counts - self._first_counts).tolist()
@@ -110,15 +108,14 @@ class DecodingRows:
             self.requests, ids, logprobs, nums, strict=True
         ):
             write(request, row_ids[:num], row_logprobs[:num])
-        self._first_counts = self.counts
-        self._step_ids, self._step_logprobs = [], []
 
 
-def join_rows(parts: Sequence[DecodingRows]) -> DecodingRows | None:
+def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
     """The live rows of all parts, moved together; None if there are none.
 
     Columns left of the longest live row's first token are dropped.
     """
+    room = min(_ROOM, max_tokens)
     parts = [part for part in parts if part.num_alive]
     if not parts:
         return None
@@ -134,7 +131,7 @@ def join_rows(parts: Sequence[DecodingRows]) -> DecodingRows | None:
     width, shortest = torch.stack([cached_lengths.max(), cached_lengths.min()]).tolist()
     cache_mask = None
     if shortest < width:
-        columns = torch.arange(width + _ROOM, device=counts.device)
+        columns = torch.arange(width + room, device=counts.device)
         cache_mask = columns >= (width - cached_lengths)[:, None]
     cache = join_caches(
         [
@@ -142,7 +139,7 @@ def join_rows(parts: Sequence[DecodingRows]) -> DecodingRows | None:
             for part, index in zip(parts, alive, strict=True)
         ],
         width=width,
-        room=_ROOM,
+        room=room,
     )
     return DecodingRows(
         [

@@ -79,12 +79,13 @@ def _join(
 ) -> Float[Tensor, "R heads columns d"]:
     num_rows = sum(len(rows) for _, rows in parts)
     source = parts[0][0]
-    joined = source.new_zeros(num_rows, source.shape[1], width + room, source.shape[3])
+    joined = source.new_empty(num_rows, source.shape[1], width + room, source.shape[3])
     first = 0
     for states, rows in parts:
         last = first + len(rows)
         used = min(width, states.shape[2])
         recent = states[:, :, states.shape[2] - used :]
+        joined[first:last, :, : width - used] = 0  # masked, but 0 * NaN would not be 0
         joined[first:last, :, width - used : width] = recent.index_select(0, rows)
         first = last
     return joined

@@ -43,13 +43,12 @@ def inverse_cdf(
     """The first token, in id order, whose cumulative probability exceeds the row's uniform.
 
     A token of probability 0 is never returned, whatever the rounding: its cumulative value is
-    set below every threshold, and the threshold stays below the largest one left.
+    set below every threshold (a parallel scan need not be monotone), and the threshold is below
+    the largest one left, since a float64 uniform is at most 1 - 2**-53.
     """
     probs = logprobs.exp()
     cumulative = probs.double().cumsum(dim=-1).masked_fill_(probs == 0, -1.0)
-    total = cumulative.amax(dim=-1)
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    threshold = torch.minimum(uniforms * total, below_total)
+    threshold = uniforms * cumulative.amax(dim=-1)
     return (cumulative > threshold[:, None]).to(torch.uint8).argmax(dim=-1)
 
 

@@ -168,7 +168,7 @@ class _Decoding:
         parts.extend(self.prefill(chunk) for chunk in self.prefill_chunks(admitted))
         for part in parts:
             part.write_out(self.write)
-        return join_rows(parts)
+        return join_rows(parts, max_tokens=self.settings.max_response_tokens)
 
     def write(self, request: int, ids: list[int], logprobs: list[float]) -> None:
         self.responses[request].ids.extend(ids)

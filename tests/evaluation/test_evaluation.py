@@ -1,0 +1,250 @@
+"""avg@k, pass@k, maj@k and their interval, by hand, with a stand-in sampler and scorer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from vapo.config.schema import EvaluationConfig
+from vapo.errors import UserError
+from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_quantile
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+
+class ScriptedSampler:
+    """Responses are the words of each prompt's text, in turn; `cut` marks a truncated one."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    def sample(self, prompts, *, group_size, settings, seed, advance=lambda n: None):
+        self.calls.append({"settings": settings, "seed": seed, "group_size": group_size})
+        rollouts = []
+        for prompt in prompts:
+            words = prompt.text.split()
+            assert len(words) == group_size
+            for word in words:
+                reason = FinishReason.LENGTH if word == "cut" else FinishReason.STOP
+                ids = tuple(range(2, 2 + len(word)))
+                rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason))
+                advance(1)
+        return rollouts
+
+    def sync(self, weights):
+        raise AssertionError("an evaluation does not change weights")
+
+    def close(self): ...
+
+
+class EqualityScorer:
+    """Correct when the response is the answer; `cut` has no extracted answer."""
+
+    def score(self, rollouts, *, advance=lambda n: None):
+        advance(len(rollouts))
+        return [
+            Verdict(
+                is_correct=rollout.response_text == rollout.prompt.answer,
+                reward=1.0 if rollout.response_text == rollout.prompt.answer else -1.0,
+                extracted=None if rollout.response_text == "cut" else rollout.response_text,
+                failure="timeout" if rollout.response_text == "slow" else None,
+            )
+            for rollout in rollouts
+        ]
+
+
+class CountingProgress:
+    def __init__(self) -> None:
+        self.done: dict[str, float] = {}
+        self.totals: dict[str, tuple[float | None, str]] = {}
+
+    @contextmanager
+    def stage(self, name: str, total: float | None = None, unit: str = "items") -> Iterator:
+        self.totals[name] = (total, unit)
+        self.done[name] = 0
+
+        def advance(n: float = 1) -> None:
+            self.done[name] += n
+
+        yield advance
+
+
+def run(texts: list[str], answers: str, **options):
+    prompts = [Prompt(f"p{i}", t, (2,), a) for i, (t, a) in enumerate(zip(texts, answers))]  # noqa: B905
+    sampler, progress = ScriptedSampler(), CountingProgress()
+    result = evaluate(
+        prompts,
+        sampler=sampler,
+        scorer=EqualityScorer(),
+        config=EvaluationConfig(k=len(texts[0].split()), **options),
+        max_response_tokens=50,
+        progress=progress,
+    )
+    return result, sampler, progress
+
+
+FIVE = ["a a b cut", "b b b a", "a b c cut", "cut cut cut a", "b a a b"]
+
+
+def test_metrics_by_hand():
+    """Five prompts, answer `a`, k = 4.
+
+    correct: 2/4, 1/4, 1/4, 1/4, 2/4 -> avg 0.35; every prompt has one -> pass 1.
+    majority: a (right), b, a (tie of three, first seen), None, b (tie with a, first seen) -> 2/5.
+    """
+    metrics = run(FIVE, "aaaaa")[0].metrics
+    assert metrics["eval/avg_at_k"] == pytest.approx(0.35)
+    assert metrics["eval/pass_at_k"] == pytest.approx(1.0)
+    assert metrics["eval/maj_at_k"] == pytest.approx(0.4)
+    assert metrics["eval/num_prompts"] == 5
+    assert metrics["eval/truncation_rate"] == pytest.approx(5 / 20)
+    assert metrics["eval/response_length_mean"] == pytest.approx((5 * 3 + 15) / 20)
+
+
+def test_interval_is_over_prompts():
+    """Means 0.5, 0.25, 0.25, 0.25, 0.5: std sqrt(0.01875), standard error 0.0612372;
+    t(0.975, 4) = 2.776445, so 0.35 +- 0.170021.
+    """
+    metrics = run(FIVE, "aaaaa")[0].metrics
+    assert metrics["eval/avg_at_k_ci_low"] == pytest.approx(0.179979, abs=1e-3)
+    assert metrics["eval/avg_at_k_ci_high"] == pytest.approx(0.520021, abs=1e-3)
+
+
+def test_interval_ignores_how_often_a_prompt_is_sampled():
+    """Copies of the same verdicts are no new evidence: k = 8 gives the interval of k = 4."""
+    once = run(FIVE, "aaaaa")[0].metrics
+    twice = run([f"{text} {text}" for text in FIVE], "aaaaa")[0].metrics
+    for key in ("eval/avg_at_k", "eval/avg_at_k_ci_low", "eval/avg_at_k_ci_high"):
+        assert twice[key] == pytest.approx(once[key])
+
+
+def test_interval_is_clipped_and_few_prompts_tell_nothing():
+    metrics = run(["a", "a", "a", "b"], "aaaa")[0].metrics
+    assert metrics["eval/avg_at_k_ci_high"] == 1.0
+    assert 0 <= metrics["eval/avg_at_k_ci_low"] < 0.75
+    few = run(["a", "b"], "aa")[0].metrics
+    assert (few["eval/avg_at_k_ci_low"], few["eval/avg_at_k_ci_high"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(3, 3.182446), (4, 2.776445), (9, 2.262157), (29, 2.045230)]
+)
+def test_t_quantile(degrees, expected):
+    assert t_quantile(0.975, degrees) == pytest.approx(expected, rel=0.01 if degrees < 5 else 2e-4)
+
+
+def test_clustered_mean_adds_up_over_updates():
+    parts, whole = ClusteredMean(), ClusteredMean()
+    parts.update(torch.tensor([0.5, 0.25]))
+    parts.update(torch.tensor([0.25, 0.25, 0.5]))
+    whole.update(torch.tensor([0.5, 0.25, 0.25, 0.25, 0.5]))
+    assert {k: float(v) for k, v in parts.compute().items()} == pytest.approx(
+        {k: float(v) for k, v in whole.compute().items()}
+    )
+
+
+def verdicts(*answers: str | None, right: str = "a") -> list[Verdict]:
+    return [Verdict(answer == right, 0.0, extracted=answer) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["a"], True),
+        (["b", "a", "a"], True),
+        (["a", "b", "b"], False),
+        (["a", "b", "b", "a"], True),
+        (["b", "a", "a", "b"], False),
+        ([None, None, "a"], False),
+        (["a", None, None, "a"], True),
+        ([None, "a", "a", None], False),
+        ([None], False),
+    ],
+)
+def test_majority(answers, expected):
+    assert majority_is_correct(verdicts(*answers)) is expected
+
+
+def test_an_unextracted_majority_is_wrong_even_if_a_verdict_says_correct():
+    assert not majority_is_correct([Verdict(True, 1.0, extracted=None)] * 3)
+
+
+def test_the_evaluation_has_its_own_settings_and_seed():
+    _, sampler, _ = run(["a b"], "a", temperature=0.8, top_p=0.7, top_k=3, seed=5)
+    _, same, _ = run(["a b"], "a", seed=5)
+    _, other, _ = run(["a b"], "a", seed=6)
+    call = sampler.calls[0]
+    settings = call["settings"]
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.8, 0.7, 3)
+    assert settings.max_response_tokens == 50
+    assert call["group_size"] == 2
+    assert call["seed"] == same.calls[0]["seed"] != other.calls[0]["seed"]
+    _, sampler, _ = run(["a b"], "a", max_response_tokens=9)
+    assert sampler.calls[0]["settings"].max_response_tokens == 9
+
+
+def test_num_prompts_takes_the_first():
+    result, _, _ = run(FIVE, "aaaaa", num_prompts=2)
+    assert result.metrics["eval/num_prompts"] == 2
+    assert result.metrics["eval/avg_at_k"] == pytest.approx(3 / 8)
+
+
+def test_progress_counts_responses():
+    _, _, progress = run(FIVE, "aaaaa")
+    assert progress.totals["evaluation"] == (20, "responses")
+    assert progress.done == {"evaluation": 20, "scoring": 20}
+
+
+def test_table_rows_start_with_one_response_of_each_prompt():
+    result, _, _ = run(["a slow", "cut a"], "ab", num_table_rows=3)
+    assert result.rows == [
+        {
+            "prompt": "a slow",
+            "answer": "a",
+            "response": "a",
+            "extracted": "a",
+            "verdict": "correct",
+            "reward": 1.0,
+            "length": 1,
+            "finish_reason": "stop",
+            "k": 0,
+        },
+        {
+            "prompt": "cut a",
+            "answer": "b",
+            "response": "cut",
+            "extracted": None,
+            "verdict": "incorrect",
+            "reward": -1.0,
+            "length": 3,
+            "finish_reason": "length",
+            "k": 0,
+        },
+        {
+            "prompt": "a slow",
+            "answer": "a",
+            "response": "slow",
+            "extracted": "slow",
+            "verdict": "failed: timeout",
+            "reward": -1.0,
+            "length": 4,
+            "finish_reason": "stop",
+            "k": 1,
+        },
+    ]
+    assert math.isfinite(result.metrics["eval/avg_at_k"])
+
+
+def test_no_prompts():
+    with pytest.raises(UserError, match="no prompts"):
+        evaluate(
+            [],
+            sampler=ScriptedSampler(),
+            scorer=EqualityScorer(),
+            config=EvaluationConfig(),
+            max_response_tokens=5,
+            progress=CountingProgress(),
+        )
