@@ -60,6 +60,8 @@ def gathered(network: nn.Module) -> Iterator[None]:
         yield
         return
     modules = [m for m in network.modules() if isinstance(m, FSDPModule)]
+    # the sampler calls inner modules; the root must have taken its role before they run
+    network._get_fsdp_state()._lazy_init()
     for module in modules:
         module.unshard()
         module.set_reshard_after_forward(False, recurse=False)

@@ -79,6 +79,13 @@ def test_first_minibatch_has_ratio_one(history: dict[str, list[tuple[int, float]
         assert values == pytest.approx([expected] * 3, abs=1e-5), key
 
 
+def test_last_checkpoint_is_the_last(run: Path) -> None:
+    state = read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]
+    assert int(state["iteration"]) == 5
+    assert int(state["policy_iterations"]) == 3
+    assert int(state["policy_steps"]) == 6
+
+
 def test_evaluations(history: dict[str, list[tuple[int, float]]]) -> None:
     """Before the first step, every second policy iteration, after the last."""
     assert [step for step, _ in history["eval/avg_at_k"]] == [0, 8, 10]
@@ -189,3 +196,24 @@ def test_killed_and_resumed_equals_uninterrupted(
         expected = final(run, network)
         for name, tensor in final(resumed, network).items():
             assert torch.equal(tensor, expected[name]), (network, name)
+
+
+def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
+    """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export."""
+    from mlflow import MlflowClient
+
+    sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
+    fit(tmp_path, *sharded, "training.num_iterations=1")
+    run = fit(tmp_path, *sharded, "training.num_iterations=2", "--ckpt_path", "last")
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    run_id = summary(run)["mlflow_run_id"]
+    gaps = client.get_metric_history(run_id, "rollout/logprob_gap_mean")
+    assert [gap.step for gap in gaps] == [6, 8]
+    assert max(gap.value for gap in gaps) < 1e-5
+    folder = tmp_path / "actor"
+    result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder))
+    assert result.returncode == 0, result.stderr
+    exported = load_file(folder / "model.safetensors")
+    moved = [n for n, start in initial("actor").items() if not torch.equal(exported[n], start)]
+    assert len(moved) == len(exported)

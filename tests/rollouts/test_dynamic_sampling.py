@@ -170,6 +170,8 @@ def test_a_resumed_run_samples_the_same() -> None:
     assert fresh.calls == sampler.calls
     seeds = [seed for *_, seed in sampler.calls]
     assert len(set(seeds)) == len(seeds), "every attempt draws its own responses"
+    asked = {tuple(ids) for ids, *_ in sampler.calls}
+    assert len(asked) == len(sampler.calls) > 1, "every attempt takes prompts of its own"
 
 
 def test_the_first_attempt_takes_every_systems_prompts() -> None:

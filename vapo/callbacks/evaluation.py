@@ -43,7 +43,7 @@ class Evaluation(Callback):
                 or finished == settings.training.num_iterations
             ):
                 self.run(trainer, pl_module)
-        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False)
+        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 
     def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate the current policy; log its metrics and a table of sample responses."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -146,14 +145,7 @@ def make_trainer(
 ) -> L.Trainer:
     """Lightning's Trainer: one epoch is one iteration, checkpoints at the iteration's end."""
     pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
-    checkpoint = partial(
-        ModelCheckpoint,
-        run_dir.checkpoints,
-        save_top_k=1,
-        every_n_epochs=config.trainer.checkpoint_every_n_iterations,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
+    every_n = config.trainer.checkpoint_every_n_iterations
     callbacks: list[Callback] = [
         ValuePretraining(
             config.components.value_pretraining,
@@ -164,9 +156,9 @@ def make_trainer(
         WeightSync(),
         evaluation,
         Recording(logger, progress),
-        # Two of them: Lightning's `save_last` writes last.ckpt only when the best is written too.
-        checkpoint("best", monitor="eval/avg_at_k", mode="max"),
-        checkpoint("last"),
+        # one for each: `save_last` would follow the best, and leave last.ckpt behind
+        make_checkpointing(run_dir, "last", every_n_iterations=every_n),
+        make_checkpointing(run_dir, "best", every_n_iterations=1, monitor="eval/avg_at_k"),
     ]
     return L.Trainer(
         accelerator=config.trainer.accelerator,
@@ -183,4 +175,20 @@ def make_trainer(
         callbacks=callbacks,
         enable_progress_bar=False,
         enable_model_summary=False,
+    )
+
+
+def make_checkpointing(
+    run_dir: RunDir, name: str, *, every_n_iterations: int, monitor: str | None = None
+) -> ModelCheckpoint:
+    """Keeps one file `name`.ckpt: the newest, or the one with the highest `monitor`."""
+    return ModelCheckpoint(
+        dirpath=run_dir.checkpoints,
+        filename=name,
+        monitor=monitor,
+        mode="max",
+        save_top_k=1,
+        every_n_epochs=every_n_iterations,
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
     )
