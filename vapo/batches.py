@@ -42,7 +42,7 @@ def make_rollout_batch(
         reward = reward + soft_overlong_punishment(
             lengths,
             max_response_tokens=max_response_tokens,
-            cache_tokens=rewards.overlong.cache_tokens,
+            cache_tokens=rewards.overlong.ramp_tokens(max_response_tokens),
         )
     loss_mask = response_mask
     if rewards.overlong.filter_truncated:
@@ -58,4 +58,5 @@ def make_rollout_batch(
         rewards=reward,
         is_correct=torch.tensor([verdict.is_correct for verdict in verdicts]),
         group_size=group_size,
+        max_response_tokens=max_response_tokens,
     )

@@ -6,24 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vapo.batches import make_rollout_batch
 from vapo.config import FitConfig, resolve
-from vapo.distributed import rank, world_size
+from vapo.distributed import gather_over_ranks, rank, world_size
+from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts import Sampler, sampling_settings
+from vapo.rollouts import Sampler, SamplingSettings, sampling_settings
 from vapo.seeding import derive_seed
 from vapo.strategies import gathered
-from vapo.types import RolloutBatch
+from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -77,51 +80,124 @@ class RolloutDataModule(L.LightningDataModule):
 
     def collect(self, iteration: int) -> list[Minibatch]:
         """One iteration's minibatches, sampled from the policy as it is now."""
-        config, hp, seed = self.config, self.hyperparameters, self.config.seed
         phase, total = self.module.phase, self.module.trainer.max_epochs or 0
         self.progress.iteration(iteration + 1, total, phase.value)
+        batch, metrics = self.sample_batch(iteration)
+        with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
+            self.module.evaluate_rollouts(batch)
+            advance(len(batch))
+        self.module.estimate_advantages(batch)
+        self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        return self.minibatches(batch, iteration)
+
+    def sample_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
+        """The iteration's rollouts and rewards, and what is logged of how they came about."""
+        algorithm, num_fillers = self.config.algorithm, 0
+        max_attempts = algorithm.dynamic_sampling_attempts
+        metrics: dict[str, float] = {}
+        if max_attempts == 0 or self.module.phase is Phase.VALUE_PRETRAINING:
+            groups = self.sample_groups(iteration, attempt=0)
+        else:
+            filled = fill_with_mixed_groups(
+                lambda attempt: self.sample_groups(iteration, attempt),
+                num_groups=self.hyperparameters.num_prompts // world_size(),
+                max_attempts=max_attempts,
+            )
+            groups, num_fillers = filled.groups, filled.num_fillers
+            metrics |= filled.metrics()
+        batch = self.rollout_batch(
+            [rollout for group in groups for rollout in group.rollouts],
+            [verdict for group in groups for verdict in group.verdicts],
+            group_size=self.hyperparameters.group_size,
+        )
+        if num_fillers:
+            assert batch.loss_mask is not None
+            carries_loss = torch.ones(len(batch), 1, dtype=torch.bool)
+            carries_loss[-num_fillers * batch.group_size :] = False
+            batch.loss_mask = batch.loss_mask & carries_loss
+        if algorithm.needs_greedy_baseline:
+            prompts = [group.rollouts[0].prompt for group in groups]
+            baseline = self.greedy_rewards(prompts, iteration)
+            batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
+            mean = gather_over_ranks(baseline).mean()
+            metrics["rollout/greedy_reward_mean"] = float(mean)
+        return batch, metrics
+
+    def sample_groups(self, iteration: int, attempt: int) -> list[Group]:
+        """This rank's prompts of an attempt, each with its responses and their verdicts.
+
+        Attempt 0 takes the prompts that every system takes in this iteration; each later one
+        walks an order of its own. All is a function of (seed, iteration, attempt) and the policy.
+        """
+        hp, seed = self.hyperparameters, self.config.seed
+        keys = (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
         prompts = group_sampling(
             self.prompts.train,
             num_prompts=hp.num_prompts,
-            seed=seed,
+            seed=seed if attempt == 0 else derive_seed(seed, "attempt", attempt),
             iteration=iteration,
             rank=rank(),
             world_size=world_size(),
         )
-        num_rollouts = len(prompts) * hp.group_size
-        stage = self.progress.stage
+        rollouts, verdicts = self.sample_and_score(
+            prompts,
+            group_size=hp.group_size,
+            settings=sampling_settings(self.config.rollouts),
+            seed=derive_seed(seed, "rollouts", *keys),
+            shuffle_seed=derive_seed(seed, "shuffled verdicts", *keys),
+        )
+        return [
+            Group(rollouts[i : i + hp.group_size], verdicts[i : i + hp.group_size])
+            for i in range(0, len(rollouts), hp.group_size)
+        ]
+
+    def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
+        """The reward of one greedy response to each prompt, shaped like the others'."""
+        seed = self.config.seed
+        rollouts, verdicts = self.sample_and_score(
+            prompts,
+            group_size=1,
+            settings=replace(sampling_settings(self.config.rollouts), greedy=True),
+            seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
+            shuffle_seed=derive_seed(seed, "shuffled greedy verdicts", iteration, rank()),
+        )
+        return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
+
+    def sample_and_score(
+        self,
+        prompts: list[Prompt],
+        *,
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        shuffle_seed: int,
+    ) -> tuple[list[Rollout], list[Verdict]]:
+        num_rollouts, stage = len(prompts) * group_size, self.progress.stage
         with (
             stage("rollout", total=num_rollouts, unit="responses") as advance,
             gathered(self.module.actor),
         ):
             rollouts = self.sampler.sample(
-                prompts,
-                group_size=hp.group_size,
-                settings=sampling_settings(config.rollouts),
-                seed=derive_seed(seed, "rollouts", iteration, rank()),
-                advance=advance,
+                prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
             )
         with stage("scoring", total=num_rollouts, unit="responses") as advance:
             verdicts = self.scorer.score(
                 rollouts,
                 advance=advance,
-                shuffle_seed=derive_seed(seed, "shuffled verdicts", iteration, rank())
-                if config.rewards.shuffle
-                else None,
+                shuffle_seed=shuffle_seed if self.config.rewards.shuffle else None,
             )
-        batch = make_rollout_batch(
+        return rollouts, verdicts
+
+    def rollout_batch(
+        self, rollouts: list[Rollout], verdicts: list[Verdict], *, group_size: int
+    ) -> RolloutBatch:
+        return make_rollout_batch(
             rollouts,
             verdicts,
-            group_size=hp.group_size,
-            rewards=config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
+            group_size=group_size,
+            rewards=self.config.rewards,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
         )
-        with stage("logprobs_values", total=num_rollouts, unit="responses") as advance:
-            self.module.evaluate_rollouts(batch)
-            advance(num_rollouts)
-        self.module.estimate_advantages(batch)
-        self.metrics = iteration_metrics(batch, hp)
-        return self.minibatches(batch, iteration)
 
     def transfer_batch_to_device(
         self, batch: Minibatch, device: torch.device, dataloader_idx: int
@@ -130,9 +206,10 @@ class RolloutDataModule(L.LightningDataModule):
         return batch
 
     def minibatches(self, batch: RolloutBatch, iteration: int) -> list[Minibatch]:
+        size = self.config.training.minibatch_size or len(batch) * world_size()
         return make_minibatches(
             batch,
-            num_minibatches=len(batch) * world_size() // self.config.training.minibatch_size,
+            num_minibatches=len(batch) * world_size() // size,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
             seed=derive_seed(self.config.seed, "minibatches", iteration, rank()),

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vapo.distributed import max_over_ranks, sum_over_ranks
+from vapo.functional.masking import LossReduction
 from vapo.types import RolloutBatch
 
 
@@ -66,12 +67,22 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimizer step. The three denominators count all micro-batches of all ranks."""
+    """One optimizer step. The three numbers count all micro-batches of all ranks."""
 
     microbatches: list[Microbatch]
     num_tokens: int
     num_responses: int
     num_positive_tokens: int
+    max_response_tokens: int | None = None
+
+    def denominator(self, reduction: LossReduction) -> int:
+        """What `losses.aggregate` divides this minibatch's summed losses by."""
+        if reduction == "token_mean":
+            return self.num_tokens
+        if reduction != "constant_length":
+            return self.num_responses
+        assert self.max_response_tokens is not None, "the rollout batch has a token budget"
+        return self.num_responses * self.max_response_tokens
 
 
 def token_inputs(
@@ -188,6 +199,7 @@ def _make_minibatch(
         num_tokens=num_tokens,
         num_responses=num_responses,
         num_positive_tokens=num_positive_tokens,
+        max_response_tokens=batch.max_response_tokens,
     )
 
 

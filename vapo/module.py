@@ -51,7 +51,7 @@ class VapoModule(L.LightningModule):
         self.config = config
         self.hyperparameters = resolve(config)
         self.pad_id = pad_id
-        self.has_critic = config.algorithm.advantage_estimator == "gae"
+        self.has_critic = config.algorithm.has_critic
         for name in ("iteration", "policy_iterations", "policy_steps", "phase_index"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.phase = Phase.POLICY_OPTIMIZATION

@@ -17,6 +17,7 @@ from vapo.functional.losses import (
     aggregate,
     clipped_surrogate,
     kl_penalty,
+    logprob_surrogate,
     positive_example_lm_loss,
     value_loss,
 )
@@ -62,22 +63,12 @@ def policy_objective(
     hp, mask = hyperparameters, micro.loss_mask
     assert micro.old_logprobs is not None
     assert micro.advantages is not None
-    by_token = hp.loss_reduction == "token_mean"
-    denominator = minibatch.num_tokens if by_token else minibatch.num_responses
+    denominator = minibatch.denominator(hp.loss_reduction)
 
     def reduce(token_losses: Tensor) -> Tensor:
         return aggregate(token_losses, mask, reduction=hp.loss_reduction, denominator=denominator)
 
-    loss = policy_loss = reduce(
-        clipped_surrogate(
-            logprobs,
-            micro.old_logprobs,
-            micro.advantages,
-            eps_low=hp.eps_low,
-            eps_high=hp.eps_high,
-            dual_clip=algorithm.dual_clip,
-        )
-    )
+    loss = policy_loss = reduce(SURROGATES[algorithm.surrogate](logprobs, micro, hp, algorithm))
     totals.add("actor/policy_loss", policy_loss)
     if hp.mu > 0:
         lm_loss = positive_example_lm_loss(
@@ -95,19 +86,67 @@ def policy_objective(
     totals.add("actor/entropy", mean_entropy)
     if algorithm.entropy_coef > 0:
         loss = loss - algorithm.entropy_coef * mean_entropy
-    add_ratio_statistics(logprobs.detach(), micro, minibatch, hp, totals)
+    add_ratio_statistics(logprobs.detach(), micro, minibatch, totals)
+    if algorithm.surrogate == "clipped_ratio":
+        add_clip_fractions(logprobs.detach(), micro, minibatch, hp, totals)
     return loss
+
+
+def clipped_ratio_losses(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    hp: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    assert micro.old_logprobs is not None
+    assert micro.advantages is not None
+    return clipped_surrogate(
+        logprobs,
+        micro.old_logprobs,
+        micro.advantages,
+        eps_low=hp.eps_low,
+        eps_high=hp.eps_high,
+        dual_clip=algorithm.dual_clip,
+    )
+
+
+def logprob_losses(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    hp: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    assert micro.advantages is not None
+    return logprob_surrogate(logprobs, micro.advantages)
+
+
+SURROGATES = {"clipped_ratio": clipped_ratio_losses, "logprob": logprob_losses}
 
 
 def add_ratio_statistics(
     logprobs: Float[Tensor, "b T"],
     micro: Microbatch,
     minibatch: Minibatch,
+    totals: Totals,
+) -> None:
+    """Approximate KL to the rollout policy, and the largest ratio."""
+    mask = micro.loss_mask
+    assert micro.old_logprobs is not None
+    share = mask.sum() / max(minibatch.num_tokens, 1)
+    kl = approx_kl(logprobs, micro.old_logprobs, mask)
+    totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
+    ratio = torch.where(mask, (logprobs - micro.old_logprobs).exp(), 0.0)
+    totals.maximum("actor/ratio_max", ratio.max())
+
+
+def add_clip_fractions(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    minibatch: Minibatch,
     hyperparameters: Hyperparameters,
     totals: Totals,
 ) -> None:
-    """Clip fractions, approximate KL to the rollout policy, and the largest ratio."""
-    mask = micro.loss_mask
+    """Tokens whose gradient a clip bound cuts, as a share of all tokens."""
     assert micro.old_logprobs is not None
     assert micro.advantages is not None
     tokens = max(minibatch.num_tokens, 1)
@@ -115,17 +154,12 @@ def add_ratio_statistics(
         logprobs,
         micro.old_logprobs,
         micro.advantages,
-        mask,
+        micro.loss_mask,
         eps_low=hyperparameters.eps_low,
         eps_high=hyperparameters.eps_high,
     )
     totals.add("actor/clip_fraction_low", low / tokens)
     totals.add("actor/clip_fraction_high", high / tokens)
-    share = mask.sum() / tokens
-    kl = approx_kl(logprobs, micro.old_logprobs, mask)
-    totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
-    ratio = torch.where(mask, (logprobs - micro.old_logprobs).exp(), 0.0)
-    totals.maximum("actor/ratio_max", ratio.max())
 
 
 def value_objective(

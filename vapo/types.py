@@ -84,8 +84,10 @@ class RolloutBatch:
     """All rollouts of one iteration, response-aligned. Rows of a group are contiguous.
 
     Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
-    state in which token t is sampled. Fields that are None have not been computed yet (or,
-    for values, there is no critic). `raw_advantages` are those before whitening.
+    state in which token t is sampled. `loss_mask` marks the tokens that carry loss, None all
+    sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt;
+    `raw_advantages` are those before whitening. Other fields that are None have not been
+    computed yet (or, for values, there is no critic).
     """
 
     rollouts: list[Rollout]
@@ -96,7 +98,9 @@ class RolloutBatch:
     rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
     group_size: int
+    max_response_tokens: int | None = None
     loss_mask: Bool[Tensor, "B T"] | None = None
+    baseline_rewards: Float[Tensor, " B"] | None = None
     token_rewards: Float[Tensor, "B T"] | None = None
     old_logprobs: Float[Tensor, "B T"] | None = None
     ref_logprobs: Float[Tensor, "B T"] | None = None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vapo.errors import UserError
-from vapo.functional.advantages import leave_one_out_advantages
+from vapo.functional.baselines import leave_one_out_advantages
 from vapo.prompts import group_sampling
 from vapo.types import Prompt
 

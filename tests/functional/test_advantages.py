@@ -1,4 +1,4 @@
-"""GAE, returns, whitening and group baselines against numbers worked out by hand."""
+"""GAE, returns and whitening against numbers worked out by hand."""
 
 import math
 
@@ -8,8 +8,6 @@ import torch
 from vapo.functional.advantages import (
     decoupled_gae,
     gae,
-    group_relative_advantages,
-    leave_one_out_advantages,
     length_adaptive_lambda,
     monte_carlo_returns,
     whiten,
@@ -115,35 +113,6 @@ def test_whiten_over_two_ranks_is_whiten_of_both_rows() -> None:
     other_sums = iter([torch.stack([x[1].sum(), m[1].sum()]), (x[1] - 18 / 5).square().sum()])
     first = whiten(x[:1], m[:1], reduce=lambda sums: sums + next(other_sums))
     equal(first, whole[:1])
-
-
-def test_group_relative_advantages() -> None:
-    # group 0: 1, -1, -1: mean -1/3, unbiased variance (16/9 + 4/9 + 4/9)/2 = 4/3
-    std = math.sqrt(4 / 3) + 1e-6
-    actual = group_relative_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
-    expected = [4 / 3 / std, -2 / 3 / std, -2 / 3 / std, -2 / 2.000001, 0, 2 / 2.000001]
-    equal(actual, f64(expected)[0])
-
-
-def test_leave_one_out_advantages() -> None:
-    actual = leave_one_out_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
-    equal(actual, f64([2, -1, -1, -3, 0, 3])[0])
-
-
-@pytest.mark.parametrize("reward", [0.1, -1.0, 1 / 3, 1e6 / 7])
-@pytest.mark.parametrize("group_size", [2, 3, 7, 16])
-def test_equal_rewards_give_exactly_zero(reward: float, group_size: int) -> None:
-    rewards = torch.full((2 * group_size,), reward)
-    for estimator in (group_relative_advantages, leave_one_out_advantages):
-        assert torch.equal(estimator(rewards, group_size=group_size), torch.zeros_like(rewards))
-
-
-@pytest.mark.parametrize("estimator", [group_relative_advantages, leave_one_out_advantages])
-def test_group_baselines_need_whole_groups_of_two_or_more(estimator) -> None:
-    with pytest.raises(ValueError, match="group_size >= 2"):
-        estimator(torch.ones(4), group_size=1)
-    with pytest.raises(ValueError, match="not groups of 3"):
-        estimator(torch.ones(4), group_size=3)
 
 
 def test_length_adaptive_lambda_keeps_float64() -> None:

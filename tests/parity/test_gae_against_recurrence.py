@@ -11,11 +11,10 @@ from torch import Tensor
 from vapo.functional.advantages import (
     decoupled_gae,
     gae,
-    group_relative_advantages,
-    leave_one_out_advantages,
     length_adaptive_lambda,
     monte_carlo_returns,
 )
+from vapo.functional.baselines import group_relative_advantages, leave_one_out_advantages
 
 
 def recurrence(

@@ -108,7 +108,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """A critic that reads other token ids than the actor writes would be silently wrong."""
-    if config.algorithm.advantage_estimator == "gae":
+    if config.algorithm.has_critic:
         path = critic_path(config)
         if path != config.actor.path:
             check_same_tokenizer(tokenizer, load_tokenizer(path))

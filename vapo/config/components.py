@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from vapo.config.schema import FitConfig
 
-LossReduction = Literal["token_mean", "sequence_mean"]
+LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
+_SEQUENCE_REDUCTIONS: dict[str, LossReduction] = {
+    "mean": "sequence_mean",
+    "sum": "sequence_sum",
+    "constant_length": "constant_length",
+}
 
 
 def _option(default: Any, doc: str, **bounds: float) -> Any:
@@ -60,7 +65,11 @@ class LengthAdaptiveGAE:
 class TokenLevelLoss:
     """Every token of the mini-batch weighs the same (VAPO 4.2, DAPO 3.3)."""
 
-    enabled: bool = _option(True, "off: mean over responses of the mean over their tokens")
+    enabled: bool = _option(
+        True,
+        "off: mean over responses of the mean over their tokens (or what "
+        "algorithm.sequence_reduction says)",
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,11 @@ def resolve(config: FitConfig) -> Hyperparameters:
         ),
         lambda_critic=c.decoupled_gae.lambda_critic if c.decoupled_gae.enabled else None,
         alpha=c.length_adaptive_gae.alpha if c.length_adaptive_gae.enabled else None,
-        loss_reduction="token_mean" if c.token_level_loss.enabled else "sequence_mean",
+        loss_reduction=(
+            "token_mean"
+            if c.token_level_loss.enabled
+            else _SEQUENCE_REDUCTIONS[algorithm.sequence_reduction]
+        ),
         eps_high=c.clip_higher.eps_high if c.clip_higher.enabled else algorithm.eps_low,
         mu=c.positive_example_lm_loss.mu if c.positive_example_lm_loss.enabled else 0.0,
         num_prompts=group.num_prompts if group.enabled else group.num_prompts * group.group_size,

@@ -9,6 +9,7 @@ from typing import Any
 from vapo.config.options import Entry, Option, Section
 
 _WIDTH = 96
+_MAX_LINE = 120
 
 
 def describe_keys(entries: Mapping[str, Entry]) -> str:
@@ -33,7 +34,16 @@ def _heading(section: Section) -> list[str]:
 def _paragraph(option: Option) -> list[str]:
     default = "required" if option.required else f"default: {_show(option.default)}"
     limits = f"; {option.range}" if option.range else ""
-    return [f"  {option.key}  {option.label} ({default}{limits})", *_indented(option.doc)]
+    line = f"  {option.key}  {option.label} ({default}{limits})"
+    return [*_break_at_choices(line), *_indented(option.doc)]
+
+
+def _break_at_choices(line: str) -> list[str]:
+    """A line with many choices goes on in the next, after a `|`."""
+    if len(line) <= _MAX_LINE:
+        return [line]
+    broken = line.rfind("|", 0, _WIDTH) + 1
+    return [line[:broken], *_break_at_choices(f"      {line[broken:]}")] if broken else [line]
 
 
 def _indented(doc: str) -> list[str]:

@@ -6,37 +6,16 @@ the values for the default task on two CPU cores. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from vapo.config.algorithm import AlgorithmConfig, KLConfig
 from vapo.config.components import Components
+from vapo.config.fields import option, section
 
-T = TypeVar("T")
-
-
-def option(
-    default: Any,
-    doc: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> Any:
-    """A config field: its default, its help text, and the range that validation enforces."""
-    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def section(factory: Callable[[], T], doc: str) -> T:
-    """A nested block of the config."""
-    return field(default_factory=factory, metadata={"doc": doc})
+__all__ = ["AlgorithmConfig", "FitConfig", "KLConfig", "RewardModelConfig", "SftConfig"]
 
 
 @dataclass
@@ -141,9 +120,16 @@ class OverlongConfig:
 
     filter_truncated: bool = option(False, "truncated responses carry no loss")
     soft_punishment: bool = option(False, "add DAPO's soft overlong punishment to the reward")
-    cache_tokens: int = option(
-        4096, "length of the ramp from 0 to -1 before max_response_tokens", ge=1
+    cache_tokens: int | None = option(
+        None,
+        "length of the ramp from 0 to -1 before max_response_tokens; null: a fifth of "
+        "max_response_tokens (DAPO: 4096 of 20480)",
+        ge=1,
     )
+
+    def ramp_tokens(self, max_response_tokens: int) -> int:
+        """The ramp's length, in tokens."""
+        return self.cache_tokens or max(1, max_response_tokens // 5)
 
 
 @dataclass
@@ -170,44 +156,15 @@ class RewardConfig:
 
 
 @dataclass
-class KLConfig:
-    """Divergence from the initial policy. Off in VAPO (paper: not stated)."""
-
-    coef: float = option(0.0, "weight; 0 builds no reference model", ge=0)
-    estimator: Literal["k1", "k2", "k3"] = option("k3", "per-token estimator")
-    placement: Literal["loss", "reward"] = option("loss", "a loss term, or a token reward")
-
-
-@dataclass
-class AlgorithmConfig:
-    advantage_estimator: Literal["gae", "group_relative", "leave_one_out"] = option(
-        "gae", "gae trains a critic; the other two build none"
-    )
-    gamma: float = option(1.0, "discount (paper: 1.0)", ge=0, le=1)
-    lambda_policy: float = option(
-        0.95, "constant lambda of the policy when length_adaptive_gae is off", ge=0, le=1
-    )
-    eps_low: float = option(0.2, "lower clip bound of the ratio (paper: 0.2)", ge=0, lt=1)
-    whiten_advantages: bool = option(
-        True, "zero mean, unit variance over the rollout batch's tokens (paper: not stated)"
-    )
-    value_clip: float | None = option(
-        None, "clip value updates to this range; null: off (paper: not stated)", gt=0
-    )
-    dual_clip: float | None = option(
-        None, "bound on the loss of negative advantages; null: off (paper: not stated)", gt=1
-    )
-    entropy_coef: float = option(0.0, "entropy bonus (paper: not stated)", ge=0)
-    kl: KLConfig = section(KLConfig, "divergence from the initial policy")
-
-
-@dataclass
 class TrainingConfig:
     num_iterations: int = option(
         300, "rollout batches after value pretraining (one iteration each)", ge=0
     )
-    minibatch_size: int = option(
-        512, "responses per optimizer step (paper: 512 of 8192, so 16 steps an iteration)", ge=1
+    minibatch_size: int | None = option(
+        512,
+        "responses per optimizer step (paper: 512 of 8192, so 16 steps an iteration); null: all "
+        "of the rollout batch, so that its one step is on-policy",
+        ge=1,
     )
     microbatch_tokens: int = option(
         16384, "prompt + response tokens of one forward / backward, padding included", ge=1

@@ -7,24 +7,12 @@ in the order in which a reader would want to hear of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
+from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The keys that do not fit together, and the message with the mend."""
-
-    keys: tuple[str, ...]
-    message: str
-
-
-Rule = Callable[[Any], Problem | None]
-_CRITIC_FREE = ("group_relative", "leave_one_out")
 
 
 def first_problem(config: Any) -> Problem | None:
@@ -33,61 +21,6 @@ def first_problem(config: Any) -> Problem | None:
         if (problem := rule(config)) is not None:
             return problem
     return None
-
-
-def group_estimator_has_groups(config: FitConfig) -> Problem | None:
-    estimator, group_size = config.algorithm.advantage_estimator, resolve(config).group_size
-    if estimator not in _CRITIC_FREE or group_size > 1:
-        return None
-    return Problem(
-        (
-            "algorithm.advantage_estimator",
-            "components.group_sampling.group_size",
-            "components.group_sampling.enabled",
-        ),
-        f"algorithm.advantage_estimator {estimator} compares the responses of a group, and "
-        "there is one response per prompt: set components.group_sampling.group_size to 2 or "
-        "more and components.group_sampling.enabled to true",
-    )
-
-
-def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
-    estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
-    if estimator not in _CRITIC_FREE:
-        return None
-    on = {
-        "components.value_pretraining.enabled": numbers.value_pretraining_iterations > 0,
-        "components.decoupled_gae.enabled": numbers.lambda_critic is not None,
-        "components.length_adaptive_gae.enabled": numbers.alpha is not None,
-    }
-    keys = [key for key, is_on in on.items() if is_on]
-    if keys:
-        switches = ", ".join(f"{key}=false" for key in keys)
-        return Problem(
-            ("algorithm.advantage_estimator", *keys),
-            f"algorithm.advantage_estimator {estimator} has no critic, which these components "
-            f"work on: set {switches}",
-        )
-    if config.algorithm.value_clip is not None:
-        return Problem(
-            ("algorithm.advantage_estimator", "algorithm.value_clip"),
-            f"algorithm.value_clip has no effect: algorithm.advantage_estimator {estimator} has "
-            "no critic; set algorithm.value_clip=null",
-        )
-    return None
-
-
-def critic_has_a_start(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if config.algorithm.advantage_estimator in _CRITIC_FREE or critic.init != "reward_model":
-        return None
-    if critic.reward_model_path:
-        return None
-    return Problem(
-        ("critic.init", "critic.reward_model_path"),
-        "critic.init reward_model needs critic.reward_model_path, the reward model's folder; or "
-        "set critic.init=policy, or to the folder of a saved critic",
-    )
 
 
 def pretraining_range(config: FitConfig) -> Problem | None:
@@ -104,8 +37,9 @@ def pretraining_range(config: FitConfig) -> Problem | None:
 
 
 def minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
-    numbers, size = resolve(config), config.training.minibatch_size
+    numbers = resolve(config)
     total = numbers.num_prompts * numbers.group_size
+    size = config.training.minibatch_size or total
     if total % size == 0:
         return None
     below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
@@ -126,7 +60,7 @@ def ranks_share_evenly(config: FitConfig) -> Problem | None:
     ranks = trainer.devices * trainer.num_nodes
     shares = {
         "components.group_sampling.num_prompts": resolve(config).num_prompts,
-        "training.minibatch_size": config.training.minibatch_size,
+        "training.minibatch_size": config.training.minibatch_size or ranks,
     }
     for key, number in shares.items():
         if number % ranks:
@@ -247,11 +181,12 @@ def correct_pays_more(config: Any) -> Problem | None:
 
 def overlong_ramp_fits(config: Any) -> Problem | None:
     overlong, budget = config.rewards.overlong, config.rollouts.max_response_tokens
-    if not overlong.soft_punishment or overlong.cache_tokens < budget:
+    ramp_tokens = overlong.ramp_tokens(budget)
+    if not overlong.soft_punishment or ramp_tokens < budget:
         return None
     return Problem(
         ("rewards.overlong.cache_tokens", "rollouts.max_response_tokens"),
-        f"rewards.overlong.cache_tokens {overlong.cache_tokens} must be below "
+        f"rewards.overlong.cache_tokens {ramp_tokens} must be below "
         f"rollouts.max_response_tokens {budget}, or every response is punished",
     )
 
@@ -268,9 +203,7 @@ _DATA_AND_REWARDS: tuple[Rule, ...] = (
 )
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
-        group_estimator_has_groups,
-        critic_free_has_no_critic_parts,
-        critic_has_a_start,
+        *ALGORITHM_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,

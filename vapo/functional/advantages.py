@@ -1,4 +1,4 @@
-"""Advantages and value targets: with a critic (GAE) and without one (group baselines).
+"""Advantages and value targets with a critic (GAE), returns, whitening.
 
 Nothing here is differentiated. GAE is computed in float64 and returned in the inputs' dtype,
 so a float32 result carries one rounding only, however long the response.
@@ -21,7 +21,6 @@ from vapo.functional.masking import (
 )
 
 _CPU_BLOCK = 16_384  # entries per block of rows on CPU: fits the cache, wakes no second thread
-_STD_EPS = 1e-6  # added to the std of a group (GRPO)
 _VARIANCE_EPS = 1e-8  # keeps the whitening of a constant batch finite
 
 
@@ -161,58 +160,6 @@ def whiten(
     centered = torch.where(mask, x - total / count.clamp(min=1), 0.0)
     variance = reduce(centered.square().sum()) / count.clamp(min=1)
     return (centered * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
-
-
-@torch.no_grad()
-def group_relative_advantages(
-    rewards: Float[Tensor, " B"], *, group_size: int
-) -> Float[Tensor, " B"]:
-    """Score each response against the other responses to its prompt (GRPO, DAPO).
-
-        A_i = (r_i - mean(r)) / (std(r) + 1e-6)        std unbiased, over the group
-
-    Source: GRPO (arXiv 2402.03300) 4.1. Groups are contiguous. A group of equal rewards gives
-    exactly 0.
-    Units: group standard deviations.
-    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
-
-    >>> group_relative_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
-    tensor([-0.7071,  0.7071,  0.0000,  0.0000])
-    """
-    centered = _centered_in_group(rewards, group_size)
-    std = rewards.view(-1, group_size).std(dim=1, keepdim=True, correction=1)
-    return (centered / (std + _STD_EPS)).flatten()
-
-
-@torch.no_grad()
-def leave_one_out_advantages(
-    rewards: Float[Tensor, " B"], *, group_size: int
-) -> Float[Tensor, " B"]:
-    """Score each response against the mean of the other G - 1 of its group (RLOO).
-
-        A_i = r_i - mean_{j != i} r_j = (r_i - mean(r)) * G / (G - 1)
-
-    Source: RLOO (arXiv 2402.14740). Groups are contiguous. A group of equal rewards gives
-    exactly 0.
-    Units: those of the reward.
-    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
-
-    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.0]), group_size=3)
-    tensor([ 1.0000, -0.5000, -0.5000])
-    """
-    centered = _centered_in_group(rewards, group_size)
-    return (centered * (group_size / (group_size - 1))).flatten()
-
-
-def _centered_in_group(rewards: Tensor, group_size: int) -> Tensor:
-    if group_size < 2:
-        raise ValueError(f"a group baseline needs group_size >= 2, got {group_size}")
-    if rewards.shape[0] % group_size:
-        raise ValueError(f"{rewards.shape[0]} rewards are not groups of {group_size}")
-    groups = rewards.view(-1, group_size)
-    # The float mean of equal numbers need not be that number, and 1e-8 / 1e-6 is not nothing.
-    all_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
-    return torch.where(all_equal, 0.0, groups - groups.mean(dim=1, keepdim=True))
 
 
 def discounted_suffix_sums(

@@ -56,6 +56,23 @@ def clipped_surrogate(
     return torch.where(is_valid, loss, torch.nan)
 
 
+def logprob_surrogate(
+    logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Return the policy-gradient loss of every token, to be minimised.
+
+        loss_t = -A * log pi
+
+    Source: REINFORCE, as in RLOO (arXiv 2402.14740) and ReMax (2310.10505); with A = 1 it is
+    the language-modelling loss (RAFT). Its gradient is the policy gradient only where the
+    tokens were sampled from pi itself: nothing here corrects for an older policy.
+    Padding: as `clipped_surrogate`.
+    """
+    is_valid = torch.isfinite(logprobs) & torch.isfinite(advantages)
+    loss = -torch.where(is_valid, advantages, 0.0) * torch.where(is_valid, logprobs, 0.0)
+    return torch.where(is_valid, loss, torch.nan)
+
+
 def aggregate(
     token_losses: Float[Tensor, "B T"],
     response_mask: Bool[Tensor, "B T"],
@@ -65,24 +82,27 @@ def aggregate(
 ) -> Float[Tensor, ""]:
     """Reduce token losses to the scalar that is differentiated.
 
-        token_mean:     sum over all tokens of loss_t / number of tokens
-        sequence_mean:  sum over responses of (mean of its loss_t) / number of responses
+        token_mean:       sum over all tokens of loss_t / number of tokens
+        sequence_mean:    sum over responses of (mean of its loss_t) / number of responses
+        sequence_sum:     sum over all tokens of loss_t / number of responses
+        constant_length:  the same / max_response_tokens
 
     Source: VAPO 4.2, DAPO 3.3. Component `token_level_loss`; off: sequence_mean, where a token
-    of a response of l tokens weighs 1/l.
-    Units: `denominator` is the mini-batch's number of tokens, or of responses, when this is
-    one micro-batch of it; by default this batch's own `loss_denominator`.
+    of a response of l tokens weighs 1/l. sequence_sum: the response is one action, whose
+    log-prob is the sum over its tokens (RLOO, ReMax). constant_length: Dr.GRPO.
+    Units: `denominator` is the mini-batch's `loss_denominator`, added up, when this is one
+    micro-batch of it; by default this batch's own (constant_length has no default).
     Padding: ignored in value and gradient. A response without a token adds 0 and, by default,
     is not counted; nothing to count at all gives 0.
     Raises: ValueError on an unknown reduction.
     """
     losses = zero_outside(token_losses, response_mask)
-    if reduction == "token_mean":
+    if reduction in ("token_mean", "sequence_sum", "constant_length"):
         total = losses.sum()
     elif reduction == "sequence_mean":
         total = (losses.sum(dim=1) / response_mask.sum(dim=1).clamp(min=1)).sum()
     else:
-        raise ValueError(f"reduction must be token_mean or sequence_mean, got {reduction!r}")
+        raise ValueError(f"unknown reduction {reduction!r}")
     if denominator is None:
         denominator = loss_denominator(response_mask, reduction=reduction)
     return _divide(total, denominator)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LossReduction = Literal["token_mean", "sequence_mean"]
+LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
 Reduce = Callable[[Tensor], Tensor]
 """Adds a tensor up over the ranks; `identity` when there is one rank."""
 
@@ -43,16 +43,29 @@ def masked_mean(
     return (total / count).to(x.dtype)
 
 
-def loss_denominator(mask: Bool[Tensor, "B T"], *, reduction: LossReduction) -> Int[Tensor, ""]:
+def loss_denominator(
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduction: LossReduction,
+    max_response_tokens: int | None = None,
+) -> Int[Tensor, ""]:
     """Count what `losses.aggregate` divides by: tokens, or responses that have a token.
+
+    With `constant_length` a response counts as `max_response_tokens` tokens.
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the
     denominator of a mini-batch.
+    Raises: ValueError when `constant_length` is not told the length.
     """
     if reduction == "token_mean":
         return mask.sum()
-    return mask.any(dim=1).sum()
+    num_responses = mask.any(dim=1).sum()
+    if reduction != "constant_length":
+        return num_responses
+    if max_response_tokens is None:
+        raise ValueError("constant_length needs max_response_tokens, or its denominator")
+    return num_responses * max_response_tokens
 
 
 def place_at_last_token(

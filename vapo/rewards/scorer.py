@@ -34,9 +34,10 @@ class Scorer:
         self._pool: WorkerPool | None = None
         self._reward_model: Callable[..., list[float]] | None = None
         overlong = rewards.overlong
-        if overlong.soft_punishment and overlong.cache_tokens > max_response_tokens:
+        ramp_tokens = overlong.ramp_tokens(max_response_tokens)
+        if overlong.soft_punishment and ramp_tokens > max_response_tokens:
             raise UserError(
-                f"rewards.overlong.cache_tokens is {overlong.cache_tokens}, above "
+                f"rewards.overlong.cache_tokens is {ramp_tokens}, above "
                 f"max_response_tokens, {max_response_tokens}: every response would be punished"
             )
         if rewards.verifier == "reward_model":

@@ -1,0 +1,133 @@
+"""Critic-free advantages and their losses against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from vapo.functional.advantages import monte_carlo_returns, whiten
+from vapo.functional.baselines import (
+    correct_only_advantages,
+    greedy_baseline_advantages,
+    group_mean_advantages,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    whitened_group_mean_advantages,
+)
+from vapo.functional.losses import aggregate, logprob_surrogate
+from vapo.functional.masking import loss_denominator
+
+GROUP_ESTIMATORS = [
+    group_relative_advantages,
+    group_mean_advantages,
+    whitened_group_mean_advantages,
+    leave_one_out_advantages,
+]
+
+
+def f64(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def mask(*rows: str) -> torch.Tensor:
+    return torch.tensor([[c == "x" for c in row] for row in rows])
+
+
+def equal(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def test_group_relative_advantages() -> None:
+    # group 0: 1, -1, -1: mean -1/3, unbiased variance (16/9 + 4/9 + 4/9)/2 = 4/3
+    std = math.sqrt(4 / 3) + 1e-6
+    actual = group_relative_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
+    expected = [4 / 3 / std, -2 / 3 / std, -2 / 3 / std, -2 / 2.000001, 0, 2 / 2.000001]
+    equal(actual, f64(expected)[0])
+
+
+def test_group_mean_advantages() -> None:
+    # mean of the first group -1/3; no std: the second group's spread stays as it is
+    actual = group_mean_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
+    equal(actual, f64([4 / 3, -2 / 3, -2 / 3, -2, 0, 2])[0])
+
+
+def test_whitened_group_mean_advantages() -> None:
+    # centered: 1, -1 | 0, 0 | 3, -3; mean square (2 + 18)/6 = 10/3, the equal group counted
+    actual = whitened_group_mean_advantages(f64([1, -1, 5, 5, 4, -2])[0], group_size=2)
+    scale = 1 / math.sqrt(10 / 3 + 1e-8)
+    equal(actual, f64([scale, -scale, 0, 0, 3 * scale, -3 * scale])[0])
+
+
+def test_whitened_over_two_ranks_is_whitened_over_both() -> None:
+    rewards = f64([1, -1, 5, 5, 4, -2])[0]
+    whole = whitened_group_mean_advantages(rewards, group_size=2)
+    others = f64([18, 2])[0]  # the second rank's squares and count
+    first = whitened_group_mean_advantages(rewards[:4], group_size=2, reduce=lambda x: x + others)
+    equal(first, whole[:4])
+
+
+def test_leave_one_out_advantages() -> None:
+    actual = leave_one_out_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
+    equal(actual, f64([2, -1, -1, -3, 0, 3])[0])
+
+
+def test_greedy_baseline_advantages() -> None:
+    rewards, greedy = f64([1, -1, 0.5])[0], f64([1, 1, -1])[0]
+    equal(greedy_baseline_advantages(rewards, greedy), f64([0, -2, 1.5])[0])
+
+
+def test_correct_only_advantages() -> None:
+    assert correct_only_advantages(torch.tensor([True, False, True])).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_reward_to_go_with_the_token_kl_inside_whitened() -> None:
+    # token rewards -0.1, -0.2, 1 - 0.3 and 0.4, -1: to go 0.4, 0.5, 0.7 and -0.6, -1
+    token_rewards, sampled = f64([-0.1, -0.2, 0.7], [0.4, -1, 9]), mask("xxx", "xx.")
+    to_go = monte_carlo_returns(token_rewards, sampled, gamma=1.0)
+    equal(to_go, f64([0.4, 0.5, 0.7], [-0.6, -1, 0]))
+    # mean 0, variance (0.16 + 0.25 + 0.49 + 0.36 + 1)/5 = 0.452
+    scale = 1 / math.sqrt(0.452 + 1e-8)
+    expected = f64([0.4 * scale, 0.5 * scale, 0.7 * scale], [-0.6 * scale, -scale, 0])
+    equal(whiten(to_go, sampled), expected)
+
+
+@pytest.mark.parametrize("reward", [0.1, -1.0, 1 / 3, 1e6 / 7])
+@pytest.mark.parametrize("group_size", [2, 3, 7, 16])
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_equal_rewards_give_exactly_zero(estimator, reward: float, group_size: int) -> None:
+    rewards = torch.full((2 * group_size,), reward)
+    assert torch.equal(estimator(rewards, group_size=group_size), torch.zeros_like(rewards))
+    beside_others = torch.cat([rewards, torch.arange(float(group_size))])
+    actual = estimator(beside_others, group_size=group_size)
+    assert torch.equal(actual[: len(rewards)], torch.zeros_like(rewards))
+    assert actual.isfinite().all()
+    assert actual.abs().max() > 0
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_group_baselines_need_whole_groups_of_two_or_more(estimator) -> None:
+    with pytest.raises(ValueError, match="group_size >= 2"):
+        estimator(torch.ones(4), group_size=1)
+    with pytest.raises(ValueError, match="not groups of 3"):
+        estimator(torch.ones(4), group_size=3)
+
+
+def test_logprob_surrogate_and_its_gradient() -> None:
+    logprobs = f64([-1, -2, float("nan")]).requires_grad_()
+    losses = logprob_surrogate(logprobs, f64([2, -3, 1]))
+    assert losses[0, :2].tolist() == [2.0, -6.0]
+    assert losses[0, 2].isnan(), "a broken token shows unless it is masked out"
+    aggregate(losses, mask("xx."), reduction="sequence_sum").backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-2.0, 3.0, 0.0]]
+
+
+def test_reductions_of_a_sequence() -> None:
+    losses, sampled = f64([1, 2, 3], [10, 99, 99], [99, 99, 99]), mask("xxx", "x..", "...")
+    assert aggregate(losses, sampled, reduction="sequence_sum").item() == 8.0  # 16 / 2
+    denominator = loss_denominator(sampled, reduction="constant_length", max_response_tokens=4)
+    assert denominator.item() == 8
+    actual = aggregate(losses, sampled, reduction="constant_length", denominator=denominator)
+    assert actual.item() == 2.0  # 16 / (2 * 4): the third response has no token to count
+    with pytest.raises(ValueError, match="max_response_tokens"):
+        aggregate(losses, sampled, reduction="constant_length")

@@ -1,0 +1,27 @@
+"""Every system raises the held-out score of the default task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.learning.test_learning import train
+from tests.systems import SYSTEMS
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+
+# One optimizer step an iteration where the others take four: a larger one.
+ONE_STEP = {"rloo", "remax"}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_system_learns(system: str, tmp_path: Path) -> None:
+    before, after = train(
+        tmp_path,
+        *("--config", f"conf/algorithm/{system}.yaml"),
+        "training.num_iterations=25",
+        "evaluation.every_n_iterations=25",
+        *(["actor.optimizer.lr=3e-4"] if system in ONE_STEP else []),
+    )
+    assert after >= before + 0.1

@@ -1,0 +1,230 @@
+"""DAPO's dynamic sampling: what is dropped, what is sampled instead, what happens at the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.systems import system_config
+from vapo import dynamic_sampling
+from vapo.datamodule import RolloutDataModule
+from vapo.dynamic_sampling import Group, fill_with_mixed_groups
+from vapo.module import VapoModule
+from vapo.progress import Progress
+from vapo.prompts import PromptReport, PromptSplit
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts import SamplingSettings
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+
+G, NUM_PROMPTS = 2, 4
+
+
+def group(name: str, verdicts: str) -> Group:
+    prompt = Prompt(name, name, (2,), "1")
+    rollouts = [Rollout(prompt, (3, 1), "", (-1.0, -1.0), FinishReason.STOP)] * len(verdicts)
+    return Group(rollouts, [Verdict(v == "+", 1.0 if v == "+" else -1.0) for v in verdicts])
+
+
+def names(groups: Sequence[Group]) -> list[str]:
+    return [item.rollouts[0].prompt.prompt_id for item in groups]
+
+
+ATTEMPTS = [
+    [group("a", "+-"), group("b", "++"), group("c", "--")],
+    [group("d", "--"), group("e", "-+"), group("f", "++")],
+    [group("g", "+-"), group("h", "-+"), group("i", "+-")],
+]
+
+
+def test_samples_until_the_batch_is_full_of_mixed_groups() -> None:
+    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, num_groups=3, max_attempts=9)
+    assert names(filled.groups) == ["a", "e", "g"]  # h and i are more than were needed
+    assert filled.metrics() == {
+        "rollout/dynamic_sampling_attempts": 3.0,
+        "rollout/dropped_groups": 4.0,
+        "rollout/filler_groups": 0.0,
+        "rollout/sampled_accuracy": 0.5,
+    }
+
+
+def test_at_the_bound_dropped_groups_fill_up_the_earliest_first() -> None:
+    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, num_groups=3, max_attempts=2)
+    assert names(filled.groups) == ["a", "e", "b"]
+    assert (filled.num_fillers, filled.attempts) == (1, 2)
+
+
+def test_a_full_first_attempt_is_the_only_one() -> None:
+    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], num_groups=3, max_attempts=5)
+    assert names(filled.groups) == ["g", "h", "i"]
+    assert filled.attempts == 1
+
+
+def test_a_rank_goes_on_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> None:
+    """Ranks gather the weights together in each attempt, so none may stop alone."""
+    others_miss = iter([2, 1, 0])
+    monkeypatch.setattr(
+        dynamic_sampling,
+        "max_over_ranks",
+        lambda missing: torch.maximum(missing, torch.tensor(next(others_miss))),
+    )
+    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], num_groups=3, max_attempts=5)
+    assert (filled.attempts, names(filled.groups)) == (3, ["g", "h", "i"])
+
+
+def test_too_few_groups_is_an_error() -> None:
+    with pytest.raises(ValueError, match="3 groups were sampled, 4 are needed"):
+        fill_with_mixed_groups(lambda attempt: ATTEMPTS[0], num_groups=4, max_attempts=1)
+
+
+def test_a_mixed_group_is_told_by_verdicts_not_by_shaped_rewards() -> None:
+    shaped = Group(group("a", "++").rollouts, [Verdict(True, 1.0), Verdict(True, 0.5)])
+    assert not shaped.is_mixed
+
+
+class FakeSampler:
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], int, SamplingSettings, int]] = []
+
+    def sample(
+        self, prompts: Any, *, group_size: int, settings: Any, seed: int, advance: Any = None
+    ) -> list[Rollout]:
+        self.calls.append(([p.prompt_id for p in prompts], group_size, settings, seed))
+        return [
+            Rollout(p, (3, 1), str(j), (-1.0, -1.0), FinishReason.STOP)
+            for p in prompts
+            for j in range(group_size)
+        ]
+
+
+class FakeScorer(Scorer):
+    """Even prompts have one right response of two; odd ones are all right if divisible by 3."""
+
+    def __init__(self) -> None:
+        pass
+
+    def score(
+        self, rollouts: Sequence[Rollout], *, advance: Any = None, shuffle_seed: Any = None
+    ) -> list[Verdict]:
+        verdicts = []
+        for rollout in rollouts:
+            number = int(rollout.prompt.prompt_id)
+            right = number % 2 == 0 and rollout.response_text == "0"
+            right = right or (number % 2 == 1 and number % 3 == 0)
+            verdicts.append(Verdict(right, 1.0 if right else -1.0))
+        return verdicts
+
+
+def datamodule(system: str, *overrides: str) -> tuple[RolloutDataModule, FakeSampler]:
+    config = system_config(
+        system,
+        f"components.group_sampling.num_prompts={NUM_PROMPTS}",
+        f"components.group_sampling.group_size={G}",
+        *([] if system == "remax" else ["training.minibatch_size=4"]),
+        *overrides,
+    )
+    sampler = FakeSampler()
+    train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
+    made = RolloutDataModule(
+        config,
+        prompts=PromptSplit(train, [], PromptReport(40, 0, 0, 0)),
+        scorer=FakeScorer(),
+        make_sampler=lambda module: sampler,  # type: ignore[arg-type, return-value]
+        progress=Progress(enabled=False),
+        pad_id=0,
+    )
+    module = VapoModule(config, pad_id=0)
+    module.actor = torch.nn.Linear(1, 1)  # type: ignore[assignment]
+    made.trainer = SimpleNamespace(lightning_module=module)  # type: ignore[assignment]
+    return made, sampler
+
+
+def prompt_ids(batch: RolloutBatch) -> list[int]:
+    return [int(rollout.prompt.prompt_id) for rollout in batch.rollouts[::G]]
+
+
+def test_the_batch_is_full_of_prompts_with_contrast() -> None:
+    made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    for iteration in range(5):
+        sampler.calls.clear()
+        batch, metrics = made.sample_batch(iteration)
+        assert len(batch) == NUM_PROMPTS * G
+        assert all(number % 2 == 0 for number in prompt_ids(batch))
+        assert metrics["rollout/dynamic_sampling_attempts"] == len(sampler.calls)
+        assert metrics["rollout/filler_groups"] == 0
+        assert bool(batch.loss_mask.any(dim=1).all())  # type: ignore[union-attr]
+
+
+def test_a_resumed_run_samples_the_same() -> None:
+    made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    for iteration in range(4):
+        sampler.calls.clear()
+        made.sample_batch(iteration)
+    again, fresh = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    again.sample_batch(3)
+    assert fresh.calls == sampler.calls
+    seeds = [seed for *_, seed in sampler.calls]
+    assert len(set(seeds)) == len(seeds), "every attempt draws its own responses"
+    asked = {tuple(ids) for ids, *_ in sampler.calls}
+    assert len(asked) == len(sampler.calls) > 1, "every attempt takes prompts of its own"
+
+
+def test_the_first_attempt_takes_every_systems_prompts() -> None:
+    dapo, sampler = datamodule("dapo")
+    dapo.sample_batch(2)
+    grpo, plain = datamodule("grpo")
+    batch, metrics = grpo.sample_batch(2)
+    assert sampler.calls[0] == plain.calls[0]
+    assert len(plain.calls) == 1
+    assert metrics == {}
+    assert [str(i) for i in prompt_ids(batch)] == plain.calls[0][0]
+
+
+def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
+    made, _ = datamodule("dapo", "algorithm.dynamic_sampling_attempts=1")
+    seen = set()
+    for iteration in range(8):
+        batch, metrics = made.sample_batch(iteration)
+        num_fillers = int(metrics["rollout/filler_groups"])
+        seen.add(num_fillers)
+        assert metrics["rollout/dropped_groups"] == num_fillers
+        assert len(batch) == NUM_PROMPTS * G
+        expected = [number % 2 == 0 for number in prompt_ids(batch)]
+        assert batch.loss_mask is not None
+        assert batch.loss_mask.any(dim=1)[::G].tolist() == expected
+        assert sum(expected) == NUM_PROMPTS - num_fillers
+        minibatches = made.minibatches(batch, iteration)
+        assert len(minibatches) == 2
+        assert sum(m.num_responses for m in minibatches) == G * sum(expected)
+    assert len(seen) > 1, "the iterations differ in what they lack"
+
+
+def test_value_pretraining_keeps_every_prompt() -> None:
+    made, sampler = datamodule("vapo", "algorithm.dynamic_sampling_attempts=3")
+    made.module.phase = Phase.VALUE_PRETRAINING
+    _, metrics = made.sample_batch(0)
+    assert (len(sampler.calls), metrics) == (1, {})
+    made.module.phase = Phase.POLICY_OPTIMIZATION
+    _, metrics = made.sample_batch(0)
+    assert metrics["rollout/dynamic_sampling_attempts"] > 0
+
+
+def test_remax_scores_one_greedy_response_to_each_prompt() -> None:
+    made, sampler = datamodule("remax")
+    batch, metrics = made.sample_batch(0)
+    (ids, group_size, settings, _), (greedy_ids, greedy_size, greedy, _) = sampler.calls
+    assert (group_size, greedy_size) == (G, 1)
+    assert ids == greedy_ids
+    assert (settings.greedy, greedy.greedy) == (False, True)
+    # the fake's greedy response is its first: right for even prompts, and for odd ones by 3
+    expected = [1.0 if n % 2 == 0 or n % 3 == 0 else -1.0 for n in prompt_ids(batch)]
+    assert batch.baseline_rewards is not None
+    assert batch.baseline_rewards.tolist() == [r for r in expected for _ in range(G)]
+    assert metrics["rollout/greedy_reward_mean"] == sum(expected) / len(expected)
+    (minibatch,) = made.minibatches(batch, 0)  # minibatch_size null: one step an iteration
+    assert minibatch.num_responses == NUM_PROMPTS * G

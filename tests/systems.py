@@ -1,0 +1,100 @@
+"""The overlays of `conf/algorithm`, and the loss that a system's code gives made-up rollouts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vapo.advantages import set_advantages, token_rewards
+from vapo.batches import make_rollout_batch
+from vapo.config import FitConfig, resolve
+from vapo.config.loading import load_config
+from vapo.minibatches import make_minibatches
+from vapo.objective import Totals, policy_objective
+from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+
+CONF = Path(__file__).parents[1] / "conf"
+CRITIC_FREE = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "raft",
+)
+SYSTEMS = ("vapo", "ppo", "vc_ppo", *CRITIC_FREE)
+MAX_RESPONSE_TOKENS = 10
+
+
+def system_config(name: str, *overrides: str) -> FitConfig:
+    """The default with a system's overlay, as `vapo fit` composes them."""
+    files = [CONF / "vapo.yaml", CONF / "algorithm" / f"{name}.yaml"]
+    return load_config(FitConfig, files, list(overrides))
+
+
+def made_up_batch(
+    config: FitConfig, *, num_groups: int = 4, group_size: int = 3, seed: int = 0
+) -> tuple[RolloutBatch, Tensor]:
+    """Rollouts in float64 with every input that an estimator reads, and current log-probs.
+
+    The last response is as long as the budget allows and truncated; the last group's verdicts
+    are all wrong.
+    """
+    draw = random.Random(seed)
+    rollouts, verdicts = [], []
+    num = num_groups * group_size
+    for i in range(num):
+        length = MAX_RESPONSE_TOKENS if i == num - 1 else draw.randint(1, MAX_RESPONSE_TOKENS)
+        is_correct = i < num - group_size and (i % group_size == 0 or draw.random() < 0.5)
+        prompt = Prompt(f"made-up:{i // group_size}", "", (2, 3), "1")
+        finish = FinishReason.LENGTH if i == num - 1 else FinishReason.STOP
+        rollouts.append(Rollout(prompt, (4,) * length, "", (-1.0,) * length, finish))
+        verdicts.append(Verdict(is_correct, 1.0 if is_correct else -1.0))
+    batch = make_rollout_batch(
+        rollouts,
+        verdicts,
+        group_size=group_size,
+        rewards=config.rewards,
+        max_response_tokens=MAX_RESPONSE_TOKENS,
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(scale: float) -> Tensor:
+        x = torch.randn(batch.response_mask.shape, dtype=torch.float64, generator=generator)
+        return torch.where(batch.response_mask, scale * x, 0.0)
+
+    batch.rewards = batch.rewards.double()
+    batch.old_logprobs = noise(1.0) - 2.0 * batch.response_mask
+    batch.ref_logprobs = batch.old_logprobs + noise(0.3)
+    batch.old_values = noise(0.5)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    batch.baseline_rewards = signs[:num_groups].repeat_interleave(group_size)
+    return batch, (batch.old_logprobs + noise(0.4)).requires_grad_()
+
+
+def system_loss(
+    config: FitConfig, batch: RolloutBatch, logprobs: Tensor, *, max_tokens: int = 10_000
+) -> Tensor:
+    """The shipped code's policy loss of the batch as one minibatch, differentiable in logprobs."""
+    algorithm, hyperparameters = config.algorithm, resolve(config)
+    batch.token_rewards = token_rewards(batch, algorithm)
+    set_advantages(batch, hyperparameters, algorithm)
+    # Minibatches permute rows and cut columns; the values' place carries the log-probs along.
+    carrier = replace(batch, old_values=logprobs)
+    (minibatch,) = make_minibatches(
+        carrier, num_minibatches=1, max_tokens=max_tokens, pad_id=0, seed=0
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    for micro in minibatch.microbatches:
+        assert micro.old_values is not None
+        entropy = torch.zeros_like(micro.old_values)
+        total = total + policy_objective(
+            micro.old_values, entropy, micro, minibatch, hyperparameters, algorithm, Totals()
+        )
+    return total

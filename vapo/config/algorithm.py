@@ -1,0 +1,90 @@
+"""The block `algorithm`: advantage estimator, surrogate and the objective's numbers.
+
+Every system of the critic-free family is a choice of these; `conf/algorithm/` has one overlay
+for each. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vapo.config.fields import option, section
+
+AdvantageEstimator = Literal[
+    "gae",
+    "group_relative",
+    "group_mean",
+    "group_mean_whitened",
+    "leave_one_out",
+    "reward_to_go",
+    "greedy_baseline",
+    "correct_only",
+]
+COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
+
+
+@dataclass
+class KLConfig:
+    """Divergence from the initial policy. Off in VAPO (paper: not stated)."""
+
+    coef: float = option(0.0, "weight; 0 builds no reference model", ge=0)
+    estimator: Literal["k1", "k2", "k3"] = option("k3", "per-token estimator")
+    placement: Literal["loss", "reward"] = option("loss", "a loss term, or a token reward")
+
+
+@dataclass
+class AlgorithmConfig:
+    advantage_estimator: AdvantageEstimator = option(
+        "gae",
+        "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
+        "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
+        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT)",
+    )
+    surrogate: Literal["clipped_ratio", "logprob"] = option(
+        "clipped_ratio",
+        "loss of a token: clipped_ratio is PPO's; logprob is -A * log pi, without old policy or "
+        "clip (RLOO, ReMax, RAFT)",
+    )
+    sequence_reduction: Literal["mean", "sum", "constant_length"] = option(
+        "mean",
+        "what a response's token losses come to when token_level_loss is off: their mean, their "
+        "sum (the sequence is one action), or their sum / rollouts.max_response_tokens (Dr.GRPO)",
+    )
+    dynamic_sampling_attempts: int = option(
+        0,
+        "DAPO: drop prompts whose responses are all right or all wrong and sample others until "
+        "the batch is full, at most so many times an iteration; 0: off, keep every prompt",
+        ge=0,
+    )
+    gamma: float = option(1.0, "discount (paper: 1.0)", ge=0, le=1)
+    lambda_policy: float = option(
+        0.95, "constant lambda of the policy when length_adaptive_gae is off", ge=0, le=1
+    )
+    eps_low: float = option(0.2, "lower clip bound of the ratio (paper: 0.2)", ge=0, lt=1)
+    whiten_advantages: bool = option(
+        True, "zero mean, unit variance over the rollout batch's tokens (paper: not stated)"
+    )
+    value_clip: float | None = option(
+        None, "clip value updates to this range; null: off (paper: not stated)", gt=0
+    )
+    dual_clip: float | None = option(
+        None, "bound on the loss of negative advantages; null: off (paper: not stated)", gt=1
+    )
+    entropy_coef: float = option(0.0, "entropy bonus (paper: not stated)", ge=0)
+    kl: KLConfig = section(KLConfig, "divergence from the initial policy")
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages need values."""
+        return self.advantage_estimator == "gae"
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the baseline of a response is made of its group."""
+        return self.advantage_estimator in COMPARES_GROUPS
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        """Whether each prompt gets one greedy response as well."""
+        return self.advantage_estimator == "greedy_baseline"

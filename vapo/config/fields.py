@@ -1,0 +1,31 @@
+"""How the config's fields are declared: a default, its help text, and its range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A config field: its default, its help text, and the range that validation enforces."""
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def section(factory: Callable[[], T], doc: str) -> T:
+    """A nested block of the config."""
+    return field(default_factory=factory, metadata={"doc": doc})

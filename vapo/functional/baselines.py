@@ -1,0 +1,141 @@
+"""Advantages without a critic: one number a response, its reward against a baseline.
+
+Groups are contiguous rows. Nothing here is differentiated. REINFORCE++'s advantages are per
+token and need no baseline: they are `advantages.monte_carlo_returns`, whitened.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import Reduce, identity
+
+_STD_EPS = 1e-6  # added to the std of a group (GRPO)
+_VARIANCE_EPS = 1e-8  # keeps the scaling of a batch without contrast finite
+
+
+@torch.no_grad()
+def group_relative_advantages(
+    rewards: Float[Tensor, " B"], *, group_size: int
+) -> Float[Tensor, " B"]:
+    """Score each response against the other responses to its prompt (GRPO, DAPO).
+
+        A_i = (r_i - mean(r)) / (std(r) + 1e-6)        std unbiased, over the group
+
+    Source: GRPO (arXiv 2402.03300) 4.1. Groups are contiguous. A group of equal rewards gives
+    exactly 0.
+    Units: group standard deviations.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> group_relative_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
+    tensor([-0.7071,  0.7071,  0.0000,  0.0000])
+    """
+    centered = _centered_in_group(rewards, group_size)
+    std = rewards.view(-1, group_size).std(dim=1, keepdim=True, correction=1)
+    return (centered / (std + _STD_EPS)).flatten()
+
+
+@torch.no_grad()
+def leave_one_out_advantages(
+    rewards: Float[Tensor, " B"], *, group_size: int
+) -> Float[Tensor, " B"]:
+    """Score each response against the mean of the other G - 1 of its group (RLOO).
+
+        A_i = r_i - mean_{j != i} r_j = (r_i - mean(r)) * G / (G - 1)
+
+    Source: RLOO (arXiv 2402.14740). Groups are contiguous. A group of equal rewards gives
+    exactly 0.
+    Units: those of the reward.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.0]), group_size=3)
+    tensor([ 1.0000, -0.5000, -0.5000])
+    """
+    centered = _centered_in_group(rewards, group_size)
+    return (centered * (group_size / (group_size - 1))).flatten()
+
+
+@torch.no_grad()
+def group_mean_advantages(rewards: Float[Tensor, " B"], *, group_size: int) -> Float[Tensor, " B"]:
+    """Score each response against its group's mean, unscaled (Dr.GRPO).
+
+        A_i = r_i - mean(r)
+
+    Source: Dr.GRPO (arXiv 2503.20783): dividing by the group's std would weigh prompts that
+    are nearly solved, or nearly hopeless, more. A group of equal rewards gives exactly 0.
+    Units: those of the reward.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> group_mean_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
+    tensor([-1.,  1.,  0.,  0.])
+    """
+    return _centered_in_group(rewards, group_size).flatten()
+
+
+@torch.no_grad()
+def whitened_group_mean_advantages(
+    rewards: Float[Tensor, " B"], *, group_size: int, reduce: Reduce = identity
+) -> Float[Tensor, " B"]:
+    """Center in the group, then scale to variance 1 over the whole batch (REINFORCE++-baseline).
+
+        a_i = r_i - mean(r)                            mean over the group
+        A_i = a_i / sqrt(sum_j a_j^2 / B + 1e-8)       over the batch, all ranks
+
+    Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline. The batch mean
+    of a is 0, as every group's is, so whitening has none to subtract. Deviation: each response
+    counts once in the moments, whatever its length; weighted by tokens the mean would not be
+    0, and a group of equal rewards would get an advantage. Here it gives exactly 0.
+    Units: standard deviations of the batch.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
+
+    >>> whitened_group_mean_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
+    tensor([-1.4142,  1.4142,  0.0000,  0.0000])
+    """
+    centered = _centered_in_group(rewards, group_size).flatten()
+    squares = centered.double().square().sum()
+    total, count = reduce(torch.stack([squares, squares.new_tensor(float(len(rewards)))]))
+    return (centered * (total / count + _VARIANCE_EPS).rsqrt()).to(rewards.dtype)
+
+
+@torch.no_grad()
+def greedy_baseline_advantages(
+    rewards: Float[Tensor, " B"], baseline_rewards: Float[Tensor, " B"]
+) -> Float[Tensor, " B"]:
+    """Score each response against the greedy response to the same prompt (ReMax).
+
+        A_i = r_i - r(greedy response)
+
+    Source: ReMax (arXiv 2310.10505). No group is needed.
+    Units: those of the reward.
+
+    >>> greedy_baseline_advantages(torch.tensor([1.0, -1.0]), torch.tensor([-1.0, -1.0]))
+    tensor([2., 0.])
+    """
+    return rewards - baseline_rewards
+
+
+@torch.no_grad()
+def correct_only_advantages(is_correct: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Give 1 to correct responses and 0 to the others, which the caller drops (RAFT).
+
+        A_i = 1 if correct, else dropped
+
+    Source: RAFT (arXiv 2304.06767) with a verifier: fine-tuning on the accepted responses.
+
+    >>> correct_only_advantages(torch.tensor([True, False]))
+    tensor([1., 0.])
+    """
+    return is_correct.float()
+
+
+def _centered_in_group(rewards: Tensor, group_size: int) -> Tensor:
+    if group_size < 2:
+        raise ValueError(f"a group baseline needs group_size >= 2, got {group_size}")
+    if rewards.shape[0] % group_size:
+        raise ValueError(f"{rewards.shape[0]} rewards are not groups of {group_size}")
+    groups = rewards.view(-1, group_size)
+    # The float mean of equal numbers need not be that number, and 1e-8 / 1e-6 is not nothing.
+    all_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
+    return torch.where(all_equal, 0.0, groups - groups.mean(dim=1, keepdim=True))
