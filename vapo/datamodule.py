@@ -17,6 +17,7 @@ from vapo.distributed import rank, world_size
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.module import VapoModule
+from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
@@ -51,6 +52,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.progress = progress
         self.pad_id = pad_id
         self.metrics: dict[str, float] = {}
+        self.positions: Profile = {}
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._buffer: tuple[int, list[Minibatch]] = (-1, [])
@@ -121,6 +123,9 @@ class RolloutDataModule(L.LightningDataModule):
             advance(num_rollouts)
         self.module.estimate_advantages(batch)
         self.metrics = iteration_metrics(batch, hp)
+        self.positions = position_profile(
+            batch, hp, max_response_tokens=config.rollouts.max_response_tokens
+        )
         return self.minibatches(batch, iteration)
 
     def transfer_batch_to_device(
