@@ -54,6 +54,12 @@ def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
 
 
 def params(config: FitConfig) -> dict[str, Any]:
-    """The config's values, dotted; without where the run is recorded, which its tags say."""
+    """The config's values, dotted; without where the run is written and recorded.
+
+    A run of a sweep has what differs from the sweep's base first: MLflow lists params by name.
+    """
     flat: Mapping[str, Any] = flatten(config)
-    return {key: value for key, value in flat.items() if not key.startswith("tracking.")}
+    bookkeeping = ("tracking.", "output_dir")
+    kept = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
+    differs = config.tracking.tags.get("differs")
+    return kept if differs is None else {"_differs": differs, **kept}

@@ -135,9 +135,9 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
     config = replace(config, seed=seed)
     if not pretrains(config):
         return None, Task(row, seed, config, run_identity(config))
+    needs = run_identity(pretraining_config(config, FitConfig()))
     first = pretraining_config(config, base)
-    pretraining = Task(row, seed, first, run_identity(first), is_pretraining=True)
-    needs = pretraining.identity
+    pretraining = Task(row, seed, first, needs, is_pretraining=True)
     config = start_from_critic(config, f"pretraining {needs}")
     return pretraining, Task(row, seed, config, run_identity(config), needs)
 
@@ -147,11 +147,15 @@ def pretrains(config: FitConfig) -> bool:
     return has_critic and resolve(config).value_pretraining_iterations > 0
 
 
-def pretraining_config(config: FitConfig, base: FitConfig) -> FitConfig:
-    """The run that only pretrains; equal for rows that differ in what has no influence."""
+def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
+    """The run that only pretrains; what has no influence is taken from `other`.
+
+    From the base for the run itself, and from the schema's defaults for its identity, so that
+    a critic is found again whatever else the base changes.
+    """
     config = copy.deepcopy(config)
     for key in _NO_INFLUENCE:
-        config = set_key(config, key, get_key(base, key))
+        config = set_key(config, key, get_key(other, key))
     config = set_key(config, "training.num_iterations", 0)
     return replace(config, seed=config.seed + PRETRAINING_SEED_OFFSET)
 
