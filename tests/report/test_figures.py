@@ -90,6 +90,17 @@ def test_report_of_a_sweep(tmp_path: Path) -> None:
     assert "shade: lowest to highest" in html
 
 
+def test_legends_lie_inside_the_figures() -> None:
+    for drawing in draw_all(ablation()):
+        figure = drawing.figure
+        figure.canvas.draw()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0, drawing.name
+        assert box.x1 <= figure.bbox.x1, drawing.name
+        assert box.y0 >= 0, drawing.name
+
+
 def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:
     free = [run(name, 0, 0.5, has_critic=False) for name in "ab"]
     drawn = {d.name for d in draw_all(Collection("t", [RowInfo("a"), RowInfo("b")], free))}

@@ -43,7 +43,8 @@ def names(planned: Plan, outcomes: dict[str, Outcome]) -> dict[str, str]:
 
 @pytest.mark.usefixtures("fake_fit")
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
-    planned, notes = plan(grid(tmp_path, ROWS)), []
+    planned = plan(grid(tmp_path, ROWS))
+    notes: list[str] = []
     outcomes = work(planned, tmp_path, notes).run()
     assert set(names(planned, outcomes).values()) == {"finished"}
     assert len(starts(tmp_path)) == 3
@@ -73,7 +74,8 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
 @pytest.mark.usefixtures("fake_fit")
 def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -> None:
     text = "rows: [{row: a}, {row: b, overrides: {components.value_pretraining.enabled: false}}]"
-    planned, notes = plan(grid(tmp_path, text), seeds=[13, 0]), []
+    planned = plan(grid(tmp_path, text), seeds=[13, 0])
+    notes: list[str] = []
     states = names(planned, work(planned, tmp_path, notes).run())
     assert states == {
         "value pretraining of a/13": "failed",

@@ -96,7 +96,9 @@ def training_curves(collection: Collection, rows: Sequence[str]) -> Figure | Non
     bands = {key: row_bands(collection.runs, rows, key) for key in PANELS}
     if not any(bands.values()):
         return None
-    figure, axes = pyplot.subplots(2, 2, figsize=(_WIDTH, 5.0), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        2, 2, figsize=(_WIDTH, 4.6 + legend_height(rows)), sharex=True, layout="constrained"
+    )
     for axis, (key, title) in zip(axes.flat, PANELS.items(), strict=True):
         draw_bands(axis, bands[key], styles)
         axis.set_ylabel(title)
@@ -120,7 +122,7 @@ def position_figure(collection: Collection, rows: Sequence[str]) -> Figure | Non
     figure, axes = pyplot.subplots(
         len(columns),
         2,
-        figsize=(_WIDTH, 1.9 * len(columns) + 0.9),
+        figsize=(_WIDTH, 1.9 * len(columns) + 0.5 + legend_height(rows)),
         sharex="col",
         sharey="row",
         squeeze=False,
@@ -153,7 +155,9 @@ def pretraining_figure(collection: Collection) -> Figure | None:
     if not rows:
         return None
     styles = line_styles(rows, None)
-    figure, axes = pyplot.subplots(1, 2, figsize=(_WIDTH, 2.9), layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, 2, figsize=(_WIDTH, 2.6 + legend_height(rows)), layout="constrained"
+    )
     for axis, (key, title) in zip(axes, panels.items(), strict=True):
         draw_bands(axis, {row: one for row, one in bands[key].items() if row in rows}, styles)
         axis.set_ylabel(title)
@@ -183,7 +187,18 @@ def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], drawn: A
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(3, len(handles)),
+        ncols=min(legend_columns(present), len(handles)),
         frameon=False,
         handlelength=3.6,
     )
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit the page's width at the legend's size."""
+    longest = max(map(len, labels), default=0)
+    return 4 if longest <= 18 else 3 if longest <= 32 else 2
+
+
+def legend_height(labels: Sequence[str]) -> float:
+    """Inches, which the panels do not have to give up."""
+    return 0.16 * -(-len(labels) // legend_columns(labels))

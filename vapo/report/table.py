@@ -112,7 +112,7 @@ def make_table(collection: Collection) -> list[RowResult]:
 
 
 def agreement(difference: Estimate | None, paper_difference: float | None) -> str:
-    """Whether both differences have one sign; a difference of exactly 0 has none."""
+    """Whether both differences have one sign; a difference of exactly 0 does not agree."""
     if difference is None or not paper_difference:
         return ""
     return "agrees" if difference.mean * paper_difference > 0 else "differs"
