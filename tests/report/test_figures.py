@@ -31,6 +31,8 @@ def test_value_pretraining_is_not_on_the_x_axis() -> None:
     assert policy_points(HISTORY, "actor/entropy") == {0.0: 1.5, 2.0: 4.0}
     assert policy_points(HISTORY, SCORE) == {0.0: 25.0, 4.0: 50.0}
     assert pretraining_points(HISTORY, "critic/value_loss") == {1: 3.0, 2: 1.0}
+    only_pretraining = {**HISTORY, "progress/phase": {2: 0.0, 4: 0.0}}
+    assert policy_points(only_pretraining, "rollout/reward_mean") == {}
 
 
 def test_band_over_seeds() -> None:

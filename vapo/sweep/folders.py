@@ -90,7 +90,9 @@ class TaskFolder:
     def _read(self, returncode: int, seconds: float) -> Outcome:
         done = [path for path in self.attempts() if (path / "summary.json").is_file()]
         if returncode or not done:
-            return Outcome("failed", seconds, reason=self.log_end() or f"exit code {returncode}")
+            return Outcome(
+                "failed", seconds, reason=f"{self.log_end()}\n{_exit(returncode)}".strip()
+            )
         summary = json.loads((done[-1] / "summary.json").read_text())
         return Outcome(
             "finished",
@@ -105,6 +107,10 @@ class TaskFolder:
             lines = self.log.read_text(errors="replace").rstrip().splitlines()
             return "\n".join(lines[-_LOG_LINES:])
         return ""
+
+
+def _exit(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
 def slug(name: str) -> str:
