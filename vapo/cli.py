@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from vapo import __version__
+from vapo.arguments import (
+    Parser,
+    did_you_mean,
+    parse_pairs,
+    parse_plain,
+    parse_seeds,
+    positive,
+    split_overrides,
+)
 from vapo.errors import UserError
-
-if TYPE_CHECKING:
-    from vapo.config.options import Entry
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,11 @@ CONFIGURED = {
     ),
 }
 PLAIN = {
+    "sweep": "run a grid of configs and seeds, as the paper's ablation table",
+    "report": "table and figures of a sweep, or of any recorded runs",
     "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
     "ui": "open the MLflow UI on recorded runs",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are `UserError`s, and that takes no abbreviated flags."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,12 +80,16 @@ def _dispatch(argv: list[str]) -> None:
         print(f"vapo {__version__}")
     elif name in CONFIGURED:
         _configured(name, rest)
+    elif name == "sweep":
+        _sweep(rest)
+    elif name == "report":
+        _report(rest)
     elif name == "export":
         _export(rest)
     elif name == "ui":
         _ui(rest)
     else:
-        hint = _did_you_mean(name, [*CONFIGURED, *PLAIN, "--help", "--version"])
+        hint = did_you_mean(name, [*CONFIGURED, *PLAIN, "--help", "--version"])
         raise UserError(f"unknown command '{name}'{hint or '; see `vapo --help`'}")
 
 
@@ -129,8 +126,7 @@ def _configured(name: str, argv: list[str]) -> None:
 
         print(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
-    flags = [flag for action in parser._actions for flag in action.option_strings]
-    arguments, overrides = split_overrides(argv, flags, entries)
+    arguments, overrides = split_overrides(argv, parser, entries)
     options = parser.parse_args(arguments)
     if not options.config:
         raise UserError(f"vapo {name} needs --config FILE, for example --config {command.example}")
@@ -173,53 +169,84 @@ def _make_parser(name: str, command: Command) -> Parser:
     return parser
 
 
-def split_overrides(
-    argv: Sequence[str], flags: Sequence[str], entries: dict[str, Entry]
-) -> tuple[list[str], list[str]]:
-    """Part the command's own flags from the overrides, given in any of their three forms.
+def _sweep(argv: list[str]) -> None:
+    from vapo.config import FitConfig
+    from vapo.config.options import describe
 
-    Raises: UserError: a flag that is neither ours nor a config key, or one without a value.
-    """
-    arguments: list[str] = []
-    overrides: list[str] = []
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        flag, equals, _ = token.partition("=")
-        if flag in flags:
-            arguments.append(token)
-            takes_value = flag.replace("-", "_") != "__print_config"
-            if takes_value and not equals and tokens:
-                arguments.append(tokens.pop(0))
-        elif token.startswith("--"):
-            _check_flag(flag, flags, entries)
-            if not equals and (not tokens or tokens[0].startswith("--")):
-                raise UserError(f"{flag} needs a value, as {flag}=VALUE")
-            overrides.append(token[2:] if equals else f"{flag[2:]}={tokens.pop(0)}")
-        elif equals and not token.startswith("-"):
-            overrides.append(token)
-        else:
-            hint = _did_you_mean(token, flags) if token.startswith("-") else ""
-            raise UserError(
-                f"unexpected argument '{token}'{hint or '; an override is written KEY=VALUE'}"
-            )
-    return arguments, overrides
-
-
-def _check_flag(flag: str, flags: Sequence[str], entries: dict[str, Entry]) -> None:
-    from vapo.config.options import is_key, nearest_key
-
-    if is_key(flag[2:], entries):
+    parser = _sweep_parser()
+    if "-h" in argv or "--help" in argv:
+        print(parser.format_help(), end="")
         return
-    hint = _did_you_mean(flag, flags)
-    if not hint and (nearest := nearest_key(flag[2:], entries)):
-        hint = f"; did you mean '--{nearest}'?"
-    raise UserError(f"command line: unknown option '{flag}'{hint or '; see --help'}")
+    arguments, overrides = split_overrides(argv, parser, describe(FitConfig))
+    options = parser.parse_args(arguments)
+    for flag, example in (("config", "conf/vapo.yaml"), ("grid", "conf/sweep/ablation.yaml")):
+        if not getattr(options, flag):
+            raise UserError(f"vapo sweep needs --{flag} FILE, for example --{flag} {example}")
+    from vapo.commands.sweep import SweepOptions
+
+    _load_command("sweep")(
+        SweepOptions(
+            files=[Path(file) for file in options.config],
+            grid=Path(options.grid),
+            seeds=parse_seeds(options.seeds),
+            overrides=overrides,
+            jobs=options.jobs,
+            dry_run=options.dry_run,
+            launcher=options.launcher,
+            slurm=parse_pairs("--slurm", options.slurm or []),
+            sweep_dir=None if options.sweep_dir is None else Path(options.sweep_dir),
+            report=not options.no_report,
+        )
+    )
 
 
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+def _sweep_parser() -> Parser:
+    parser = Parser(
+        prog="vapo sweep",
+        usage="vapo sweep --config FILE --grid FILE [--seeds 0,1,2] [KEY=VALUE ...] [options]",
+        description="Run every row of a grid with every seed, each run its own process, and write "
+        "the\ntable and figures. Overrides change the base config, below the rows. Runs that have\n"
+        "finished are not run again, interrupted ones go on. See docs/sweeps.md.",
+    )
+    add = parser.add_argument
+    add("--config", action="append", metavar="FILE", help="YAML file of the base config")
+    add("--grid", metavar="FILE", help="the rows, as conf/sweep/ablation.yaml")
+    add("--seeds", default="0", metavar="0,1,2", help="default: 0")
+    add("--jobs", type=positive, metavar="N", help="runs at a time; default: 1")
+    add("--dry_run", "--dry-run", action="store_true", help="print the rows and stop")
+    add("--launcher", choices=["local", "slurm"], default="local", help="default: local")
+    add("--slurm", action="append", metavar="KEY=VALUE", help="a parameter of submitit")
+    add("--sweep_dir", "--sweep-dir", metavar="DIR", help="default: OUTPUT_DIR/sweep_GRID")
+    add("--no_report", "--no-report", action="store_true", help="write no table and figures")
+    return parser
+
+
+def _report(argv: list[str]) -> None:
+    parser = Parser(prog="vapo report", description=PLAIN["report"].capitalize() + ".")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--sweep", metavar="PARENT_RUN_ID", help="a sweep; also written there")
+    chosen.add_argument("--runs", metavar="ID,ID", help="any runs, by id")
+    chosen.add_argument("--experiment", metavar="NAME", help="every finished run of an experiment")
+    parser.add_argument("--tracking_uri", "--tracking-uri", default="mlruns", metavar="URI")
+    parser.add_argument("--output_dir", "--output-dir", default="runs/report", metavar="DIR")
+    parser.add_argument(
+        "--full_system", "--full-system", metavar="ROW", help="the row to compare with"
+    )
+    options = parse_plain(parser, argv)
+    if options is None:
+        return
+    from vapo.commands.report import ReportOptions
+
+    _load_command("report")(
+        ReportOptions(
+            sweep=options.sweep,
+            runs=[part for part in (options.runs or "").split(",") if part],
+            experiment=options.experiment,
+            tracking_uri=options.tracking_uri,
+            output_dir=Path(options.output_dir),
+            full_system=options.full_system,
+        )
+    )
 
 
 def _export(argv: list[str]) -> None:
@@ -229,7 +256,7 @@ def _export(argv: list[str]) -> None:
     parser.add_argument(
         "--network", choices=["actor", "critic"], default="actor", help="default: actor"
     )
-    options = _parse_plain(parser, argv)
+    options = parse_plain(parser, argv)
     if options is not None:
         _load_command("export")(options.checkpoint, options.output_dir, options.network)
 
@@ -239,20 +266,9 @@ def _ui(argv: list[str]) -> None:
     parser.add_argument("--tracking_uri", "--tracking-uri", default="mlruns", metavar="URI")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000)
-    options = _parse_plain(parser, argv)
+    options = parse_plain(parser, argv)
     if options is not None:
         _load_command("ui")(options.tracking_uri, options.host, options.port)
-
-
-def _parse_plain(parser: Parser, argv: list[str]) -> argparse.Namespace | None:
-    if "-h" in argv or "--help" in argv:
-        print(parser.format_help(), end="")
-        return None
-    options, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unexpected argument '{unknown[0]}'{_did_you_mean(unknown[0], flags)}")
-    return options
 
 
 def _load_command(module: str) -> Callable[..., object]:

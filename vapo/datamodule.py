@@ -20,6 +20,7 @@ from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.module import VapoModule
+from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
@@ -54,6 +55,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.progress = progress
         self.pad_id = pad_id
         self.metrics: dict[str, float] = {}
+        self.positions: Profile = {}
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._buffer: tuple[int, list[Minibatch]] = (-1, [])
@@ -88,6 +90,11 @@ class RolloutDataModule(L.LightningDataModule):
             advance(len(batch))
         self.module.estimate_advantages(batch)
         self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        self.positions = position_profile(
+            batch,
+            self.hyperparameters,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
+        )
         return self.minibatches(batch, iteration)
 
     def sample_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:

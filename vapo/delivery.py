@@ -25,13 +25,24 @@ class Record:
     """One thing to record. `payload` by kind:
 
     metrics: list of (key, value, unix time in ms, step); params, tags: dict of strings;
-    text: str; bytes: bytes; file: path of a local file (read when delivered).
-    `name` is the artifact's path for the last three.
+    text: str; bytes: bytes; file: path of a local file (read when delivered);
+    inputs: list of `InputData`. `name` is the artifact's path for text, bytes and file.
     """
 
-    kind: Literal["metrics", "params", "tags", "text", "bytes", "file"]
+    kind: Literal["metrics", "params", "tags", "text", "bytes", "file", "inputs"]
     payload: Any
     name: str = ""
+
+
+@dataclass(frozen=True)
+class InputData:
+    """A data set that a run reads: `context` is `training` or `evaluation`."""
+
+    name: str
+    context: str
+    digest: str
+    num_rows: int
+    source: str
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from vapo.delivery import Record
+from vapo.delivery import InputData, Record
 from vapo.errors import UserError
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ class MlflowSink:
             self._client.log_text(self._run_id, first.payload, first.name)
         elif first.kind == "bytes":
             self._send_bytes(first.payload, first.name)
+        elif first.kind == "inputs":
+            self._send_inputs(first.payload)
         else:
             self._client.log_artifact(self._run_id, first.payload, first.name or None)
 
@@ -213,6 +216,26 @@ class MlflowSink:
         entries = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in params.items()]
         for start in range(0, len(entries), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=entries[start : start + _MAX_PARAMS])
+
+    def _send_inputs(self, inputs: list[InputData]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        self._client.log_inputs(
+            self._run_id,
+            datasets=[
+                DatasetInput(
+                    Dataset(
+                        name=data.name,
+                        digest=data.digest,
+                        source_type="local",
+                        source=data.source,
+                        profile=json.dumps({"num_rows": data.num_rows}),
+                    ),
+                    tags=[InputTag("mlflow.data.context", data.context)],
+                )
+                for data in inputs
+            ],
+        )
 
     def _send_bytes(self, content: bytes, name: str) -> None:
         folder, _, file_name = name.rpartition("/")

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import Delivery, DeliveryReport, Record, now_ms
+from vapo.delivery import Delivery, DeliveryReport, InputData, Record, now_ms
 from vapo.errors import UserError
 from vapo.progress import is_main_process
 from vapo.provenance import provenance_tags
@@ -194,6 +194,11 @@ class RunLogger(MLFlowLogger):
     def log_artifact(self, path: str | Path, folder: str = "") -> None:
         """A local file, read when it is sent: leave it in place until `close` or `finalize`."""
         self._submit(Record("file", str(path), folder))
+
+    def log_inputs(self, inputs: Sequence[InputData]) -> None:
+        """The data sets that the run reads, as MLflow's dataset inputs; once, on a new run."""
+        if not self._resumed:
+            self._submit(Record("inputs", list(inputs)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._submit(Record("tags", {key: str(value) for key, value in tags.items()}))

@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from transformers import PreTrainedTokenizerBase
 
+from vapo.callbacks.diagnostics import PositionDiagnostics
 from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
@@ -19,6 +20,7 @@ from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
+from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule, critic_path
 from vapo.progress import Progress
@@ -53,6 +55,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
     name = config.tracking.run_name or f"vapo-seed{config.seed}"
     run_dir = open_run_dir(config, name, resume_from=checkpoint)
+    critic = critic_path(config) if config.algorithm.advantage_estimator == "gae" else None
     with (
         Progress() as progress,
         make_scorer(
@@ -62,12 +65,13 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             config.tracking,
             run_name=name,
             run_id=run_dir.mlflow_run_id,
-            tags={"command": "fit", **component_tags(config)},
+            tags={"command": "fit", **component_tags(config), **model_tags(config, critic)},
             note=progress.note,
         ) as logger,
     ):
         run_dir.record_mlflow_run(logger.run_id)
-        logger.log_config(to_yaml(config), flatten(config))
+        logger.log_config(to_yaml(config), params(config))
+        logger.log_inputs(dataset_inputs(config, prompts))
         progress.note(prompts.report.describe())
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         datamodule = RolloutDataModule(
@@ -157,6 +161,7 @@ def make_trainer(
         WeightSync(),
         evaluation,
         Recording(logger, progress),
+        PositionDiagnostics(logger),
         # one for each: `save_last` would follow the best, and leave last.ckpt behind
         make_checkpointing(run_dir, "last", every_n_iterations=every_n),
         make_checkpointing(run_dir, "best", every_n_iterations=1, monitor="eval/avg_at_k"),

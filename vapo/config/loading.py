@@ -65,6 +65,11 @@ def compose(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) ->
     return _compose(schema, layers, entries)
 
 
+def compose_layers(schema: type[T], layers: Sequence[Layer]) -> Composed[T]:
+    """As `compose`, from layers that are already read, in an order of the caller's own."""
+    return _compose(schema, layers, describe(schema))
+
+
 def from_yaml(schema: type[T], text: str, *, source: str) -> T:
     """A config from YAML text, as `to_yaml` writes it; `source` names it in errors."""
     return _compose(schema, [read_text(text, source)], describe(schema)).config

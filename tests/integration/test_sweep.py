@@ -1,0 +1,139 @@
+"""A smoke-sized sweep of the whole ablation: every row a real process, then the report."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.commands import ROOT, vapo
+from tests.sweep.conftest import ablation
+
+# Seconds of training for each row; starting the processes takes the time.
+SMOKE = [
+    "components.value_pretraining.num_iterations=1",
+    "components.value_pretraining.min_iterations=1",
+    "components.group_sampling.num_prompts=4",
+    "components.group_sampling.group_size=4",
+    "training.num_iterations=2",
+    "training.minibatch_size=8",
+    "data.train.num_examples=64",
+    "data.heldout.num_examples=8",
+    "evaluation.k=1",
+    "trainer.accelerator=cpu",
+]
+OVERLAYS = ("ppo", "grpo", "dapo")
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped grid; a copy beside stand-ins while an overlay that it names is not there."""
+    if all((ROOT / f"conf/algorithm/{name}.yaml").exists() for name in OVERLAYS):
+        return ROOT / "conf/sweep/ablation.yaml"
+    folder = tmp_path_factory.mktemp("grid")
+    ablation(folder)
+    return folder / "sweep/ablation.yaml"
+
+
+def sweep(folder: Path, grid: Path, *more: str) -> Any:
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    return vapo(
+        "sweep", "--config", "conf/vapo.yaml", "--grid", str(grid), *SMOKE, *where, *more,
+        timeout=500,
+    )  # fmt: skip
+
+
+def cpu_seconds() -> float:
+    """Of all processes that this one waited for, and theirs: the same on a busy host."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.timeout(600)
+def test_smoke_sweep_of_the_ablation(grid: Path, tmp_path: Path) -> None:
+    before = cpu_seconds()
+    done = sweep(tmp_path, grid, "--jobs", "2")
+    seconds = (cpu_seconds() - before) / 2
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    folder = Path(done.stdout.strip().splitlines()[-1])
+    record = json.loads((folder / "sweep.json").read_text())
+    rows = [row["row"] for row in record["rows"]]
+    assert len(rows) == 12
+    assert [run["row"] for run in record["runs"]] == rows
+    assert {run["state"] for run in record["runs"]} == {"finished"}
+    assert len(record["value_pretrainings"]) == 2
+    check_mlflow(tmp_path, record)
+    again = sweep(tmp_path, grid, "--jobs", "2", "--no_report")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("was finished before") == 14
+    assert " started" not in again.stdout
+    assert seconds < 180, f"{seconds:.0f} s on two cores; the limit is three minutes"
+
+
+def check_mlflow(folder: Path, record: dict[str, Any]) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    parent = client.get_run(record["parent_run_id"])
+    assert parent.info.status == "FINISHED"
+    note = parent.data.tags["mlflow.note.content"]
+    assert "2 policy iterations of 16 responses" in note
+    assert "| row | seeds |" in note
+    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, "report")}
+    assert {"report/table.md", "report/table.csv", "report/report.html"} <= artifacts
+    assert {f"report/training_curves_systems.{suffix}" for suffix in ("png", "svg")} <= artifacts
+    children = client.search_runs(
+        [parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'"
+    )
+    assert len(children) == 14
+    by_row = {run.data.tags.get("row"): run for run in children}
+    one = by_row["without clip_higher"]
+    assert one.info.run_name == "without clip_higher/0"
+    expected = {"system": "vapo", "component_off": "clip_higher", "seed": "0", "paper_score": "46"}
+    assert expected.items() <= one.data.tags.items()
+    assert one.data.params["_differs"] == "components.clip_higher.enabled: true -> false"
+    assert not any(key.startswith(("tracking", "output_dir")) for key in one.data.params)
+    inputs = {i.tags[0].value: i.dataset for i in one.inputs.dataset_inputs}
+    assert json.loads(inputs["training"].profile) == {"num_rows": 64}
+    assert json.loads(inputs["evaluation"].profile) == {"num_rows": 8}
+    others = {i.tags[0].value: i.dataset for i in by_row["Vanilla PPO"].inputs.dataset_inputs}
+    assert {k: v.digest for k, v in others.items()} == {k: v.digest for k, v in inputs.items()}
+    assert one.data.tags["model/critic"].partition(" ")[0].endswith("/pretrained_critic")
+    assert "model/critic" not in by_row["GRPO"].data.tags
+    check_position_table(client, one.info.run_id)
+
+
+def check_position_table(client: Any, run_id: str) -> None:
+    from mlflow.artifacts import load_text
+
+    names = [file.path for file in client.list_artifacts(run_id, "diagnostics")]
+    assert names == [f"diagnostics/positions_iteration_{i:04d}.json" for i in (1, 2)]
+    uri = client.get_run(run_id).info.artifact_uri
+    table = json.loads(load_text(f"{uri}/{names[0]}"))
+    assert (table["iteration"], table["phase"], table["policy_steps"]) == (
+        1, "policy_optimization", 0,
+    )  # fmt: skip
+    columns = table["columns"]
+    assert columns["position"][0] == 0
+    assert columns["num_tokens"][0] == 16, "every response has a first token"
+    assert columns["reward_weight_mean"][-1] == pytest.approx(1.0), "the last token"
+    assert {len(column) for column in columns.values()} == {len(columns["position"])}
+
+
+def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "rows:\n"
+        "  - {row: broken, overrides: {actor.path: nowhere}}\n"
+        "  - {row: whole, overrides: {components.value_pretraining.enabled: false}}\n"
+    )
+    done = sweep(tmp_path, grid, "--jobs", "2", "training.num_iterations=1")
+    assert done.returncode == 2
+    assert "    | vapo: nowhere: cannot load" in done.stdout
+    assert "broken/0 not started: its value pretraining failed" in done.stdout
+    assert "whole/0 finished" in done.stdout
+    assert "| whole | 1 |" in done.stdout
+    assert "2 of 3 runs did not finish: value pretraining of broken/0, broken/0" in done.stderr

@@ -1,0 +1,119 @@
+"""What is drawn: the points of each curve, bands over seeds, and files that hold something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.report.synthetic import ablation, pretraining, run
+from vapo.commands.report import write_report
+from vapo.report.curves import band, policy_points, position_bands, pretraining_points
+from vapo.report.figures import draw_all, row_groups
+from vapo.report.runs import SCORE, Collection, RowInfo
+from vapo.report.style import line_styles
+
+# Two iterations of value pretraining, then two of the policy, of two steps each.
+HISTORY = {
+    "progress/phase": {2: 0.0, 4: 0.0, 6: 1.0, 8: 1.0},
+    "progress/policy_steps": {2: 0.0, 4: 0.0, 6: 2.0, 8: 4.0},
+    "rollout/reward_mean": {2: 9.0, 4: 9.0, 6: 0.5, 8: 0.7},
+    "actor/entropy": {5: 1.0, 6: 2.0, 7: 3.0, 8: 5.0},
+    "critic/value_loss": {1: 4.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 7.0},
+    SCORE: {0: 0.25, 8: 0.5},
+}
+
+
+def test_value_pretraining_is_not_on_the_x_axis() -> None:
+    """Rollouts belong to the policy before the iteration's update, evaluations to the one after."""
+    assert policy_points(HISTORY, "rollout/reward_mean") == {0.0: 0.5, 2.0: 0.7}
+    assert policy_points(HISTORY, "actor/entropy") == {0.0: 1.5, 2.0: 4.0}
+    assert policy_points(HISTORY, SCORE) == {0.0: 25.0, 4.0: 50.0}
+    assert pretraining_points(HISTORY, "critic/value_loss") == {1: 3.0, 2: 1.0}
+    only_pretraining = {**HISTORY, "progress/phase": {2: 0.0, 4: 0.0}}
+    assert policy_points(only_pretraining, "rollout/reward_mean") == {}
+
+
+def test_band_over_seeds() -> None:
+    found = band([{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}])
+    assert found is not None
+    assert (found.x, found.mean, found.low, found.high) == ([0, 2], [2, 5.5], [1, 5], [3, 6])
+    assert found.num_seeds == 2
+    assert band([{}]) is None
+
+
+def test_positions_of_few_responses_are_left_out() -> None:
+    found = position_bands([run("a", 0, 0.5)], ["a"], "first", "value_mean")["a"]
+    assert found.x[0] == 0
+    assert 265 <= found.x[-1] <= 270  # exp(-p / 90) falls below 5 % at p = 269.6
+
+
+def test_groups_hold_no_more_lines_than_can_be_told_apart() -> None:
+    groups = {suffix: rows for suffix, _, rows in row_groups(ablation())}
+    assert list(groups) == ["_systems", "_components"]
+    assert groups["_systems"] == ["Vanilla PPO", "GRPO", "DAPO", "VAPO"]
+    assert len(groups["_components"]) == 9
+    one = Collection("t", [RowInfo("a"), RowInfo("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
+    assert list(row_groups(one)) == [("", "", ["a", "b"])]
+    rows = [RowInfo(str(i)) for i in range(20)]
+    many = Collection("t", rows, [run(row.name, 0, 0.5) for row in rows])
+    assert [len(chosen) for *_, chosen in row_groups(many)] == [9, 9, 2]
+
+
+def test_lines_differ_without_colour() -> None:
+    rows = ablation().rows
+    styles = line_styles([row.name for row in rows[2:]], "VAPO")
+    marks = {(str(style["linestyle"]), style["marker"]) for style in styles.values()}
+    assert len(marks) == len(styles) - 1 or len(marks) == len(styles)
+    assert styles["VAPO"]["color"] == "#000000"
+
+
+def test_report_of_a_sweep(tmp_path: Path) -> None:
+    write_report(ablation(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    figures = {
+        "training_curves_systems", "training_curves_components", "positions_systems",
+        "positions_components", "value_pretraining",
+    }  # fmt: skip
+    assert names == {"table.md", "table.csv", "report.html"} | {
+        f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")
+    }
+    for name in figures:
+        image = Image.open(tmp_path / f"{name}.png").convert("L")
+        assert image.width >= 1400, "readable in print"
+        inked = sum(image.histogram()[:200]) / (image.width * image.height)
+        assert 0.01 < inked < 0.5, f"{name}: {inked:.3f} of the picture is dark"
+        assert (tmp_path / f"{name}.svg").read_text().count("<path") > 20
+    svg = (tmp_path / "training_curves_systems.svg").read_text()
+    assert all(text in svg for text in ("Vanilla PPO", "optimizer steps of the policy", "entropy"))
+    html = (tmp_path / "report.html").read_text()
+    assert html.count("data:image/png;base64,") == len(figures)
+    assert "shade: lowest to highest" in html
+
+
+def test_legends_lie_inside_the_figures() -> None:
+    for drawing in draw_all(ablation()):
+        figure = drawing.figure
+        figure.canvas.draw()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0, drawing.name
+        assert box.x1 <= figure.bbox.x1, drawing.name
+        assert box.y0 >= 0, drawing.name
+
+
+def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:
+    free = [run(name, 0, 0.5, has_critic=False) for name in "ab"]
+    drawn = {d.name for d in draw_all(Collection("t", [RowInfo("a"), RowInfo("b")], free))}
+    assert drawn == {"training_curves", "positions"}
+    only = Collection("t", [RowInfo("p")], [pretraining("p", 0)])
+    assert "value_pretraining" in {d.name for d in draw_all(only)}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")

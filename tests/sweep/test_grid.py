@@ -1,0 +1,159 @@
+"""Grid files to rows: the shipped ones, each kind of entry, and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import ROOT
+from tests.sweep.conftest import ablation, grid, plan
+from vapo.config import Components, resolve
+from vapo.errors import UserError
+from vapo.sweep import grid as grid_module
+from vapo.sweep.grid import read_grid
+
+SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
+
+
+def test_ablation_is_the_papers_table(tmp_path: Path) -> None:
+    rows = {row.name: row.paper_score for row in ablation(tmp_path).rows}
+    assert rows == {
+        "Vanilla PPO": 5,
+        "GRPO": 47,
+        "DAPO": 50,
+        "without value_pretraining": 11,
+        "without decoupled_gae": 33,
+        "without length_adaptive_gae": 45,
+        "without clip_higher": 46,
+        "without token_level_loss": 53,
+        "without positive_example_lm_loss": 54,
+        "without group_sampling": 55,
+        "without decoupled_gae, both lambdas 1": None,
+        "VAPO": 60,
+    }
+
+
+def test_every_component_has_its_row(tmp_path: Path) -> None:
+    fields = [field.name for field in dataclasses.fields(Components)]
+    rows = grid(tmp_path, "rows: [{without_components: true}]").rows
+    assert [row.component_off for row in rows] == fields
+    assert [row.overrides for row in rows] == [
+        (f"components.{name}.enabled=false",) for name in fields
+    ]
+
+
+def test_an_eighth_component_is_in_every_ablation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eighth = dataclasses.make_dataclass(
+        "Eight", [("ring_buffer", int, 0)], bases=(Components,), frozen=True
+    )
+    monkeypatch.setattr(grid_module, "Components", eighth)
+    found = ablation(tmp_path)
+    assert "without ring_buffer" in [row.name for row in found.rows]
+    assert len(found.rows) == 13
+
+
+def test_each_row_switches_its_own_numbers_only(tmp_path: Path) -> None:
+    planned = plan(ablation(tmp_path))
+    full = dataclasses.asdict(resolve(planned.row_configs["VAPO"]))
+    changed = {
+        row.component_off: {
+            key
+            for key, value in dataclasses.asdict(resolve(planned.row_configs[row.name])).items()
+            if value != full[key]
+        }
+        for row in planned.grid.rows
+        if row.name.startswith("without ") and "," not in row.name
+    }
+    assert changed == {
+        "value_pretraining": {"value_pretraining_iterations"},
+        "decoupled_gae": {"lambda_critic"},
+        "length_adaptive_gae": {"alpha"},
+        "token_level_loss": {"loss_reduction"},
+        "clip_higher": {"eps_high"},
+        "positive_example_lm_loss": {"mu"},
+        "group_sampling": {"num_prompts", "group_size"},
+    }
+    second = resolve(planned.row_configs["without decoupled_gae, both lambdas 1"])
+    assert (second.lambda_critic, second.alpha, second.lambda_policy) == (None, None, 1.0)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
+    found = ablation(tmp_path) if path.stem == "ablation" else read_grid(path)
+    planned = plan(found, seeds=[0, 1])
+    assert len(planned.assigned) == 2 * len(found.rows)
+    assert all(key in path.read_text() for key in ("description:", "rows:"))
+
+
+def test_group_size_keeps_the_number_of_responses() -> None:
+    planned = plan(read_grid(ROOT / "conf/sweep/group_size.yaml"))
+    sizes = [resolve(config) for config in planned.row_configs.values()]
+    assert {numbers.num_prompts * numbers.group_size for numbers in sizes} == {256}
+    assert [numbers.group_size for numbers in sizes] == [1, 2, 4, 8, 16, 32]
+
+
+def test_products_lists_and_named_rows(tmp_path: Path) -> None:
+    (tmp_path / "over.yaml").write_text("algorithm: {gamma: 0.5}\n")
+    found = grid(
+        tmp_path,
+        """
+rows:
+  - product: {algorithm.eps_low: [0.1, 0.2], seed: [7]}
+    paper_scores: [1, null]
+  - list: [{algorithm.gamma: 0.9, algorithm.kl.placement: reward}]
+    overrides: {algorithm.kl.coef: 0.1}
+  - {row: named, system: mine, configs: [over.yaml], overrides: {algorithm.value_clip: null}}
+""",
+    )
+    assert [(row.name, row.overrides, row.paper_score) for row in found.rows] == [
+        ("eps_low 0.1, seed 7", ("algorithm.eps_low=0.1", "seed=7"), 1),
+        ("eps_low 0.2, seed 7", ("algorithm.eps_low=0.2", "seed=7"), None),
+        (
+            "gamma 0.9, placement reward",
+            ("algorithm.kl.coef=0.1", "algorithm.gamma=0.9", "algorithm.kl.placement=reward"),
+            None,
+        ),
+        ("named", ("algorithm.value_clip=null",), None),
+    ]
+    config = plan(found).row_configs
+    assert config["named"].algorithm.gamma == 0.5
+    assert config["gamma 0.9, placement reward"].algorithm.kl.coef == 0.1
+
+
+def test_rows_are_merged_over_the_overrides_of_the_command_line(tmp_path: Path) -> None:
+    found = grid(tmp_path, "rows: [{product: {algorithm.gamma: [0.9]}}]")
+    config = plan(found, "algorithm.gamma=0.5", "algorithm.eps_low=0.1").row_configs["gamma 0.9"]
+    assert (config.algorithm.gamma, config.algorithm.eps_low) == (0.9, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[]", "a mapping with a list `rows`"),
+        ("rows: [{}]", "entry 1 of rows: an entry has exactly one of row"),
+        ("rows: [{row: a, product: {}}]", "exactly one of"),
+        ("rows: [{row: a, config: [x]}]", "unknown key 'config'; did you mean 'configs'?"),
+        ("rows: [{row: a}, {row: a}]", "two rows have the name 'a'"),
+        ("{rows: [{row: a}], full_system: b}", "full_system 'b' is not a row"),
+        ("rows: [{row: a, component_off: clip_hi}]", "did you mean 'clip_higher'?"),
+        ("rows: [{without_components: true, paper_scores: {clip: 1}}]", "unknown key 'clip'"),
+        ("rows: [{row: a, paper_score: high}]", "a paper score is a number"),
+        ("rows: [{product: {seed: 1}}]", "product: seed must be a list"),
+        ("rows: [{product: {seed: [1, 2]}, paper_scores: [1]}]", "1 paper_scores for 2 rows"),
+    ],
+)
+def test_errors_name_the_place(tmp_path: Path, text: str, part: str) -> None:
+    with pytest.raises(UserError) as error:
+        grid(tmp_path, text)
+    assert part in str(error.value)
+    assert "grid.yaml" in str(error.value)
+
+
+def test_a_rows_wrong_config_names_the_row(tmp_path: Path) -> None:
+    found = grid(tmp_path, "rows: [{product: {algorithm.gama: [1]}}]")
+    with pytest.raises(UserError, match=r"row 'gama 1' of the grid: .*did you mean"):
+        plan(found)

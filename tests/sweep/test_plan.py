@@ -1,0 +1,166 @@
+"""Which processes a sweep needs: shared value pretraining, equal prompts, identities."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.conftest import ablation, grid, plan
+from vapo.config import FitConfig, resolve
+from vapo.sweep import identity
+from vapo.sweep.plan import (
+    PRETRAINING_SEED_OFFSET,
+    Plan,
+    Task,
+    budget_differences,
+    pretrains,
+    set_key,
+)
+
+VAPO = "{full_system: VAPO, rows: [{row: VAPO}]}"
+
+
+def task(planned: Plan, row: str, seed: int = 0) -> Task:
+    return next(t for t in planned.tasks if t.identity == planned.assigned[row, seed])
+
+
+def test_ablation_pretrains_once_for_group_sampling_and_once_without(tmp_path: Path) -> None:
+    planned = plan(ablation(tmp_path), seeds=[0, 1])
+    first = [t for t in planned.tasks if t.is_pretraining]
+    assert [t.name for t in first] == [
+        "value pretraining of VAPO/0",
+        "value pretraining of without group_sampling/0",
+        "value pretraining of VAPO/1",
+        "value pretraining of without group_sampling/1",
+    ]
+    assert len(planned.tasks) == 4 + 2 * 12
+    needs = {row.name: task(planned, row.name).needs for row in planned.grid.rows}
+    without = {"Vanilla PPO", "GRPO", "DAPO", "without value_pretraining"}
+    assert {row for row, needed in needs.items() if needed is None} == without
+    assert needs["without group_sampling"] == first[1].identity
+    sharing = {row for row, needed in needs.items() if needed == first[0].identity}
+    assert sharing == needs.keys() - without - {"without group_sampling"}
+
+
+def test_each_task_comes_after_what_it_needs(tmp_path: Path) -> None:
+    seen: set[str | None] = {None}
+    for one in plan(ablation(tmp_path), seeds=[0, 1]).tasks:
+        assert one.needs in seen
+        seen.add(one.identity)
+
+
+def test_every_row_begins_the_policy_phase_at_iteration_0(tmp_path: Path) -> None:
+    """So iteration i has the same prompts in every row, with value pretraining or without."""
+    for one in plan(ablation(tmp_path)).tasks:
+        numbers = resolve(one.config)
+        if one.is_pretraining:
+            assert one.config.training.num_iterations == 0
+            assert numbers.value_pretraining_iterations == 12
+            assert one.config.seed == PRETRAINING_SEED_OFFSET + one.seed
+        else:
+            assert not pretrains(one.config)
+            assert one.config.seed == one.seed
+            assert one.config.training.num_iterations == 40
+            assert numbers.num_prompts * numbers.group_size == 256
+
+
+def test_the_component_stays_on_in_rows_that_start_from_the_critic(tmp_path: Path) -> None:
+    planned = plan(ablation(tmp_path))
+    assert "enabled=True" in repr(task(planned, "VAPO").config.components.value_pretraining)
+    off = task(planned, "without value_pretraining").config
+    assert "enabled=False" in repr(off.components.value_pretraining)
+    assert off.critic.init == "reward_model"
+    assert task(planned, "VAPO").config.critic.init == f"pretraining {task(planned, 'VAPO').needs}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shared"),
+    [
+        ("algorithm.lambda_policy", 0.5, True),
+        ("algorithm.kl.coef", 0.1, True),
+        ("actor.optimizer.lr", 1e-5, True),
+        ("training.num_iterations", 7, True),
+        ("evaluation.k", 3, True),
+        ("components.token_level_loss.enabled", "false", True),
+        ("algorithm.gamma", 0.9, False),
+        ("algorithm.value_clip", 0.2, False),
+        ("critic.optimizer.lr", 1e-4, False),
+        ("rollouts.temperature", 0.9, False),
+        ("rewards.incorrect", 0.0, False),
+        ("data.max_prompt_tokens", 39, False),
+        ("training.minibatch_size", 32, False),
+        ("components.value_pretraining.num_iterations", 6, False),
+        ("components.group_sampling.enabled", "false", False),
+        ("trainer.precision", "bf16-mixed", False),
+    ],
+)
+def test_what_the_pretrained_critic_depends_on(
+    tmp_path: Path, key: str, value: object, shared: bool
+) -> None:
+    text = f"{{full_system: VAPO, rows: [{{row: VAPO}}, {{product: {{{key}: [{value}]}}}}]}}"
+    planned = plan(grid(tmp_path, text))
+    assert len({t.identity for t in planned.tasks if t.is_pretraining}) == (1 if shared else 2)
+
+
+def test_identity_is_of_values_code_and_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = plan(grid(tmp_path, VAPO)).base
+    assert isinstance(config, FitConfig)
+    same = replace(config, output_dir="elsewhere")
+    same = set_key(same, "trainer.num_threads", 7)
+    same = set_key(same, "tracking.tags", {"a": "b"})
+    assert identity.run_identity(same) == identity.run_identity(config)
+    assert identity.run_identity(replace(config, seed=1)) != identity.run_identity(config)
+    before = identity.run_identity(config)
+    monkeypatch.setattr(identity, "fingerprint", lambda folder: f"rewritten {folder}")
+    assert identity.run_identity(config) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(identity, "code_version", lambda: "0.1.0+other")
+    assert identity.run_identity(config) != before
+
+
+def test_code_version_follows_what_a_training_process_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("module.py", "sweep/plan.py", "report/table.py", "cli.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a = 1\n")
+    monkeypatch.setattr(identity, "_PACKAGE", tmp_path)
+
+    def version() -> str:
+        identity.code_version.cache_clear()
+        return identity.code_version()
+
+    first = version()
+    for name in ("sweep/plan.py", "report/table.py", "cli.py"):
+        (tmp_path / name).write_text("a = 2\n")
+    assert version() == first
+    (tmp_path / "module.py").write_text("a = 2\n")
+    assert version() != first
+
+
+def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, "rows: [{row: a}, {product: {algorithm.gamma: [1.0]}}]"))
+    assert len(planned.tasks) == 2  # one value pretraining, one run
+    assert planned.assigned["a", 0] == planned.assigned["gamma 1.0", 0]
+
+
+def test_other_budgets_are_told(tmp_path: Path) -> None:
+    assert list(budget_differences(plan(ablation(tmp_path)))) == []
+    text = "rows: [{row: a}, {product: {components.group_sampling.group_size: [4]}}]"
+    assert list(budget_differences(plan(grid(tmp_path, text)))) == [
+        "group_size 4: 128 responses (not 256)"
+    ]
+
+
+def test_set_key_copies(tmp_path: Path) -> None:
+    config = plan(grid(tmp_path, VAPO)).base
+    changed = set_key(config, "algorithm.kl.coef", 0.5)
+    assert (config.algorithm.kl.coef, changed.algorithm.kl.coef) == (0.0, 0.5)
+    assert dataclasses.asdict(set_key(changed, "algorithm.kl.coef", 0.0)) == dataclasses.asdict(
+        config
+    )

@@ -1,0 +1,187 @@
+"""Working through a sweep: order, skip, resume, failures, threads and devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.conftest import grid, plan
+from vapo.errors import UserError
+from vapo.sweep.folders import Outcome, TaskFolder, locked
+from vapo.sweep.launch import LocalLauncher, fit_command, visible_gpus
+from vapo.sweep.plan import Plan
+from vapo.sweep.slurm import SlurmLauncher
+from vapo.sweep.work import Work
+
+ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {product: {algorithm.eps_low: [0.1]}}]}"
+
+
+def work(planned: Plan, folder: Path, notes: list[str] | None = None, jobs: int = 2) -> Work:
+    return Work(
+        planned.tasks,
+        folder,
+        LocalLauncher(jobs),
+        jobs,
+        prepare=lambda task, config: config,
+        note=(notes if notes is not None else []).append,
+    )
+
+
+def starts(folder: Path) -> list[str]:
+    """What the fake process was started with, over all tasks."""
+    found = (path.read_text().splitlines() for path in sorted(folder.glob("runs/*/starts")))
+    return [line for lines in found for line in lines]
+
+
+def names(planned: Plan, outcomes: dict[str, Outcome]) -> dict[str, str]:
+    return {task.name: outcomes[task.identity].state for task in planned.tasks}
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, ROWS))
+    notes: list[str] = []
+    outcomes = work(planned, tmp_path, notes).run()
+    assert set(names(planned, outcomes).values()) == {"finished"}
+    assert len(starts(tmp_path)) == 3
+    assert notes[-1].startswith("[3/3] ")
+    assert "; about " in next(note for note in notes if note.startswith("[1/3] "))
+    again = work(planned, tmp_path, notes).run()
+    assert len(starts(tmp_path)) == 3
+    assert all(outcome.was_done and outcome.score == 0.5 for outcome in again.values())
+    more = plan(grid(tmp_path, ROWS), seeds=[0, 1])
+    work(more, tmp_path).run()
+    assert len(starts(tmp_path)) == 6
+    changed = plan(grid(tmp_path, ROWS), "algorithm.eps_low=0.19")
+    work(changed, tmp_path).run()
+    assert len(starts(tmp_path)) == 7  # only the row that the override reaches
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, ROWS))
+    work(planned, tmp_path).run()
+    [first, *rows] = planned.tasks
+    critic = TaskFolder(tmp_path, first).attempts()[0] / "pretrained_critic"
+    for row in rows:
+        assert f"init: {critic}\n" in TaskFolder(tmp_path, row).config.read_text()
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -> None:
+    text = "rows: [{row: a}, {row: b, overrides: {components.value_pretraining.enabled: false}}]"
+    planned = plan(grid(tmp_path, text), seeds=[13, 0])
+    notes: list[str] = []
+    states = names(planned, work(planned, tmp_path, notes).run())
+    assert states == {
+        "value pretraining of a/13": "failed",
+        "a/13": "blocked",
+        "b/13": "failed",
+        "value pretraining of a/0": "finished",
+        "a/0": "finished",
+        "b/0": "finished",
+    }
+    assert any("| the reward model is not there" in note for note in notes)
+    before = len(starts(tmp_path))
+    work(planned, tmp_path).run()
+    assert len(starts(tmp_path)) == before + 2, "failed runs are tried again, finished ones not"
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, ROWS))
+    folder = TaskFolder(tmp_path, planned.tasks[0])
+    checkpoint = folder.output_dir / "20250101-000000_fake/checkpoints/last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    work(planned, tmp_path).run()
+    assert starts(tmp_path).count(str(checkpoint)) == 1
+    assert fit_command(Path("c.yaml"), checkpoint)[-2:] == ["--ckpt_path", str(checkpoint)]
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_an_attempt_without_a_checkpoint_is_begun_anew(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, ROWS))
+    attempt = TaskFolder(tmp_path, planned.tasks[0]).output_dir / "20240101-000000_early"
+    attempt.mkdir(parents=True)
+    abandoned: list[Path] = []
+    one = work(planned, tmp_path)
+    one.abandoned = abandoned.append
+    outcomes = one.run()
+    assert abandoned == [attempt]
+    assert outcomes[planned.tasks[0].identity].state == "finished"
+
+
+def test_a_summary_without_a_good_end_is_not_finished(tmp_path: Path) -> None:
+    planned = plan(grid(tmp_path, ROWS))
+    folder = TaskFolder(tmp_path, planned.tasks[0])
+    run = folder.output_dir / "20250101-000000_x"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text(json.dumps({"score_after": 0.5}))
+    assert folder.finished() is None
+    assert folder.end(1, 2.0, {}).state == "failed"
+    assert folder.finished() is None
+    assert folder.end(0, 2.0, {"code": "x"}).state == "finished"
+    assert folder.finished() is not None
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_jobs_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vapo.sweep.launch.num_cores", lambda: 6)
+    planned = plan(grid(tmp_path, ROWS), "trainer.num_threads=null")
+    work(planned, tmp_path, jobs=2).run()
+    for task in planned.tasks:
+        assert "threads 3 3" in TaskFolder(tmp_path, task).log.read_text()
+
+
+def test_jobs_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = LocalLauncher(3, gpus=["4", "5"])
+    seen = [launcher.environment(slot, 1)["CUDA_VISIBLE_DEVICES"] for slot in range(3)]
+    assert seen == ["4", "5", "4"]
+    four = LocalLauncher(2, gpus=["0", "1", "2", "3"])
+    assert [four.environment(slot, 2)["CUDA_VISIBLE_DEVICES"] for slot in (0, 1)] == ["0,1", "2,3"]
+    monkeypatch.setenv("VAPO_RUN_DIR", "mine")
+    assert "VAPO_RUN_DIR" not in launcher.environment(0, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert visible_gpus() == ["2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+def test_one_sweep_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path) as descriptor:
+        assert os.fstat(descriptor).st_size == 0
+        with pytest.raises(UserError, match="another sweep"), locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its local executor: the same jobs, as processes of this host."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    launcher = SlurmLauncher(tmp_path / "jobs", {"cluster": "local", "timeout_min": "5"})
+    planned = plan(grid(tmp_path, "{rows: [{row: a}]}"), seeds=[0, 13])
+    one = work(planned, tmp_path)
+    one.launcher = launcher
+    assert names(planned, one.run()) == {
+        "value pretraining of a/0": "finished",
+        "a/0": "finished",
+        "value pretraining of a/13": "failed",
+        "a/13": "blocked",
+    }
+    log = TaskFolder(tmp_path, planned.tasks[2]).log.read_text()
+    assert "the reward model is not there" in log
+
+
+def test_slurm_without_submitit_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"vapo\[slurm\]"):
+        SlurmLauncher(tmp_path, {})

@@ -1,0 +1,89 @@
+"""`vapo report`: the table and the figures, in a folder and in the sweep's parent run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vapo.errors import UserError
+from vapo.report.figures import draw_all
+from vapo.report.render import as_csv, markdown, page
+from vapo.report.runs import Collection, Reader
+from vapo.report.table import make_table
+from vapo.stores import locate_store
+
+_NOTE = "mlflow.note.content"
+_RESULT = "\n\n## Result\n\n"
+_MAX_NOTE = 7500  # MLflow bounds a tag at 8000 characters
+_NO_DATE = {"svg": {"Date": None}}
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Exactly one of `sweep`, `runs` and `experiment` says which runs are meant."""
+
+    sweep: str | None = None
+    runs: Sequence[str] = field(default_factory=list)
+    experiment: str | None = None
+    tracking_uri: str = "mlruns"
+    output_dir: Path = Path("runs/report")
+    full_system: str | None = None
+
+
+def run(options: ReportOptions) -> Path:
+    """Write the report; returns its folder.
+
+    Raises: UserError: no such run, experiment or store.
+    """
+    reader = open_reader(options.tracking_uri)
+    if options.sweep:
+        collection = reader.sweep(options.sweep, options.full_system)
+    elif options.runs:
+        collection = reader.chosen(options.runs, options.full_system)
+    else:
+        collection = reader.experiment(str(options.experiment), options.full_system)
+    table = write_report(collection, options.output_dir)
+    print(table)
+    if collection.parent_run_id is not None:
+        publish(reader, collection.parent_run_id, options.output_dir, table)
+    print(f"table and figures:\n{options.output_dir.absolute()}")
+    return options.output_dir
+
+
+def open_reader(tracking_uri: str) -> Reader:
+    """Raises: UserError when there is nothing to read."""
+    store = locate_store(tracking_uri)
+    if store.database is not None and not store.database.is_file():
+        raise UserError(
+            f"--tracking_uri {tracking_uri}: nothing is recorded in {store.database.parent}"
+        )
+    return Reader(store)
+
+
+def write_report(collection: Collection, folder: Path) -> str:
+    """table.md, table.csv, report.html, and each figure as PNG and SVG; returns the Markdown."""
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    results = make_table(collection)
+    text = markdown(collection, results)
+    (folder / "table.md").write_text(text)
+    (folder / "table.csv").write_text(as_csv(results))
+    figures = {}
+    for drawing in draw_all(collection):
+        for suffix in ("png", "svg"):
+            path = folder / f"{drawing.name}.{suffix}"
+            drawing.figure.savefig(path, metadata=_NO_DATE.get(suffix))
+        figures[drawing.name] = (drawing.caption, folder / f"{drawing.name}.png")
+        pyplot.close(drawing.figure)
+    (folder / "report.html").write_text(page(collection, results, figures))
+    return text
+
+
+def publish(reader: Reader, parent_run_id: str, folder: Path, table: str) -> None:
+    """The folder as artifacts of the parent run, and the table in its description."""
+    reader.client.log_artifacts(parent_run_id, str(folder), "report")
+    before = reader.client.get_run(parent_run_id).data.tags.get(_NOTE, "").partition(_RESULT)[0]
+    note = before[: _MAX_NOTE - len(_RESULT) - len(table)] + _RESULT + table
+    reader.client.set_tag(parent_run_id, _NOTE, note[:_MAX_NOTE])

@@ -1,0 +1,65 @@
+"""What a run reads, as its MLflow record says it: the two sets of prompts, and the models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vapo.config import FitConfig
+from vapo.config.loading import flatten
+from vapo.delivery import InputData
+from vapo.fingerprint import fingerprint
+from vapo.prompts import PromptSplit
+from vapo.types import Prompt
+
+
+def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
+    """Training and held-out prompts, by the digest of their texts and answers in order."""
+    train, heldout = config.data.train, config.data.heldout
+    sets = [
+        ("training", "train", train, prompts.train),
+        ("evaluation", "heldout", heldout or train, prompts.heldout),
+    ]
+    return [
+        InputData(
+            name=f"{source.task or source.path or source.kind} ({name})",
+            context=context,
+            digest=prompts_digest(kept),
+            num_rows=len(kept),
+            source=json.dumps(asdict(source), default=str),
+        )
+        for context, name, source, kept in sets
+    ]
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """12 hex digits: equal exactly when texts and answers are, in the same order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([prompt.text, prompt.answer]).encode() + b"\n")
+    return digest.hexdigest()[:12]
+
+
+def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
+    """Tags `model/actor` and `model/critic`: the folder, and its fingerprint where it is local."""
+    paths = {"actor": config.actor.path, "critic": critic_path}
+    return {
+        f"model/{name}": f"{path} ({fingerprint(path) or 'not a local folder'})"
+        for name, path in paths.items()
+        if path is not None
+    }
+
+
+def params(config: FitConfig) -> dict[str, Any]:
+    """The config's values, dotted; without where the run is written and recorded.
+
+    A run of a sweep has what differs from the sweep's base first: MLflow lists params by name.
+    """
+    flat: Mapping[str, Any] = flatten(config)
+    bookkeeping = ("tracking.", "output_dir")
+    kept = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
+    differs = config.tracking.tags.get("differs")
+    return kept if differs is None else {"_differs": differs, **kept}

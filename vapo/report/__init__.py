@@ -1,0 +1,1 @@
+"""What recorded runs come to: the table with intervals, and the figures."""

@@ -1,0 +1,64 @@
+"""How the figures look: for a page in print, in colour or in grey.
+
+Colours are Okabe and Ito's, distinguishable with any colour vision; dashes and markers tell the
+lines apart without colour. The full system is black, solid and thicker in every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: a report needs no display
+
+from matplotlib import pyplot
+
+FULL_SYSTEM = {"color": "#000000", "linestyle": "-", "marker": "", "linewidth": 1.9, "zorder": 5}
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D1F")
+_DASHES: tuple[Any, ...] = (
+    (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), "-",
+    (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 2)), (0, (2, 2)), "-",
+)  # fmt: skip
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_RC = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.6,
+    "figure.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vapo",
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    with pyplot.rc_context(_RC):
+        yield
+
+
+def line_styles(rows: Sequence[str], full_system: str | None) -> dict[str, dict[str, Any]]:
+    """Row -> keyword arguments of `plot`, the same wherever the same rows are drawn."""
+    styles: dict[str, dict[str, Any]] = {}
+    others = [row for row in rows if row != full_system]
+    for index, row in enumerate(others):
+        turn = index % len(_COLOURS)
+        styles[row] = {
+            "color": _COLOURS[turn],
+            "linestyle": _DASHES[turn],
+            "marker": _MARKERS[turn],
+        }
+    if full_system in rows:
+        assert full_system is not None
+        styles[full_system] = dict(FULL_SYSTEM)
+    return styles

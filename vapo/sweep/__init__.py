@@ -1,0 +1,1 @@
+"""Many runs as one command: a grid of rows, each with several seeds, each its own process."""

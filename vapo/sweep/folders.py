@@ -1,0 +1,149 @@
+"""A sweep's folder: one folder for each task, found again by the task's identity.
+
+<sweep_dir>/
+    sweep.json                       the parent MLflow run, and the latest plan
+    runs/<name>_<identity>/
+        config.yaml                  what the process is started with
+        log.txt                      its output
+        status.json                  its state, written when it ends
+        fit/<time>_<name>/           the run's own folder, as `vapo fit` makes it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vapo.errors import UserError
+from vapo.sweep.plan import Task
+
+State = Literal["finished", "failed", "blocked", "waiting"]
+_LOG_LINES = 15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task. `reason`: the end of a failed run's log."""
+
+    state: State
+    seconds: float = 0.0
+    score: float | None = None
+    mlflow_run_id: str | None = None
+    run_dir: str | None = None
+    reason: str = ""
+    was_done: bool = False
+
+
+class TaskFolder:
+    def __init__(self, sweep_dir: Path, task: Task) -> None:
+        self.path = sweep_dir / "runs" / f"{slug(task.name)}_{task.identity}"
+        existing = sorted((sweep_dir / "runs").glob(f"*_{task.identity}"))
+        if existing:  # the row may have had another name
+            self.path = existing[0]
+        self.task = task
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def output_dir(self) -> Path:
+        return self.path / "fit"
+
+    def attempts(self) -> list[Path]:
+        """The run folders of this task, oldest first; more than one after early kills."""
+        return sorted(path for path in self.output_dir.glob("*") if path.is_dir())
+
+    def checkpoint(self) -> Path | None:
+        """Where an interrupted run goes on."""
+        found = [path / "checkpoints" / "last.ckpt" for path in self.attempts()]
+        return next((path for path in reversed(found) if path.is_file()), None)
+
+    def finished(self) -> Outcome | None:
+        """The outcome of a run that was completed earlier."""
+        with contextlib.suppress(OSError, ValueError):
+            status = json.loads((self.path / "status.json").read_text())
+            outcome = Outcome(**{**status["outcome"], "was_done": True})
+            if outcome.state == "finished" and Path(str(outcome.run_dir)).is_dir():
+                return outcome
+        return None
+
+    def end(self, returncode: int, seconds: float, provenance: dict[str, str]) -> Outcome:
+        """Read what the process left, and record it."""
+        outcome = self._read(returncode, seconds)
+        task = {"name": self.task.name, "identity": self.task.identity}
+        contents = {**task, "outcome": asdict(outcome), "provenance": provenance}
+        write_json(self.path / "status.json", contents)
+        return outcome
+
+    def _read(self, returncode: int, seconds: float) -> Outcome:
+        done = [path for path in self.attempts() if (path / "summary.json").is_file()]
+        if returncode or not done:
+            return Outcome(
+                "failed", seconds, reason=f"{self.log_end()}\n{_exit(returncode)}".strip()
+            )
+        summary = json.loads((done[-1] / "summary.json").read_text())
+        return Outcome(
+            "finished",
+            seconds,
+            score=summary.get("score_after"),
+            mlflow_run_id=summary.get("mlflow_run_id"),
+            run_dir=str(done[-1]),
+        )
+
+    def log_end(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").rstrip().splitlines()
+            return "\n".join(lines[-_LOG_LINES:])
+        return ""
+
+
+def _exit(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-").lower()
+
+
+def write_json(path: Path, contents: Any) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(contents, indent=2) + "\n")
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def locked(sweep_dir: Path) -> Iterator[int]:
+    """Hold the sweep's folder; yields the lock's file descriptor, which the runs inherit.
+
+    So the lock is also held by runs that outlive a killed sweep, and no run is started twice.
+
+    Raises: UserError when a sweep, or a run that it started, is at work there.
+    """
+    try:
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        lock = (sweep_dir / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"--sweep_dir: cannot write in {sweep_dir}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another sweep, or a run that it left behind, is at work in {sweep_dir}: wait "
+                "for it or stop it, or give another --sweep_dir"
+            ) from None
+        yield lock.fileno()

@@ -1,0 +1,53 @@
+"""When two runs are the same run: equal config, equal code, equal models to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import vapo
+from vapo.config import FitConfig
+from vapo.fingerprint import fingerprint
+
+_PACKAGE = Path(vapo.__file__).parent
+# Parts of the package that no training process loads: mending them reruns nothing.
+_AFTERWARDS = ("sweep", "report", "cli.py", "commands/sweep.py", "commands/report.py")
+
+
+def run_identity(config: FitConfig) -> str:
+    """12 hex digits: of the values that decide a run's numbers, the code, the model folders.
+
+    Left out: where the run is written and recorded, and the number of threads, which depends
+    on `--jobs`.
+    """
+    tree = dataclasses.asdict(config)
+    del tree["output_dir"], tree["tracking"], tree["trainer"]["num_threads"]
+    folders = [config.actor.path, config.critic.init, config.critic.reward_model_path]
+    models = {folder: fingerprint(folder) for folder in folders if folder}
+    canonical = json.dumps([tree, models, code_version()], sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The package's version and a digest of the sources that a training process can load.
+
+    The digest stands for the commit: it also holds outside a checkout, tells apart two states
+    of uncommitted changes, and stays when a commit changes no code.
+    """
+    digest = hashlib.sha256()
+    for path in _training_sources(_PACKAGE):
+        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode())
+        digest.update(path.read_bytes() + b"\0")
+    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"
+
+
+def _training_sources(package: Path) -> Iterator[Path]:
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).as_posix()
+        if not any(inside == part or inside.startswith(f"{part}/") for part in _AFTERWARDS):
+            yield path

@@ -1,0 +1,215 @@
+"""What a sweep runs: every row with every seed, and the value pretrainings that they share.
+
+**Sharing.** Rows whose pretrained critics would be the same start from one critic. What the
+critic depends on is everything in the config except `_NO_INFLUENCE`, the list of what provably
+does not reach value pretraining: there the policy is fixed, the targets are Monte-Carlo
+returns, and only the critic is updated. A key that nobody thought of counts as an influence,
+which costs a pretraining and never gives a row the wrong critic. Group sampling is one: it
+decides which prompts the critic sees, so `without group_sampling` pretrains its own.
+
+**Equal prompts.** Value pretraining is a run of its own (`training.num_iterations=0`). The rows
+then have `critic.init=<its critic>` and no iterations of it, so that the policy phase of every
+row, with or without value pretraining, begins at iteration 0 and sees the same prompts.
+
+**Fresh rollouts.** Iteration 0 of a row would sample, from the same policy with the same seed,
+the very responses that the critic was pretrained on. So a pretraining's seed is the row's plus
+`PRETRAINING_SEED_OFFSET`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vapo.config import FitConfig, resolve
+from vapo.config.layers import read_file, read_override
+from vapo.config.loading import Scalar, compose_layers, flatten
+from vapo.config.options import describe
+from vapo.errors import UserError
+from vapo.sweep.grid import Grid, Row
+from vapo.sweep.identity import run_identity
+
+PRETRAINING_SEED_OFFSET = 1_000_000
+_NO_INFLUENCE = (
+    "components.decoupled_gae",
+    "components.length_adaptive_gae",
+    "components.token_level_loss",
+    "components.clip_higher",
+    "components.positive_example_lm_loss",
+    "algorithm.lambda_policy",
+    "algorithm.eps_low",
+    "algorithm.whiten_advantages",
+    "algorithm.dual_clip",
+    "algorithm.entropy_coef",
+    "algorithm.kl",
+    "actor.optimizer",
+    "actor.gradient_checkpointing",
+    "training.num_iterations",
+    "evaluation",
+)
+# What a fair comparison holds equal, beside the rollouts of an iteration.
+_BUDGET = ("training", "data", "rollouts", "evaluation", "actor.path")
+_BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process. `identity` is its config's and code's; `needs` a pretraining's identity."""
+
+    row: Row
+    seed: int
+    config: FitConfig
+    identity: str
+    needs: str | None = None
+    is_pretraining: bool = False
+
+    @property
+    def name(self) -> str:
+        of = "value pretraining of " if self.is_pretraining else ""
+        return f"{of}{self.row.name}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`tasks` in the order of work, each after what it needs; `row_configs` as the user gave them.
+
+    Two rows of one config are one task; `assigned` says which task a (row, seed) is.
+    """
+
+    grid: Grid
+    seeds: tuple[int, ...]
+    base: FitConfig
+    row_configs: dict[str, FitConfig]
+    tasks: tuple[Task, ...]
+    assigned: dict[tuple[str, int], str]
+
+    def shares(self, seed: int | None = None) -> dict[str, list[str]]:
+        """Identity of each value pretraining of a seed -> the rows that start from its critic."""
+        rows: dict[str, list[str]] = {}
+        by_identity = {task.identity: task for task in self.tasks}
+        for row in self.grid.rows:
+            key = (row.name, self.seeds[0] if seed is None else seed)
+            needs = by_identity[self.assigned[key]].needs
+            if needs is not None:
+                rows.setdefault(needs, []).append(row.name)
+        return rows
+
+
+def make_plan(
+    grid: Grid, files: Sequence[Path], overrides: Sequence[str], seeds: Sequence[int]
+) -> Plan:
+    """Compose every row over the base (files, then overrides), and find what can be shared.
+
+    Raises: UserError for a config that is wrong; a row's names the row.
+    """
+    entries = describe(FitConfig)
+    layers = [read_file(file) for file in files]
+    layers += [read_override(text, entries) for text in overrides]
+    base = compose_layers(FitConfig, layers).config
+    row_configs = {}
+    for row in grid.rows:
+        try:
+            own = [*map(read_file, row.configs)]
+            own += [read_override(text, entries) for text in row.overrides]
+            row_configs[row.name] = compose_layers(FitConfig, [*layers, *own]).config
+        except UserError as error:
+            raise UserError(f"row '{row.name}' of the grid: {error}") from None
+    assigned: dict[tuple[str, int], str] = {}
+    tasks: dict[str, Task] = {}
+    for seed in seeds:
+        chosen = [_tasks_of(row, row_configs[row.name], base, seed) for row in grid.rows]
+        firsts = [pretraining for pretraining, _ in chosen if pretraining is not None]
+        for first in sorted(firsts, key=lambda task: task.row.name != grid.full_system):
+            tasks.setdefault(first.identity, first)  # named after the full system if that shares it
+        for row, (_, task) in zip(grid.rows, chosen, strict=True):
+            tasks.setdefault(task.identity, task)
+            assigned[row.name, seed] = task.identity
+    return Plan(grid, tuple(seeds), base, row_configs, tuple(tasks.values()), assigned)
+
+
+def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[Task | None, Task]:
+    """The row's value pretraining, if it has one, and its run."""
+    config = replace(config, seed=seed)
+    if not pretrains(config):
+        return None, Task(row, seed, config, run_identity(config))
+    needs = run_identity(pretraining_config(config, FitConfig()))
+    first = pretraining_config(config, base)
+    pretraining = Task(row, seed, first, needs, is_pretraining=True)
+    config = start_from_critic(config, f"pretraining {needs}")
+    return pretraining, Task(row, seed, config, run_identity(config), needs)
+
+
+def pretrains(config: FitConfig) -> bool:
+    has_critic = config.algorithm.advantage_estimator == "gae"
+    return has_critic and resolve(config).value_pretraining_iterations > 0
+
+
+def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
+    """The run that only pretrains; what has no influence is taken from `other`.
+
+    From the base for the run itself, and from the schema's defaults for its identity, so that
+    a critic is found again whatever else the base changes.
+    """
+    config = copy.deepcopy(config)
+    for key in _NO_INFLUENCE:
+        config = set_key(config, key, get_key(other, key))
+    config = set_key(config, "training.num_iterations", 0)
+    return replace(config, seed=config.seed + PRETRAINING_SEED_OFFSET)
+
+
+def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
+    """The row's own run, after its value pretraining: the component stays on."""
+    config = set_key(copy.deepcopy(config), "critic.init", critic)
+    return set_key(config, "components.value_pretraining.num_iterations", 0)
+
+
+def get_key(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def set_key(config: Any, key: str, value: Any) -> Any:
+    """A copy of a config with another value, or another block, at a dotted key."""
+    name, _, rest = key.partition(".")
+    return replace(config, **{name: set_key(getattr(config, name), rest, value) if rest else value})
+
+
+def differences(config: FitConfig, base: FitConfig) -> dict[str, tuple[Scalar, Scalar]]:
+    """Dotted key -> (base's value, this one's) wherever they differ, bookkeeping left out."""
+    before, after = flatten(base), flatten(config)
+    keys = dict.fromkeys([*before, *after])
+    return {
+        key: (before.get(key), after.get(key))
+        for key in keys
+        if before.get(key) != after.get(key) and not _is_under(key, _BOOKKEEPING)
+    }
+
+
+def budget_differences(plan: Plan) -> Iterator[str]:
+    """Lines on rows that do not have the full system's (or the first row's) budget."""
+    reference = plan.grid.full_system or plan.grid.rows[0].name
+    expected = plan.row_configs[reference]
+    for name, config in plan.row_configs.items():
+        found = [
+            f"{key} {after} (not {before})"
+            for key, (before, after) in differences(config, expected).items()
+            if _is_under(key, _BUDGET)
+        ]
+        if num_rollouts(config) != num_rollouts(expected):
+            found.append(f"{num_rollouts(config)} responses (not {num_rollouts(expected)})")
+        if found:
+            yield f"{name}: {', '.join(found)}"
+
+
+def num_rollouts(config: FitConfig) -> int:
+    """Responses of one iteration."""
+    numbers = resolve(config)
+    return numbers.num_prompts * numbers.group_size
+
+
+def _is_under(key: str, blocks: Sequence[str]) -> bool:
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)

@@ -1,0 +1,162 @@
+"""A sweep in MLflow: the parent run, and the names and tags of its children."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vapo.config import FitConfig
+from vapo.provenance import provenance_tags
+from vapo.stores import locate_store, open_store
+from vapo.sweep.describe import describe_differences, describe_plan
+from vapo.sweep.folders import Outcome, write_json
+from vapo.sweep.identity import code_version
+from vapo.sweep.plan import Plan, Task
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+RECORD = "sweep.json"
+
+
+class Parent:
+    """The parent run of a sweep folder: the same one for every start in this folder.
+
+    Its artifact `sweep.json` lists the rows in order and the run of each (row, seed); a report
+    reads it.
+    """
+
+    def __init__(self, plan: Plan, sweep_dir: Path, command: str) -> None:
+        tracking = plan.base.tracking
+        self.plan = plan
+        self.path = sweep_dir / RECORD
+        self.store = locate_store(tracking.uri)
+        experiment_id = open_store(self.store, tracking.experiment, print)
+        from mlflow import MlflowClient
+
+        self.client: MlflowClient = MlflowClient(self.store.uri)
+        self.run_id = self._find(experiment_id) or self._create(experiment_id)
+        self.client.update_run(self.run_id, "RUNNING")
+        description = describe_plan(plan, command)
+        self.client.set_tag(self.run_id, "mlflow.note.content", description)
+        self.outcomes: dict[str, Outcome] = {}
+        self.record()
+
+    def _find(self, experiment_id: str) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):
+            run = self.client.get_run(json.loads(self.path.read_text())["parent_run_id"])
+            if run.info.experiment_id == experiment_id and run.info.lifecycle_stage == "active":
+                return str(run.info.run_id)
+        return None
+
+    def _create(self, experiment_id: str) -> str:
+        name = self.plan.grid.name
+        tags = {**provenance_tags(), "role": "sweep", "sweep": name, "code": code_version()}
+        run = self.client.create_run(experiment_id, tags=tags, run_name=f"sweep {name}")
+        return str(run.info.run_id)
+
+    def child_config(self, task: Task, config: FitConfig) -> FitConfig:
+        """The task's config with the MLflow name and tags of its run."""
+        tags = {**config.tracking.tags, **self.child_tags(task)}
+        return replace(
+            config,
+            tracking=replace(config.tracking, uri=self.tracking_uri, run_name=task.name, tags=tags),
+        )
+
+    @property
+    def tracking_uri(self) -> str:
+        return self.store.uri
+
+    def child_tags(self, task: Task) -> dict[str, str]:
+        row, grid = task.row, self.plan.grid
+        tags = {
+            "mlflow.parentRunId": self.run_id,
+            "sweep": grid.name,
+            "role": "value_pretraining" if task.is_pretraining else "row",
+            "system": row.system,
+            "seed": str(task.seed),
+            "identity": task.identity,
+        }
+        if task.is_pretraining:
+            shared = self.plan.shares(task.seed).get(task.identity, [row.name])
+            return {**tags, "mlflow.note.content": f"Value pretraining for: {', '.join(shared)}"}
+        differs = describe_differences(self.plan.row_configs[row.name], self.plan.base)
+        tags |= {
+            "row": row.name,
+            "component_off": row.component_off or "none",
+            "differs": "; ".join(differs) or "nothing: the base config",
+            "mlflow.note.content": f"**{row.name}**, seed {task.seed}\n\n"
+            + "\n".join(f"- {line}" for line in differs or ["the base config"]),
+        }
+        if row.paper_score is not None:
+            tags["paper_score"] = f"{row.paper_score:g}"
+        if row.name == grid.full_system:
+            tags["full_system"] = "true"
+        return tags
+
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        self.outcomes[task.identity] = outcome
+        self.record()
+        if outcome.was_done and outcome.mlflow_run_id:
+            from mlflow.exceptions import MlflowException
+
+            with contextlib.suppress(MlflowException):  # gone from the store: the report says so
+                for key, value in self.child_tags(task).items():
+                    self.client.set_tag(outcome.mlflow_run_id, key, value)
+
+    def abandoned(self, attempt: Path) -> None:
+        """A run that was killed before its first checkpoint is begun anew: mark the old one."""
+        from mlflow.exceptions import MlflowException
+
+        with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):
+            run_id = json.loads((attempt / "run.json").read_text())["mlflow_run_id"]
+            self.client.set_terminated(run_id, "KILLED")
+            self.client.set_tag(run_id, "role", "abandoned")
+
+    def record(self) -> None:
+        contents = self.contents()
+        write_json(self.path, contents)
+        self.client.log_text(self.run_id, json.dumps(contents, indent=2), RECORD)
+
+    def contents(self) -> dict[str, Any]:
+        plan, grid = self.plan, self.plan.grid
+        tasks: Mapping[str, Task] = {task.identity: task for task in plan.tasks}
+        runs = []
+        for (row, seed), identity in plan.assigned.items():
+            needs = tasks[identity].needs
+            runs.append({"row": row, "seed": seed, **self._outcome(identity), "needs": needs})
+        first = [self._outcome(task.identity) for task in plan.tasks if task.is_pretraining]
+        return {
+            "parent_run_id": self.run_id,
+            "grid": grid.name,
+            "full_system": grid.full_system,
+            "rows": [
+                {
+                    "row": row.name,
+                    "system": row.system,
+                    "component_off": row.component_off,
+                    "paper_score": row.paper_score,
+                }
+                for row in grid.rows
+            ],
+            "runs": runs,
+            "value_pretrainings": first,
+        }
+
+    def _outcome(self, identity: str) -> dict[str, Any]:
+        outcome = self.outcomes.get(identity, Outcome("waiting"))
+        return {
+            "identity": identity,
+            "state": outcome.state,
+            "mlflow_run_id": outcome.mlflow_run_id,
+            "run_dir": outcome.run_dir,
+        }
+
+    def close(self, status: str) -> None:
+        self.client.set_terminated(self.run_id, status)

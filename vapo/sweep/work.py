@@ -1,0 +1,163 @@
+"""Working through the tasks: what is ready is started, what ends is reported, failures are kept."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from vapo.config import FitConfig
+from vapo.config.loading import to_yaml
+from vapo.progress_display import format_seconds
+from vapo.sweep.folders import Outcome, TaskFolder
+from vapo.sweep.launch import Handle, Launcher, fit_command
+from vapo.sweep.plan import Task, set_key
+
+_POLL_S = 0.2
+
+
+@dataclass
+class Running:
+    task: Task
+    folder: TaskFolder
+    handle: Handle
+    started: float
+
+
+@dataclass
+class Work:
+    """Runs tasks, at most `jobs` at a time, each after the one that it needs.
+
+    `prepare` gives a task's config its MLflow names and tags; `ended` hears of every outcome.
+    """
+
+    tasks: Sequence[Task]
+    sweep_dir: Path
+    launcher: Launcher
+    jobs: int
+    prepare: Callable[[Task, FitConfig], FitConfig]
+    ended: Callable[[Task, Outcome], None] = lambda task, outcome: None
+    abandoned: Callable[[Path], None] = lambda attempt: None
+    note: Callable[[str], None] = print
+    provenance: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    running: list[Running] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def run(self) -> dict[str, Outcome]:
+        """Outcome by identity. On Ctrl-C or SIGTERM the running processes are stopped first."""
+        for task in self.tasks:
+            outcome = TaskFolder(self.sweep_dir, task).finished()
+            if outcome is not None:
+                self._settle(task, outcome)
+        waiting = [task for task in self.tasks if task.identity not in self.outcomes]
+        try:
+            with _sigterm_as_interrupt():
+                while waiting or self.running:
+                    self._start_ready(waiting)
+                    self._collect()
+                    if self.running:
+                        time.sleep(_POLL_S)
+        except BaseException:
+            for run in self.running:
+                run.handle.stop()
+            raise
+        return self.outcomes
+
+    def _start_ready(self, waiting: list[Task]) -> None:
+        for task in list(waiting):
+            needed = None if task.needs is None else self.outcomes.get(task.needs)
+            if needed is not None and needed.state != "finished":
+                waiting.remove(task)
+                self._settle(task, Outcome("blocked", reason="its value pretraining failed"))
+            elif len(self.running) < self.jobs and (task.needs is None or needed is not None):
+                waiting.remove(task)
+                self._start(task)
+
+    def _start(self, task: Task) -> None:
+        folder = TaskFolder(self.sweep_dir, task)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        checkpoint = folder.checkpoint()
+        if checkpoint is None:
+            for attempt in folder.attempts():
+                self.abandoned(attempt)
+        folder.config.write_text(to_yaml(self._config(task, folder)))
+        handle = self.launcher.start(
+            task.name,
+            fit_command(folder.config, checkpoint),
+            folder.log,
+            devices=task.config.trainer.devices,
+        )
+        self.running.append(Running(task, folder, handle, time.monotonic()))
+        self.note(f"        {task.name} {'goes on from a checkpoint' if checkpoint else 'started'}")
+
+    def _config(self, task: Task, folder: TaskFolder) -> FitConfig:
+        config = replace(task.config, output_dir=str(folder.output_dir))
+        if task.needs is not None:
+            run_dir = self.outcomes[task.needs].run_dir
+            config = set_key(config, "critic.init", f"{run_dir}/pretrained_critic")
+        if config.trainer.num_threads is None:
+            config = set_key(config, "trainer.num_threads", self.launcher.num_threads)
+        return self.prepare(task, config)
+
+    def _collect(self) -> None:
+        for run in list(self.running):
+            returncode = run.handle.poll()
+            if returncode is not None:
+                self.running.remove(run)
+                seconds = time.monotonic() - run.started
+                self._settle(run.task, run.folder.end(returncode, seconds, self.provenance))
+
+    def _settle(self, task: Task, outcome: Outcome) -> None:
+        self.outcomes[task.identity] = outcome
+        self.note(f"{self._position()} {task.name} {_describe(outcome)}{self._left()}")
+        if outcome.reason and outcome.state == "failed":
+            log = TaskFolder(self.sweep_dir, task).log
+            self.note("\n".join(f"    | {line}" for line in outcome.reason.splitlines()))
+            self.note(f"    | all of it: {log}")
+        self.ended(task, outcome)
+
+    def _position(self) -> str:
+        width = len(str(len(self.tasks)))
+        return f"[{len(self.outcomes):>{width}}/{len(self.tasks)}]"
+
+    def _left(self) -> str:
+        """From the mean of the runs of this session; value pretrainings count as runs."""
+        own = [o.seconds for o in self.outcomes.values() if not o.was_done and o.seconds]
+        remaining = len(self.tasks) - len(self.outcomes)
+        if not own or not remaining:
+            return ""
+        seconds = sum(own) / len(own) * remaining / min(self.jobs, remaining)
+        return f"; about {format_seconds(seconds)} left"
+
+
+def _describe(outcome: Outcome) -> str:
+    if outcome.was_done:
+        text = "was finished before"
+    elif outcome.state == "blocked":
+        text = f"not started: {outcome.reason}"
+    else:
+        text = f"{outcome.state} after {format_seconds(outcome.seconds)}"
+    return text if outcome.score is None else f"{text}, score {100 * outcome.score:.1f} %"
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A terminated sweep stops its runs, as an interrupted one does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
