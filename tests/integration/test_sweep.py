@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.integration.commands import ROOT, vapo
-from tests.sweep.conftest import ablation
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [
@@ -25,17 +24,7 @@ SMOKE = [
     "evaluation.k=1",
     "trainer.accelerator=cpu",
 ]
-OVERLAYS = ("ppo", "grpo", "dapo")
-
-
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped grid; a copy beside stand-ins while an overlay that it names is not there."""
-    if all((ROOT / f"conf/algorithm/{name}.yaml").exists() for name in OVERLAYS):
-        return ROOT / "conf/sweep/ablation.yaml"
-    folder = tmp_path_factory.mktemp("grid")
-    ablation(folder)
-    return folder / "sweep/ablation.yaml"
+GRID = ROOT / "conf/sweep/ablation.yaml"
 
 
 def sweep(folder: Path, grid: Path, *more: str) -> Any:
@@ -53,9 +42,9 @@ def cpu_seconds() -> float:
 
 
 @pytest.mark.timeout(600)
-def test_smoke_sweep_of_the_ablation(grid: Path, tmp_path: Path) -> None:
+def test_smoke_sweep_of_the_ablation(tmp_path: Path) -> None:
     before = cpu_seconds()
-    done = sweep(tmp_path, grid, "--jobs", "2")
+    done = sweep(tmp_path, GRID, "--jobs", "2")
     seconds = (cpu_seconds() - before) / 2
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     folder = Path(done.stdout.strip().splitlines()[-1])
@@ -66,7 +55,7 @@ def test_smoke_sweep_of_the_ablation(grid: Path, tmp_path: Path) -> None:
     assert {run["state"] for run in record["runs"]} == {"finished"}
     assert len(record["value_pretrainings"]) == 2
     check_mlflow(tmp_path, record)
-    again = sweep(tmp_path, grid, "--jobs", "2", "--no_report")
+    again = sweep(tmp_path, GRID, "--jobs", "2", "--no_report")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("was finished before") == 14
     assert " started" not in again.stdout
