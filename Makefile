@@ -44,7 +44,9 @@ ui: install ## open the MLflow UI on the recorded runs
 test: install ## run the tests (not those of `learning` and `gpu`)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-check: lint types test ## lint, types and tests
+check: lint types ## lint, types and all tests but the slow ones, in under five minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		-m "not slow and not learning and not gpu" $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

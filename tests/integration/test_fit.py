@@ -197,6 +197,7 @@ def test_killed_and_resumed_equals_uninterrupted(
             assert torch.equal(tensor, expected[name]), (network, name)
 
 
+@pytest.mark.slow
 def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export."""
     from mlflow import MlflowClient

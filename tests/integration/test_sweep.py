@@ -42,6 +42,7 @@ def cpu_seconds() -> float:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_smoke_sweep_of_the_ablation(tmp_path: Path) -> None:
     before = cpu_seconds()
     done = sweep(tmp_path, GRID, "--jobs", "2")
@@ -112,6 +113,7 @@ def check_position_table(client: Any, run_id: str) -> None:
     assert {len(column) for column in columns.values()} == {len(columns["position"])}
 
 
+@pytest.mark.slow
 def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(

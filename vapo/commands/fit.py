@@ -55,7 +55,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
     name = config.tracking.run_name or f"vapo-seed{config.seed}"
     run_dir = open_run_dir(config, name, resume_from=checkpoint)
-    critic = critic_path(config) if config.algorithm.advantage_estimator == "gae" else None
+    critic = critic_path(config) if config.algorithm.has_critic else None
     with (
         Progress() as progress,
         make_scorer(
@@ -86,28 +86,38 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
         trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
         trainer.fit(module, datamodule, ckpt_path=checkpoint)
         datamodule.close()
-        undelivered = logger.close()
-        recorded = logger.describe()
+    if trainer.is_global_zero:
+        seconds = time.monotonic() - started
+        print(summarize(config, module, evaluation, logger, progress, run_dir, seconds))
+    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+
+
+def summarize(
+    config: FitConfig,
+    module: VapoModule,
+    evaluation: Evaluation,
+    logger: RunLogger,
+    progress: Progress,
+    run_dir: RunDir,
+    seconds: float,
+) -> str:
+    """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     summary = make_summary(
         before=evaluation.first,
         after=evaluation.latest,
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=progress.stage_seconds,
-        total_seconds=time.monotonic() - started,
+        total_seconds=seconds,
         mlflow_run_id=logger.run_id,
         mlflow_experiment_id=logger.experiment_id,
         tracking_uri=config.tracking.uri,
         config_hash=config_hash(config),
-        undelivered_records=undelivered,
+        undelivered_records=logger.close(),
     )
-    if trainer.is_global_zero:
-        write_summary(run_dir.path, summary)
-        text = render_summary(
-            summary, run_dir.path, recorded=recorded, checkpoint=run_dir.checkpoints / "best.ckpt"
-        )
-        print(text)
-    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+    write_summary(run_dir.path, summary)
+    best = run_dir.checkpoints / "best.ckpt"
+    return render_summary(summary, run_dir.path, recorded=logger.describe(), checkpoint=best)
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:

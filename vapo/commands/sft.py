@@ -37,12 +37,7 @@ def run(config: SftConfig) -> None:
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer = make_or_load(config)
     prompts = load_prompts(config.data, tokenizer)
-    missing = next((p for p in prompts.train if p.demonstration is None), None)
-    if missing is not None:
-        raise UserError(
-            f"data.train: prompt {missing.prompt_id} has no demonstration; set "
-            "data.train.demonstration_column to the column of worked responses"
-        )
+    require_demonstrations(prompts.train)
     actor = Actor(model)
     pad_id = int(tokenizer.pad_token_id)
     batches = Batches(
@@ -102,6 +97,15 @@ def run(config: SftConfig) -> None:
         recorded = logger.describe()
     score = result.metrics["eval/avg_at_k"]
     print(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
+
+
+def require_demonstrations(prompts: list[Prompt]) -> None:
+    missing = next((prompt for prompt in prompts if prompt.demonstration is None), None)
+    if missing is not None:
+        raise UserError(
+            f"data.train: prompt {missing.prompt_id} has no demonstration; set "
+            "data.train.demonstration_column to the column of worked responses"
+        )
 
 
 def make_or_load(config: SftConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

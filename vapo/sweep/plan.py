@@ -143,8 +143,7 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
 
 
 def pretrains(config: FitConfig) -> bool:
-    has_critic = config.algorithm.advantage_estimator == "gae"
-    return has_critic and resolve(config).value_pretraining_iterations > 0
+    return config.algorithm.has_critic and resolve(config).value_pretraining_iterations > 0
 
 
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
