@@ -26,7 +26,7 @@ from vapo.functional.baselines import (
     whitened_group_mean_advantages,
 )
 from vapo.functional.losses import kl_penalty
-from vapo.functional.masking import place_at_last_token
+from vapo.functional.masking import place_at_last_token, zero_outside
 from vapo.types import RolloutBatch
 
 
@@ -42,7 +42,7 @@ def token_rewards(batch: RolloutBatch, algorithm: AlgorithmConfig) -> Float[Tens
         penalty = kl_penalty(
             batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
         )
-        rewards = rewards - algorithm.kl.coef * penalty * batch.response_mask
+        rewards = rewards - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
     return rewards
 
 

@@ -36,10 +36,6 @@ def max_over_ranks(tensor: Tensor) -> Tensor:
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
-def min_over_ranks(tensor: Tensor) -> Tensor:
-    return _all_reduce(tensor, dist.ReduceOp.MIN)
-
-
 def gather_over_ranks(tensor: Tensor) -> Tensor:
     """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
     if world_size() == 1:

@@ -178,14 +178,15 @@ def make_minibatches(
     if len(order) % num_minibatches:
         raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
     size = len(order) // num_minibatches
+    lengths = sequence_lengths(batch)
     return [
-        _make_minibatch(batch, order[start : start + size], max_tokens=max_tokens, pad_id=pad_id)
+        _make_minibatch(batch, order[start : start + size], lengths, max_tokens, pad_id)
         for start in range(0, len(order), size)
     ]
 
 
 def _make_minibatch(
-    batch: RolloutBatch, rows: list[int], *, max_tokens: int, pad_id: int
+    batch: RolloutBatch, rows: list[int], lengths: list[int], max_tokens: int, pad_id: int
 ) -> Minibatch:
     loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
     tokens = loss_mask[rows].sum(dim=1)
@@ -193,7 +194,7 @@ def _make_minibatch(
         [tokens.sum(), (tokens > 0).sum(), (tokens * batch.is_correct[rows]).sum()]
     )
     num_tokens, num_responses, num_positive_tokens = sum_over_ranks(counts).tolist()
-    chunks = cut_by_tokens(sequence_lengths(batch), rows, max_tokens=max_tokens)
+    chunks = cut_by_tokens(lengths, rows, max_tokens=max_tokens)
     return Minibatch(
         microbatches=[_make_microbatch(batch, chunk, loss_mask, pad_id) for chunk in chunks],
         num_tokens=num_tokens,

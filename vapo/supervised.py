@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning as L
@@ -14,13 +14,40 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from vapo.config import RewardModelConfig, SftConfig
+from vapo.config.loading import flatten, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.progress import Progress
+from vapo.prompts import PromptSplit
+from vapo.rewards import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.seeding import derive_seed
-from vapo.tracking import RunLogger
+from vapo.tracking import RunLogger, make_run_logger
 
 Batch = Any
 LossFunction = Callable[[Batch], tuple[Tensor, dict[str, float]]]
+
+
+@contextmanager
+def recorded_run(
+    config: SftConfig | RewardModelConfig, command: str, prompts: PromptSplit
+) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
+    """Display, verifier and MLflow run of a supervised command, its config recorded."""
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+        make_run_logger(
+            config.tracking,
+            run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
+            tags={"command": command},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), flatten(config))
+        progress.note(prompts.report.describe())
+        yield progress, scorer, logger
 
 
 class Batches(IterableDataset[Batch]):

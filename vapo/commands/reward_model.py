@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import RewardModelConfig
-from vapo.config.loading import flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.devices import set_threads
 from vapo.export import save_folder
@@ -20,13 +19,11 @@ from vapo.minibatches import TokenInputs, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer, load_value_model
 from vapo.progress import Progress
 from vapo.prompts import group_sampling, load_prompts
-from vapo.rewards import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, sampling_settings
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.seeding import derive_seed
-from vapo.supervised import Batches, SupervisedModule, train_supervised
-from vapo.tracking import make_run_logger
+from vapo.supervised import Batches, SupervisedModule, recorded_run, train_supervised
 from vapo.types import Prompt, Rollout, Verdict
 from vapo.values import Critic
 
@@ -63,20 +60,7 @@ def run(config: RewardModelConfig) -> None:
         max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
         device=policy.device,
     )
-    with (
-        Progress() as progress,
-        make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
-        ) as scorer,
-        make_run_logger(
-            config.tracking,
-            run_name=config.tracking.run_name or f"reward-model-seed{config.seed}",
-            tags={"command": "reward-model"},
-            note=progress.note,
-        ) as logger,
-    ):
-        logger.log_config(to_yaml(config), flatten(config))
-        progress.note(prompts.report.describe())
+    with recorded_run(config, "reward-model", prompts) as (progress, scorer, logger):
 
         def scored(source: list[Prompt], num_batches: int, purpose: str) -> list[Scored]:
             chosen = group_sampling(

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import SftConfig
-from vapo.config.loading import flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.devices import set_threads
 from vapo.errors import UserError
@@ -20,13 +19,10 @@ from vapo.minibatches import TokenInputs, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer
 from vapo.new_model import make_model, make_tokenizer
 from vapo.policies import Actor
-from vapo.progress import Progress
 from vapo.prompts import load_prompts
-from vapo.rewards import make_scorer
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.seeding import derive_seed
-from vapo.supervised import Batches, SupervisedModule, train_supervised
-from vapo.tracking import make_run_logger
+from vapo.supervised import Batches, SupervisedModule, recorded_run, train_supervised
 from vapo.types import Prompt
 
 
@@ -55,20 +51,7 @@ def run(config: SftConfig) -> None:
         decay_fraction=config.decay_fraction,
     )
     export_dir = Path(config.export_dir)
-    with (
-        Progress() as progress,
-        make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
-        ) as scorer,
-        make_run_logger(
-            config.tracking,
-            run_name=config.tracking.run_name or f"sft-seed{config.seed}",
-            tags={"command": "sft"},
-            note=progress.note,
-        ) as logger,
-    ):
-        logger.log_config(to_yaml(config), flatten(config))
-        progress.note(prompts.report.describe())
+    with recorded_run(config, "sft", prompts) as (progress, scorer, logger):
         train_supervised(
             module,
             batches,
