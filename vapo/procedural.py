@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import Any
 
 from vapo.errors import UserError
@@ -36,20 +36,25 @@ def state_tracking(
     min_steps: int = 2,
     max_steps: int = 10,
     num_positions: int = 5,
+    repeat_swaps: bool = False,
     skip_steps_probability: float = 0.0,
     wrong_step_probability: float = 0.0,
+    early_stop_probability: float = 0.0,
 ) -> list[ProceduralRow]:
     """Follow one ball through swaps of positions, one labelled swap at a time.
 
     `3a12b45c31=` reads: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
     swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that
-    swap, then the final position, which is the answer. Labels run from a to z and start over
-    after 26 swaps: then a swap is found by its label and how often the label came before.
+    swap, then the final position, which is the answer. With `repeat_swaps` each step also
+    repeats its swap, `a123b453c311;1`: four tokens a swap, for long responses that a small
+    model can still learn. Labels run from a to z, then from A to Z, and start over after 52
+    swaps: then a swap is found by its label and how often the label came before.
 
     Demonstrations can be made imperfect, which leaves room for reinforcement learning:
     with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
     `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
-    over the others) and the demonstration goes on from there.
+    over the others) and the demonstration goes on from there; with `early_stop_probability`,
+    drawn for each swap, the demonstration stops before it and answers with where it is.
 
     Raises:
         UserError: an option is out of range.
@@ -66,6 +71,7 @@ def state_tracking(
         )
     _check_range("skip_steps_probability", skip_steps_probability, low=0, high=1)
     _check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
+    _check_range("early_stop_probability", early_stop_probability, low=0, high=1)
     rows = []
     for index in range(num_examples):
         rng = Random(f"state_tracking/problem/{seed}/{index}")
@@ -82,8 +88,10 @@ def state_tracking(
             start,
             swaps,
             num_positions=num_positions,
+            repeat_swaps=repeat_swaps,
             skip_steps_probability=skip_steps_probability,
             wrong_step_probability=wrong_step_probability,
+            early_stop_probability=early_stop_probability,
             rng=Random(f"state_tracking/demonstration/{seed}/{index}"),
         )
         rows.append(ProceduralRow(problem + "=", str(answer), demonstration))
@@ -95,8 +103,10 @@ def _demonstrate(
     swaps: list[tuple[int, ...]],
     *,
     num_positions: int,
+    repeat_swaps: bool,
     skip_steps_probability: float,
     wrong_step_probability: float,
+    early_stop_probability: float,
     rng: Random,
 ) -> str:
     if rng.random() < skip_steps_probability:
@@ -104,15 +114,18 @@ def _demonstrate(
     position = start
     steps = []
     for step, swap in enumerate(swaps):
+        if early_stop_probability and rng.random() < early_stop_probability:
+            break
         position = _after(position, swap)
         if rng.random() < wrong_step_probability:
             position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
-        steps.append(f"{_label(step)}{position}")
+        repeated = f"{swap[0]}{swap[1]}" if repeat_swaps else ""
+        steps.append(f"{_label(step)}{repeated}{position}")
     return "".join(steps) + f";{position}"
 
 
 def _label(step: int) -> str:
-    return ascii_lowercase[step % len(ascii_lowercase)]
+    return ascii_letters[step % len(ascii_letters)]
 
 
 def _after(position: int, swap: tuple[int, ...]) -> int:
@@ -148,13 +161,20 @@ def generate(
         if name not in defaults:
             mend = nearest(str(name), list(defaults))
             raise UserError(f"options.{name} is no option of {task}: {mend}")
-        is_whole = isinstance(defaults[name], int)
-        kind = int if is_whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            mend = "a whole number" if is_whole else "a number"
-            raise UserError(f"options.{name} is {value!r}: give {mend}")
-        checked[name] = value if is_whole else float(value)
+        checked[name] = _as_type_of(defaults[name], name, value)
     return function(num_examples, seed=seed, **checked)
+
+
+def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UserError(f"options.{name} is {value!r}: give true or false")
+        return value
+    is_whole = isinstance(default, int)
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        mend = "a whole number" if is_whole else "a number"
+        raise UserError(f"options.{name} is {value!r}: give {mend}")
+    return value if is_whole else float(value)
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from vapo.config import RewardModelConfig, SftConfig
@@ -24,8 +27,16 @@ from vapo.rewards.scorer import Scorer
 from vapo.seeding import derive_seed
 from vapo.tracking import RunLogger, make_run_logger
 
-Batch = Any
-LossFunction = Callable[[Batch], tuple[Tensor, dict[str, float]]]
+
+@dataclass(frozen=True)
+class SupervisedBatch:
+    """One optimizer step: its micro-batches, and what their summed losses are divided by."""
+
+    microbatches: list[Any]
+    denominator: int
+
+    def to(self, device: torch.device) -> SupervisedBatch:
+        return SupervisedBatch([m.to(device) for m in self.microbatches], self.denominator)
 
 
 @contextmanager
@@ -50,13 +61,13 @@ def recorded_run(
         yield progress, scorer, logger
 
 
-class Batches(IterableDataset[Batch]):
+class Batches(IterableDataset[SupervisedBatch]):
     """`num_steps` batches from seeded permutations of the examples, pass after pass."""
 
     def __init__(
         self,
         examples: Sequence[Any],
-        collate: Callable[[list[Any]], Batch],
+        collate: Callable[[list[Any]], SupervisedBatch],
         *,
         batch_size: int,
         num_steps: int,
@@ -68,7 +79,7 @@ class Batches(IterableDataset[Batch]):
     def __len__(self) -> int:
         return self.num_steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[SupervisedBatch]:
         order: list[int] = []
         passes = 0
         for _ in range(self.num_steps):
@@ -81,27 +92,41 @@ class Batches(IterableDataset[Batch]):
 
 
 class SupervisedModule(L.LightningModule):
-    """A network, its loss on a batch, and AdamW with warmup, a constant part and linear decay."""
+    """A network, its summed loss on a micro-batch, and AdamW: warmup, constant, linear decay.
+
+    The gradient of a step does not depend on how its batch is cut into micro-batches.
+    """
 
     def __init__(
         self,
         network: nn.Module,
-        loss_function: LossFunction,
+        summed_loss: Callable[[Any], Tensor],
         optimizer: OptimizerConfig,
         *,
         num_steps: int,
         decay_fraction: float = 0.0,
     ) -> None:
         super().__init__()
+        self.automatic_optimization = False
         self.network = network.train()
-        self.loss_function = loss_function
+        self.summed_loss = summed_loss
         self.options = optimizer
         self.num_steps = num_steps
         self.decay_steps = max(round(decay_fraction * num_steps), 1) if decay_fraction else 0
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        loss, metrics = self.loss_function(batch)
-        return {"loss": loss, "metrics": metrics}
+    def training_step(self, batch: SupervisedBatch, batch_idx: int) -> dict[str, float]:
+        """One optimizer step; its loss."""
+        optimizer, schedule = cast(LightningOptimizer, self.optimizers()), self.lr_schedulers()
+        optimizer.zero_grad()
+        total = 0.0
+        for microbatch in batch.microbatches:
+            loss = self.summed_loss(microbatch) / batch.denominator
+            self.manual_backward(loss)
+            total += float(loss.detach())
+        clip_grad_norm_(self.network.parameters(), self.options.max_grad_norm)
+        optimizer.step()
+        cast(LRScheduler, schedule).step()
+        return {"mean_loss": total}
 
     def configure_optimizers(self) -> Any:
         options = self.options
@@ -122,10 +147,13 @@ class SupervisedModule(L.LightningModule):
 
 
 class SupervisedRecording(Callback):
-    """Progress and metrics of every optimizer step."""
+    """Progress of every optimizer step and the loss of some, as `loss_name`."""
 
-    def __init__(self, logger: RunLogger, progress: Progress, *, every_n_steps: int = 20) -> None:
-        self.logger, self.progress, self.every_n_steps = logger, progress, every_n_steps
+    def __init__(
+        self, logger: RunLogger, progress: Progress, loss_name: str, *, every_n_steps: int = 20
+    ) -> None:
+        self.logger, self.progress, self.loss_name = logger, progress, loss_name
+        self.every_n_steps = every_n_steps
         self._stages = ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -143,7 +171,8 @@ class SupervisedRecording(Callback):
     ) -> None:
         self._advance(1)
         if batch_idx % self.every_n_steps == 0 or batch_idx + 1 == trainer.num_training_batches:
-            self.logger.log_metrics(outputs["metrics"], step=trainer.global_step)
+            metrics = {self.loss_name: outputs["mean_loss"]}
+            self.logger.log_metrics(metrics, step=trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._stages.close()
@@ -153,6 +182,7 @@ def train_supervised(
     module: SupervisedModule,
     batches: Batches,
     *,
+    loss_name: str,
     logger: RunLogger,
     progress: Progress,
     accelerator: str,
@@ -164,11 +194,10 @@ def train_supervised(
         devices=1,
         precision=precision,
         max_epochs=1,
-        gradient_clip_val=module.options.max_grad_norm,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[SupervisedRecording(logger, progress)],
+        callbacks=[SupervisedRecording(logger, progress, loss_name)],
     )
     trainer.fit(module, DataLoader(batches, batch_size=None))

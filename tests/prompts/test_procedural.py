@@ -13,11 +13,11 @@ from vapo.procedural import PROCEDURAL_TASKS, generate, state_tracking
 
 def simulate(problem: str) -> list[tuple[str, int]]:
     """(label, position after it) of each swap, moving the ball over a row of cups."""
-    assert re.fullmatch(r"[1-9]([a-z][1-9][1-9])+=", problem)
+    assert re.fullmatch(r"[1-9]([a-zA-Z][1-9][1-9])+=", problem)
     cups = [False] * 10
     cups[int(problem[0])] = True
     steps = []
-    for label, first, second in re.findall(r"([a-z])(\d)(\d)", problem):
+    for label, first, second in re.findall(r"([a-zA-Z])(\d)(\d)", problem):
         i, j = int(first), int(second)
         assert i != j
         cups[i], cups[j] = cups[j], cups[i]
@@ -86,13 +86,40 @@ def test_wrong_steps_go_on_from_the_wrong_position():
         assert row.demonstration[1] != str(first_step[1])
 
 
-def test_labels_start_over_after_z():
+def test_labels_go_on_in_capitals_and_start_over_after_them():
     row = state_tracking(1, seed=0, min_steps=150, max_steps=150)[0]
     labels = [label for label, _ in simulate(row.problem)]
     assert len(labels) == 150
-    assert "".join(labels[24:29]) == "yzabc"
-    written = re.findall(r"([a-z])(\d)", row.demonstration)
+    assert "".join(labels[24:28]) == "yzAB"
+    assert "".join(labels[50:54]) == "YZab"
+    written = re.findall(r"([a-zA-Z])(\d)", row.demonstration)
     assert [(label, int(position)) for label, position in written] == simulate(row.problem)
+
+
+def test_repeated_swaps():
+    for row in state_tracking(100, seed=3, max_steps=60, repeat_swaps=True):
+        steps, _, answer = row.demonstration.partition(";")
+        swaps = re.findall(r"([a-zA-Z]\d\d)", row.problem)
+        positions = [position for _, position in simulate(row.problem)]
+        expected = "".join(f"{s}{p}" for s, p in zip(swaps, positions, strict=True))
+        assert steps == expected
+        assert answer == row.answer
+
+
+def test_early_stops_answer_with_the_position_so_far():
+    options: dict[str, Any] = {"seed": 0, "min_steps": 10, "max_steps": 10}
+    stopped = 0
+    for row in state_tracking(500, early_stop_probability=0.1, **options):
+        written, steps = re.findall(r"([a-z])(\d)", row.demonstration), simulate(row.problem)
+        assert [(label, int(after)) for label, after in written] == steps[: len(written)]
+        last = written[-1][1] if written else row.problem[0]
+        assert row.demonstration.endswith(f";{last}")
+        stopped += len(written) < 10
+    assert 0.58 < stopped / 500 < 0.72  # 1 - 0.9^10 = 0.65
+    clean = state_tracking(50, **options)
+    assert clean == state_tracking(50, early_stop_probability=0.0, **options)
+    every = state_tracking(20, early_stop_probability=1.0, **options)
+    assert all(row.demonstration == f";{row.problem[0]}" for row in every)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +133,8 @@ def test_labels_start_over_after_z():
         ({"min_steps": 5, "max_steps": 3}, r"options\.min_steps is 5, above options\.max_steps"),
         ({"num_positions": 10}, r"options\.num_positions is 10: .* to 9"),
         ({"skip_steps_probability": 1.5}, r"options\.skip_steps_probability is 1\.5"),
+        ({"repeat_swaps": 1}, r"options\.repeat_swaps is 1: give true or false"),
+        ({"early_stop_probability": -0.1}, r"options\.early_stop_probability is -0\.1"),
         ({"wrong_step_probability": "x"}, r"options\.wrong_step_probability is 'x'"),
         ({"wrong_step_probability": float("nan")}, r"options\.wrong_step_probability is nan"),
     ],

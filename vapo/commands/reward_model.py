@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from vapo.console import quiet_libraries
 from vapo.devices import set_threads
 from vapo.export import save_folder
 from vapo.functional.metrics import explained_variance
-from vapo.minibatches import TokenInputs, token_inputs
+from vapo.minibatches import TokenInputs, cut_by_tokens, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer, load_value_model
 from vapo.progress import Progress
 from vapo.prompts import group_sampling, load_prompts
@@ -23,7 +24,13 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, sampling_settings
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.seeding import derive_seed
-from vapo.supervised import Batches, SupervisedModule, recorded_run, train_supervised
+from vapo.supervised import (
+    Batches,
+    SupervisedBatch,
+    SupervisedModule,
+    recorded_run,
+    train_supervised,
+)
 from vapo.types import Prompt, Rollout, Verdict
 from vapo.values import Critic
 
@@ -76,17 +83,18 @@ def run(config: RewardModelConfig) -> None:
         train_supervised(
             SupervisedModule(
                 critic,
-                lambda batch: last_token_loss(critic, batch),
+                lambda scored: summed_squared_error(critic, scored),
                 config.optimizer,
                 num_steps=config.num_steps,
             ),
             Batches(
                 train,
-                lambda examples: collate_scored(examples, pad_id),
+                lambda examples: cut_scored(examples, pad_id, max_tokens=config.microbatch_tokens),
                 batch_size=config.batch_size,
                 num_steps=config.num_steps,
                 seed=config.seed,
             ),
+            loss_name="reward_model/loss",
             logger=logger,
             progress=progress,
             accelerator=config.trainer.accelerator,
@@ -143,11 +151,20 @@ def collate_scored(examples: Sequence[Scored], pad_id: int) -> ScoredInputs:
     return ScoredInputs(last, rewards)
 
 
-def last_token_loss(critic: Critic, batch: ScoredInputs) -> tuple[Tensor, dict[str, float]]:
-    """1/2 (score - reward)^2, mean over responses."""
-    errors = critic(batch.inputs) - batch.rewards
-    loss = 0.5 * errors.square().mean()
-    return loss, {"reward_model/loss": float(loss.detach())}
+def cut_scored(examples: Sequence[Scored], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
+    """Micro-batches of one optimizer step; the denominator counts responses."""
+    lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r, _ in examples]
+    chunks = cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens)
+    return SupervisedBatch(
+        [collate_scored([examples[row] for row in chunk], pad_id) for chunk in chunks],
+        denominator=len(examples),
+    )
+
+
+def summed_squared_error(critic: Critic, scored: ScoredInputs) -> Tensor:
+    """1/2 (score - reward)^2, summed over responses."""
+    errors = cast(Tensor, critic(scored.inputs)) - scored.rewards
+    return 0.5 * errors.square().sum()
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,14 +15,20 @@ from vapo.devices import set_threads
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.export import save_folder
-from vapo.minibatches import TokenInputs, token_inputs
+from vapo.minibatches import TokenInputs, cut_by_tokens, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer
 from vapo.new_model import make_model, make_tokenizer
 from vapo.policies import Actor
 from vapo.prompts import load_prompts
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.seeding import derive_seed
-from vapo.supervised import Batches, SupervisedModule, recorded_run, train_supervised
+from vapo.supervised import (
+    Batches,
+    SupervisedBatch,
+    SupervisedModule,
+    recorded_run,
+    train_supervised,
+)
 from vapo.types import Prompt
 
 
@@ -38,14 +44,16 @@ def run(config: SftConfig) -> None:
     pad_id = int(tokenizer.pad_token_id)
     batches = Batches(
         prompts.train,
-        lambda examples: collate_demonstrations(examples, tokenizer, pad_id),
+        lambda examples: collate_demonstrations(
+            examples, tokenizer, pad_id, max_tokens=config.microbatch_tokens
+        ),
         batch_size=config.batch_size,
         num_steps=config.num_steps,
         seed=config.seed,
     )
     module = SupervisedModule(
         actor,
-        lambda inputs: demonstration_loss(actor, inputs),
+        lambda inputs: summed_nll(actor, inputs),
         config.optimizer,
         num_steps=config.num_steps,
         decay_fraction=config.decay_fraction,
@@ -55,6 +63,7 @@ def run(config: SftConfig) -> None:
         train_supervised(
             module,
             batches,
+            loss_name="sft/loss",
             logger=logger,
             progress=progress,
             accelerator=config.trainer.accelerator,
@@ -100,19 +109,22 @@ def make_or_load(config: SftConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def collate_demonstrations(
-    examples: list[Prompt], tokenizer: PreTrainedTokenizerBase, pad_id: int
-) -> TokenInputs:
-    """Prompt and demonstration with its end token."""
+    examples: list[Prompt], tokenizer: PreTrainedTokenizerBase, pad_id: int, *, max_tokens: int
+) -> SupervisedBatch:
+    """Prompts and demonstrations with their end tokens; the denominator counts the latter's."""
     pairs = []
     for prompt in examples:
         ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
         pairs.append((prompt.prompt_ids, [*ids, int(tokenizer.eos_token_id)]))
-    return token_inputs(pairs, pad_id=pad_id)
+    lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids in pairs]
+    chunks = cut_by_tokens(lengths, range(len(pairs)), max_tokens=max_tokens)
+    return SupervisedBatch(
+        [token_inputs([pairs[row] for row in chunk], pad_id=pad_id) for chunk in chunks],
+        denominator=sum(len(ids) for _, ids in pairs),
+    )
 
 
-def demonstration_loss(actor: Actor, inputs: TokenInputs) -> tuple[Tensor, dict[str, float]]:
-    """Mean negative log-likelihood of the demonstrations' tokens, in nats."""
+def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:
+    """Negative log-likelihood of the demonstrations' tokens, summed, in nats."""
     logprobs, _ = actor(inputs, temperature=1.0)
-    loss = -logprobs.mean()
-    metrics: dict[str, Any] = {"sft/loss": float(loss.detach())}
-    return loss, metrics
+    return -cast(Tensor, logprobs).sum()

@@ -250,6 +250,9 @@ class SftConfig:
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
     num_steps: int = option(3000, "optimizer steps", ge=1)
     batch_size: int = option(64, "demonstrations per step", ge=1)
+    microbatch_tokens: int = option(
+        16384, "tokens of one forward / backward, padding included", ge=1
+    )
     decay_fraction: float = option(
         0.3, "share of the steps at the end over which lr falls linearly to 0", ge=0, le=1
     )
@@ -272,6 +275,9 @@ class RewardModelConfig:
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
     num_steps: int = option(60, "optimizer steps", ge=1)
     batch_size: int = option(64, "responses per step", ge=1)
+    microbatch_tokens: int = option(
+        16384, "tokens of one forward / backward, padding included", ge=1
+    )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
     rewards: RewardConfig = section(RewardConfig, "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
