@@ -19,7 +19,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
 from vapo.errors import UserError
 from vapo.progress import is_main_process
-from vapo.summary import make_run_dir
+from vapo.summary import CONFIG_NAME, make_run_dir
 
 _SHARED = "VAPO_RUN_DIR"  # Lightning starts the other ranks with this process's environment
 
@@ -49,7 +49,7 @@ def open_run_dir(config: FitConfig, name: str, *, resume_from: Path | None) -> R
         return RunDir(Path(os.environ[_SHARED]))
     path = make_run_dir(config.output_dir, name)
     os.environ[_SHARED] = str(path)
-    (path / "config.yaml").write_text(to_yaml(config))
+    (path / CONFIG_NAME).write_text(to_yaml(config))
     return RunDir(path)
 
 

@@ -16,6 +16,7 @@ from vapo.progress_display import format_seconds
 from vapo.provenance import versions
 from vapo.stores import locate_store
 
+CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
 
 
@@ -105,25 +106,29 @@ def render_summary(
     run_dir: Path,
     *,
     recorded: str,
-    config_args: str = "--config conf/vapo.yaml",
+    ablation: str | None = None,
     checkpoint: Path | None = None,
 ) -> str:
     """The text that ends `vapo fit`; its last line is the run's folder.
 
-    `recorded` is `RunLogger.describe()`; `config_args` repeats the user's --config options.
+    `recorded` is `RunLogger.describe()`; `ablation` an override that turns off a component
+    which this run used. The commands name the run's own resolved config.
     """
-    fit = f"vapo fit {config_args}"
+    config = f"--config {run_dir / CONFIG_NAME}"
     rows = [
         ("score before", _score(summary.score_before, summary.score_before_ci, summary.k)),
         ("score after", _score(summary.score_after, summary.score_after_ci, summary.k)),
         ("took", _times(summary)),
         ("recorded", recorded),
         ("open it", _how_to_open(summary.tracking_uri)),
-        ("try next", f"{fit} components.value_pretraining.enabled=false"),
     ]
+    next_commands = []
+    if ablation is not None:
+        next_commands.append(f"vapo fit {config} {ablation}")
     if checkpoint is not None:
-        rows.append(("", f"vapo validate {config_args} --ckpt_path {checkpoint}"))
-        rows.append(("", f"vapo export {checkpoint} {run_dir}/actor"))
+        next_commands.append(f"vapo validate {config} --ckpt_path {checkpoint}")
+        next_commands.append(f"vapo export {checkpoint} {run_dir}/actor")
+    rows += [("" if i else "try next", command) for i, command in enumerate(next_commands)]
     if summary.undelivered_records:
         rows.insert(4, ("", f"{summary.undelivered_records} records were not delivered"))
     lines = [f"{label:<13} {text}" for label, text in rows]

@@ -69,7 +69,7 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, t
         summary,
         tmp_path,
         recorded="MLflow run abc",
-        config_args="--config conf/vapo.yaml",
+        ablation="components.value_pretraining.enabled=false",
         checkpoint=tmp_path / "best.ckpt",
     )
     lines = text.splitlines()
@@ -79,8 +79,9 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, t
     assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
     assert "MLflow run abc" in text
     assert "vapo ui" in text
-    assert "vapo fit --config conf/vapo.yaml components.value_pretraining.enabled=false" in text
-    assert f"vapo validate --config conf/vapo.yaml --ckpt_path {tmp_path}/best.ckpt" in text
+    config = f"--config {tmp_path}/config.yaml"
+    assert f"try next      vapo fit {config} components.value_pretraining.enabled=false" in text
+    assert f"vapo validate {config} --ckpt_path {tmp_path}/best.ckpt" in text
     assert f"vapo export {tmp_path}/best.ckpt {tmp_path}/actor" in text
     assert "not delivered" not in text
 
@@ -89,6 +90,7 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     summary.score_before = summary.score_after = None
     summary.undelivered_records = 3
     text = render_summary(summary, tmp_path, recorded="x")
+    assert "vapo fit" not in text
     assert text.count("not measured") == 2
     assert "3 records were not delivered" in text
 

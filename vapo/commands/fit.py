@@ -15,7 +15,7 @@ from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.callbacks.weight_sync import WeightSync
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
@@ -117,7 +117,17 @@ def summarize(
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"
-    return render_summary(summary, run_dir.path, recorded=logger.describe(), checkpoint=best)
+    return render_summary(
+        summary,
+        run_dir.path,
+        recorded=logger.describe(),
+        ablation=(
+            "components.value_pretraining.enabled=false"
+            if resolve(config).value_pretraining_iterations
+            else None
+        ),
+        checkpoint=best,
+    )
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
