@@ -40,6 +40,8 @@ def state_tracking(
     skip_steps_probability: float = 0.0,
     wrong_step_probability: float = 0.0,
     early_stop_probability: float = 0.0,
+    terse_probability: float = 0.0,
+    terse_wrong_step_probability: float = 0.0,
 ) -> list[ProceduralRow]:
     """Follow one ball through swaps of positions, one labelled swap at a time.
 
@@ -54,7 +56,9 @@ def state_tracking(
     with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
     `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
     over the others) and the demonstration goes on from there; with `early_stop_probability`,
-    drawn for each swap, the demonstration stops before it and answers with where it is.
+    drawn for each swap, the demonstration stops before it and answers with where it is. With
+    `terse_probability` one does not repeat its swaps, and has `terse_wrong_step_probability`:
+    a choice between a long and a short way that shows in the outcome only.
 
     Raises:
         UserError: an option is out of range.
@@ -72,6 +76,12 @@ def state_tracking(
     _check_range("skip_steps_probability", skip_steps_probability, low=0, high=1)
     _check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
     _check_range("early_stop_probability", early_stop_probability, low=0, high=1)
+    _check_range("terse_probability", terse_probability, low=0, high=1)
+    _check_range("terse_wrong_step_probability", terse_wrong_step_probability, low=0, high=1)
+    if terse_probability and not repeat_swaps:
+        raise UserError(
+            "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
+        )
     rows = []
     for index in range(num_examples):
         rng = Random(f"state_tracking/problem/{seed}/{index}")
@@ -84,15 +94,19 @@ def state_tracking(
         answer = start
         for swap in swaps:
             answer = _after(answer, swap)
+        rng = Random(f"state_tracking/demonstration/{seed}/{index}")
+        is_terse = terse_probability > 0 and rng.random() < terse_probability
         demonstration = _demonstrate(
             start,
             swaps,
             num_positions=num_positions,
-            repeat_swaps=repeat_swaps,
+            repeat_swaps=repeat_swaps and not is_terse,
             skip_steps_probability=skip_steps_probability,
-            wrong_step_probability=wrong_step_probability,
+            wrong_step_probability=(
+                terse_wrong_step_probability if is_terse else wrong_step_probability
+            ),
             early_stop_probability=early_stop_probability,
-            rng=Random(f"state_tracking/demonstration/{seed}/{index}"),
+            rng=rng,
         )
         rows.append(ProceduralRow(problem + "=", str(answer), demonstration))
     return rows

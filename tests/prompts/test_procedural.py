@@ -122,6 +122,22 @@ def test_early_stops_answer_with_the_position_so_far():
     assert all(row.demonstration == f";{row.problem[0]}" for row in every)
 
 
+def test_terse_demonstrations():
+    options: dict[str, Any] = {"seed": 0, "min_steps": 8, "max_steps": 8, "repeat_swaps": True}
+    rows = state_tracking(400, terse_probability=0.3, terse_wrong_step_probability=1.0, **options)
+    terse = [row for row in rows if re.fullmatch(r"([a-h]\d){8};\d", row.demonstration)]
+    assert 0.23 < len(terse) / 400 < 0.37
+    for row in rows:
+        steps = simulate(row.problem)
+        if row in terse:
+            assert row.demonstration[1] != str(steps[0][1])
+        else:
+            assert row.demonstration.endswith(f"{steps[-1][1]};{row.answer}")
+            assert re.fullmatch(r"([a-h]\d\d\d){8};\d", row.demonstration)
+    plain = state_tracking(50, wrong_step_probability=0.2, **options)
+    assert plain == state_tracking(50, wrong_step_probability=0.2, terse_probability=0.0, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -135,6 +151,7 @@ def test_early_stops_answer_with_the_position_so_far():
         ({"skip_steps_probability": 1.5}, r"options\.skip_steps_probability is 1\.5"),
         ({"repeat_swaps": 1}, r"options\.repeat_swaps is 1: give true or false"),
         ({"early_stop_probability": -0.1}, r"options\.early_stop_probability is -0\.1"),
+        ({"terse_probability": 0.5}, r"options\.terse_probability .* options\.repeat_swaps"),
         ({"wrong_step_probability": "x"}, r"options\.wrong_step_probability is 'x'"),
         ({"wrong_step_probability": float("nan")}, r"options\.wrong_step_probability is nan"),
     ],
