@@ -19,6 +19,7 @@ from vapo.distributed import gather_over_ranks, rank, world_size
 from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
+from vapo.mismatch import correct_mismatch, correction_metrics
 from vapo.module import VapoModule
 from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
@@ -89,7 +90,9 @@ class RolloutDataModule(L.LightningDataModule):
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
         self.module.estimate_advantages(batch)
+        correct_mismatch(batch, self.config.algorithm.mismatch)
         self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         self.positions = position_profile(
             batch,
             self.hyperparameters,

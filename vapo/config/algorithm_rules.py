@@ -113,6 +113,34 @@ def sequence_reduction_is_used(config: FitConfig) -> Problem | None:
     )
 
 
+def mismatch_limits_are_used(config: FitConfig) -> Problem | None:
+    correction = config.algorithm.mismatch
+    if correction.tis_level == "token" or correction.tis_cap is not None:
+        return None
+    return Problem(
+        ("algorithm.mismatch.tis_level", "algorithm.mismatch.tis_cap"),
+        f"algorithm.mismatch.tis_level {correction.tis_level} has no effect while truncated "
+        "importance sampling is off: set algorithm.mismatch.tis_cap, or "
+        "algorithm.mismatch.tis_level=token",
+    )
+
+
+def mismatch_correction_has_a_policy_gradient(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    if algorithm.advantage_estimator != "correct_only":
+        return None
+    for name in ("tis_cap", "mask_below", "mask_above"):
+        if getattr(algorithm.mismatch, name) is not None:
+            key = f"algorithm.mismatch.{name}"
+            return Problem(
+                ("algorithm.advantage_estimator", key),
+                f"{key} corrects a policy gradient, and algorithm.advantage_estimator "
+                "correct_only has none: it fine-tunes on correct responses, whichever policy "
+                f"they are from; set {key}=null",
+            )
+    return None
+
+
 def critic_has_a_start(config: FitConfig) -> Problem | None:
     critic = config.critic
     if not config.algorithm.has_critic or critic.init != "reward_model":
@@ -132,6 +160,8 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     on_policy_surrogate_is_on_policy,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,
+    mismatch_limits_are_used,
+    mismatch_correction_has_a_policy_gradient,
     critic_free_has_no_critic_parts,
     critic_has_a_start,
 )

@@ -11,11 +11,18 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.algorithm import AlgorithmConfig, KLConfig
+from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.components import Components
 from vapo.config.fields import option, section
 
-__all__ = ["AlgorithmConfig", "FitConfig", "KLConfig", "RewardModelConfig", "SftConfig"]
+__all__ = [
+    "AlgorithmConfig",
+    "FitConfig",
+    "KLConfig",
+    "MismatchConfig",
+    "RewardModelConfig",
+    "SftConfig",
+]
 
 
 @dataclass
