@@ -43,3 +43,31 @@ def test_fine_tuning_on_correct_responses_has_nothing_to_correct(tmp_path: Path,
 @pytest.mark.parametrize("key", ["tis_cap=0", "mask_below=1", "mask_below=0", "mask_above=1"])
 def test_ranges(tmp_path: Path, key: str) -> None:
     assert "must be" in problem(tmp_path, f"algorithm.mismatch.{key}")
+
+
+OVERLAP = "training.overlap_rollouts=true"
+
+
+@pytest.mark.parametrize(
+    "several",
+    [("trainer.strategy=fsdp",), ("trainer.strategy=fsdp", "trainer.devices=2")],
+)
+def test_overlap_is_for_one_process(tmp_path: Path, several: tuple[str, ...]) -> None:
+    message = problem(tmp_path, OVERLAP, *several)
+    assert "collectives of several processes" in message
+    fit_config(tmp_path, OVERLAP)
+    fit_config(tmp_path, *several)
+
+
+def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
+    rloo = (
+        "algorithm.surrogate=logprob",
+        "algorithm.advantage_estimator=leave_one_out",
+        "components.clip_higher.enabled=false",
+        "training.minibatch_size=null",
+        *NO_CRITIC,
+    )
+    message = problem(tmp_path, OVERLAP, *rloo)
+    assert "set algorithm.mismatch.tis_cap" in message
+    fit_config(tmp_path, OVERLAP, *rloo, "algorithm.mismatch.tis_cap=2")
+    fit_config(tmp_path, OVERLAP, *RAFT)

@@ -83,6 +83,23 @@ def on_policy_surrogate_is_on_policy(config: FitConfig) -> Problem | None:
     )
 
 
+def overlap_has_a_ratio(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    is_policy_gradient = (
+        algorithm.surrogate == "logprob" and algorithm.advantage_estimator != "correct_only"
+    )
+    if not config.training.overlap_rollouts or not is_policy_gradient:
+        return None
+    if algorithm.mismatch.tis_cap is not None:
+        return None
+    return Problem(
+        ("training.overlap_rollouts", "algorithm.surrogate", "algorithm.mismatch.tis_cap"),
+        "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
+        "training.overlap_rollouts they are one update old: set algorithm.mismatch.tis_cap, or "
+        "training.overlap_rollouts=false",
+    )
+
+
 def clip_options_have_a_ratio(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     if algorithm.surrogate != "logprob":
@@ -158,6 +175,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     group_estimator_has_groups,
     dynamic_sampling_has_groups,
     on_policy_surrogate_is_on_policy,
+    overlap_has_a_ratio,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,
     mismatch_limits_are_used,

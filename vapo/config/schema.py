@@ -176,6 +176,11 @@ class TrainingConfig:
     microbatch_tokens: int = option(
         16384, "prompt + response tokens of one forward / backward, padding included", ge=1
     )
+    overlap_rollouts: bool = option(
+        False,
+        "sample the next iteration's rollouts while this one trains: one update off-policy, see "
+        "algorithm.mismatch; needs memory for one more actor, and one process",
+    )
 
 
 @dataclass
