@@ -11,6 +11,7 @@ from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
+from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
@@ -191,7 +192,7 @@ def overlong_ramp_fits(config: Any) -> Problem | None:
     )
 
 
-_DATA_AND_REWARDS: tuple[Rule, ...] = (
+_COMMON: tuple[Rule, ...] = (
     sources_are_named,
     prompt_template_has_a_place,
     system_prompt_is_used,
@@ -200,6 +201,7 @@ _DATA_AND_REWARDS: tuple[Rule, ...] = (
     function_is_importable,
     correct_pays_more,
     overlong_ramp_fits,
+    *ENGINE_RULES,
 )
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
@@ -208,8 +210,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,
         ranks_share_evenly,
-        *_DATA_AND_REWARDS,
+        *_COMMON,
     ),
-    SftConfig: (one_process, *_DATA_AND_REWARDS),
-    RewardModelConfig: (one_process, *_DATA_AND_REWARDS),
+    SftConfig: (one_process, command_samples_by_itself, *_COMMON),
+    RewardModelConfig: (one_process, command_samples_by_itself, *_COMMON),
 }
