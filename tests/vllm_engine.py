@@ -14,6 +14,7 @@ from vapo.minibatches import token_inputs
 from vapo.policies import Actor
 from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.vllm.colocated import ColocatedEngine
+from vapo.rollouts.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.vllm.engine_args import EngineSize
 from vapo.rollouts.vllm.sampler import VllmSampler
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
@@ -28,7 +29,9 @@ def vllm_model(**options: Any) -> Qwen2ForCausalLM:
     )
 
 
-def make_engine(folder: Path, **options: Any) -> ColocatedEngine:
+def make_engine(
+    folder: Path, *, heads: PaddedHeads | None = None, **options: Any
+) -> ColocatedEngine:
     settings = {"kv_cache_memory_bytes": 32 << 20, "engine_args": {"block_size": 32}, **options}
     if not (folder / "config.json").exists():
         save_tiny_folder(folder, vllm_model())
@@ -38,6 +41,7 @@ def make_engine(folder: Path, **options: Any) -> ColocatedEngine:
         model_path=str(folder),
         dtype="float32",
         device=torch.device("cpu"),
+        heads=heads,
     )
 
 

@@ -51,6 +51,7 @@ PLAIN = {
     "report": "table and figures of a sweep, or of any recorded runs",
     "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
     "ui": "open the MLflow UI on recorded runs",
+    "doctor": "say which sampling engines work here, and what is missing",
 }
 
 
@@ -88,6 +89,8 @@ def _dispatch(argv: list[str]) -> None:
         _export(rest)
     elif name == "ui":
         _ui(rest)
+    elif name == "doctor":
+        _doctor(rest)
     else:
         hint = did_you_mean(name, [*CONFIGURED, *PLAIN, "--help", "--version"])
         raise UserError(f"unknown command '{name}'{hint or '; see `vapo --help`'}")
@@ -269,6 +272,19 @@ def _ui(argv: list[str]) -> None:
     options = parse_plain(parser, argv)
     if options is not None:
         _load_command("ui")(options.tracking_uri, options.host, options.port)
+
+
+def _doctor(argv: list[str]) -> None:
+    parser = Parser(prog="vapo doctor", description=PLAIN["doctor"].capitalize() + ".")
+    parser.add_argument(
+        "--engine",
+        choices=["transformers", "vllm"],
+        default="transformers",
+        help="the engine that must work, or the exit code is 2; default: transformers",
+    )
+    options = parse_plain(parser, argv)
+    if options is not None:
+        _load_command("doctor")(options.engine)
 
 
 def _load_command(module: str) -> Callable[..., object]:

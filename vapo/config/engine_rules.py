@@ -21,8 +21,13 @@ _COLOCATED_ONLY = (
 
 def _changed(vllm: VllmConfig) -> list[str]:
     defaults = VllmConfig()
-    names = [field.name for field in dataclasses.fields(vllm)]
-    return [name for name in names if getattr(vllm, name) != getattr(defaults, name)]
+    changed = []
+    for field in dataclasses.fields(vllm):
+        value = getattr(vllm, field.name)
+        if value != getattr(defaults, field.name):
+            inner = f".{next(iter(value))}" if isinstance(value, dict) else ""
+            changed.append(field.name + inner)
+    return changed
 
 
 def vllm_options_are_used(config: Any) -> Problem | None:
@@ -49,7 +54,7 @@ def server_options_are_used(config: Any) -> Problem | None:
     if vllm.server_urls is None:
         return Problem((mode, key), f"{mode}=server needs {key}, where the engines listen")
     for name in _changed(vllm):
-        if name in _COLOCATED_ONLY:
+        if name.partition(".")[0] in _COLOCATED_ONLY:
             return Problem(
                 (f"{_VLLM}.{name}", mode),
                 f"{_VLLM}.{name} has no effect with {mode}=server: give it to `vapo "

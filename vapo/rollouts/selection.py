@@ -15,6 +15,7 @@ from vapo.rollouts import Sampler
 from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.rollouts.vllm.colocated import ColocatedEngine, check_options
+from vapo.rollouts.vllm.cpu_heads import padded_heads
 from vapo.rollouts.vllm.engine_args import EngineSize
 from vapo.rollouts.vllm.sampler import VllmSampler, Weights
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
@@ -82,6 +83,7 @@ def _make_vllm_sampler(
         dtype=str(dtype).removeprefix("torch."),
         device=actor.device,
         local_rank=actor.local_rank,
+        heads=padded_heads(text_config) if actor.device.type == "cpu" else None,
     )
     gap = options.max_logprob_gap
     sampler = VllmSampler(
@@ -91,7 +93,7 @@ def _make_vllm_sampler(
         weights=actor.weights,
         dtype=dtype,
         check=SyncCheck(
-            _score_with(actor, pad_id=int(tokenizer.pad_token_id)),
+            score_with(actor, pad_id=int(tokenizer.pad_token_id)),
             vocab_size=text_config.vocab_size,
             max_tokens=engine.max_tokens,
             max_logprob_gap=_MAX_LOGPROB_GAP[dtype] if gap is None else gap,
@@ -112,7 +114,9 @@ def _engine_dtype(config: FitConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def _score_with(actor: ActorAccess, *, pad_id: int) -> Score:
+def score_with(actor: ActorAccess, *, pad_id: int) -> Score:
+    """The trainer's side of the check after a sync."""
+
     def score(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         inputs = token_inputs(pairs, pad_id=pad_id).to(actor.device)
         with torch.no_grad(), actor.gather():

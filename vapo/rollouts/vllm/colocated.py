@@ -16,6 +16,7 @@ from torch import Tensor
 from vapo.config.engines import VllmConfig
 from vapo.errors import UserError
 from vapo.rollouts import SamplingSettings
+from vapo.rollouts.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.vllm.engine import RESUME_HINT, EngineError, Generated, Request
 from vapo.rollouts.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
 from vapo.rollouts.vllm.process_state import ProcessState, default_group_kept
@@ -58,8 +59,10 @@ class ColocatedEngine:
         dtype: str,
         device: torch.device,
         local_rank: int = 0,
+        heads: PaddedHeads | None = None,
     ) -> None:
         require_vllm()
+        self._heads = heads
         self.max_tokens = size.max_model_len
         self.has_weights = False
         self._timeout_s = options.timeout_s
@@ -72,17 +75,17 @@ class ColocatedEngine:
             ranks = {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(local_rank)}
         self._state = ProcessState(ranks)
         with self._state.entered(), _clear_errors("start"):
-            self._engine = _create(
+            arguments = engine_arguments(
                 options,
-                engine_arguments(
-                    options,
-                    size,
-                    model_path=model_path,
-                    dtype=dtype,
-                    on_gpu=device.type == "cuda",
-                    in_process_group=self._in_process_group,
-                ),
+                size,
+                model_path=model_path,
+                dtype=dtype,
+                on_gpu=device.type == "cuda",
+                in_process_group=self._in_process_group,
             )
+            if heads is not None:
+                arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
+            self._engine = _create(options, arguments)
 
     def generate(
         self,
@@ -115,6 +118,8 @@ class ColocatedEngine:
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load`."""
         engine = self._live()
+        if self._heads is not None:
+            weights = self._heads.weights(weights)
         with self._state.entered(), _clear_errors("take the new weights"), torch.no_grad():
             if self._is_asleep:
                 engine.wake_up(tags=["weights"])
