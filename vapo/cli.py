@@ -31,6 +31,7 @@ class Command:
     example: str
     doc: str
     resumes: bool = False
+    serves: bool = False
 
 
 CONFIGURED = {
@@ -44,6 +45,13 @@ CONFIGURED = {
         "RewardModelConfig",
         "conf/reward_model_state_tracking.yaml",
         "train a reward model, the critic's start",
+    ),
+    "rollout-server": Command(
+        "rollout_server",
+        "FitConfig",
+        "conf/vapo.yaml",
+        "serve a vLLM engine to trainers on other devices",
+        serves=True,
     ),
 }
 PLAIN = {
@@ -140,6 +148,8 @@ def _configured(name: str, argv: list[str]) -> None:
     run = _load_command(command.module)
     if command.resumes:
         run(composed.config, ckpt_path=options.ckpt_path)
+    elif command.serves:
+        run(composed.config, host=options.host, port=options.port)
     else:
         run(composed.config)
 
@@ -161,6 +171,9 @@ def _make_parser(name: str, command: Command) -> Parser:
         action="store_true",
         help="print the merged config as YAML, interpolations kept, and stop",
     )
+    if command.serves:
+        parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+        parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
     if command.resumes:
         does = "resume from" if name == "fit" else "score the actor of"
         parser.add_argument(
@@ -277,10 +290,7 @@ def _ui(argv: list[str]) -> None:
 def _doctor(argv: list[str]) -> None:
     parser = Parser(prog="vapo doctor", description=PLAIN["doctor"].capitalize() + ".")
     parser.add_argument(
-        "--engine",
-        choices=["transformers", "vllm"],
-        default="transformers",
-        help="the engine that must work, or the exit code is 2; default: transformers",
+        "--engine", choices=["transformers", "vllm"], default="transformers", help="must work"
     )
     options = parse_plain(parser, argv)
     if options is not None:

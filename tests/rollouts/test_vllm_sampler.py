@@ -124,6 +124,17 @@ def test_a_groups_prompt_is_computed_once(engine, model):
     assert sum(computed) == 100 + 7 * (100 - 96)
 
 
+def test_more_prompt_tokens_than_one_step_takes(engine, model):
+    """vLLM would cut a prompt in two, and fail at it on a CPU for a request with a seed."""
+    make_vllm_sampler(engine, model)
+    draw = random.Random(0)
+    requests = [
+        Request(tuple(draw.randrange(2, 38) for _ in range(100)), seed) for seed in range(64)
+    ]
+    generated = engine.generate(requests, SamplingSettings(4), end_ids=frozenset())
+    assert [len(result.ids) for result in generated] == [4] * 64
+
+
 def test_progress_shows_while_it_runs(engine, model):
     steps: list[int] = []
     make_vllm_sampler(engine, model).sample(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.minibatches import TokenInputs, token_inputs
@@ -16,7 +16,9 @@ from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.rollouts.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.vllm.cpu_heads import padded_heads
+from vapo.rollouts.vllm.engine import Engine
 from vapo.rollouts.vllm.engine_args import EngineSize
+from vapo.rollouts.vllm.remote import RemoteEngine
 from vapo.rollouts.vllm.sampler import VllmSampler, Weights
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
 
@@ -74,17 +76,16 @@ def _make_vllm_sampler(
     config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
 ) -> VllmSampler:
     options = config.rollouts.vllm
-    text_config = actor.model.config.get_text_config()
     dtype = _engine_dtype(config)
-    engine = ColocatedEngine(
-        options,
-        engine_size(config, getattr(text_config, "max_position_embeddings", None)),
-        model_path=config.actor.path,
-        dtype=str(dtype).removeprefix("torch."),
-        device=actor.device,
-        local_rank=actor.local_rank,
-        heads=padded_heads(text_config) if actor.device.type == "cpu" else None,
-    )
+    text_config = actor.model.config.get_text_config()
+    engine: Engine
+    if options.server_urls is None:
+        engine = make_colocated_engine(
+            config, actor.model.config, actor.device, local_rank=actor.local_rank
+        )
+    else:
+        urls = [url.strip() for url in options.server_urls.split(",")]
+        engine = RemoteEngine(urls, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
     sampler = VllmSampler(
         engine,
@@ -105,6 +106,26 @@ def _make_vllm_sampler(
         sampler.close()
         raise
     return sampler
+
+
+def make_colocated_engine(
+    config: FitConfig,
+    model_config: PretrainedConfig,
+    device: torch.device,
+    *,
+    local_rank: int = 0,
+) -> ColocatedEngine:
+    """An engine in this process, without weights."""
+    text_config = model_config.get_text_config()
+    return ColocatedEngine(
+        config.rollouts.vllm,
+        engine_size(config, getattr(text_config, "max_position_embeddings", None)),
+        model_path=config.actor.path,
+        dtype=str(_engine_dtype(config)).removeprefix("torch."),
+        device=device,
+        local_rank=local_rank,
+        heads=padded_heads(text_config) if device.type == "cpu" else None,
+    )
 
 
 def _engine_dtype(config: FitConfig) -> torch.dtype:

@@ -94,8 +94,9 @@ class ColocatedEngine:
         *,
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
+        heard: Callable[[], None] = lambda: None,
     ) -> list[Generated]:
-        """See `Engine.generate`."""
+        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
         engine = self._live()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
             self._wake()
@@ -103,7 +104,7 @@ class ColocatedEngine:
             for place, request in enumerate(requests):
                 places[self._submit(request, settings, end_ids)] = place
             results: list[Generated | None] = [None] * len(requests)
-            with _heard_tokens(engine, dog.heard):
+            with _heard_tokens(engine, dog.heard, heard):
                 while engine.has_unfinished_requests():
                     finished = engine.step()
                     for output in finished:
@@ -212,15 +213,16 @@ def _generated(output: Any) -> Generated:
 
 
 @contextmanager
-def _heard_tokens(engine: Any, heard: Callable[[], None]) -> Iterator[None]:
-    """Call `heard` at every step that sampled a token (outputs show finished responses only)."""
+def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
+    """Call all `heard` at every step that sampled a token (outputs tell of finished responses)."""
     core = engine.engine_core
     get_output = core.get_output
 
     def listening() -> Any:
         outputs = get_output()
         if outputs.outputs:
-            heard()
+            for call in heard:
+                call()
         return outputs
 
     core.get_output = listening

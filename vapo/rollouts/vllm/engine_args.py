@@ -13,6 +13,7 @@ from vapo.errors import UserError
 
 _KEY = "rollouts.vllm.engine_args"
 _CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_BATCHED_TOKENS = 4096
 # What each argument that vapo sets itself comes from.
 _OWN = {
     "model": "actor.path",
@@ -74,6 +75,11 @@ def engine_arguments(
         "disable_log_stats": True,
         "seed": 0,
     }
+    if not on_gpu:
+        # A prompt cut into chunks makes vLLM 0.32 rewind its request's generator, which a CPU's
+        # cannot: "CPU Generator does not use offset".
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(_CPU_BATCHED_TOKENS, size.max_model_len)
     if in_process_group:
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | dict(options.engine_args)

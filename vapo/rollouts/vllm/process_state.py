@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine's core in this process
-# No banners, no telemetry; what the user has set stands.
-_DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+# No banners, no telemetry, and no dump of the whole batch before an error that is told in a line;
+# what the user has set stands.
+_DEFAULTS = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class ProcessState:
