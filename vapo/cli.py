@@ -145,13 +145,8 @@ def _configured(name: str, argv: list[str]) -> None:
     if options.print_config:
         print(to_yaml(composed.tree), end="")
         return
-    run = _load_command(command.module)
-    if command.resumes:
-        run(composed.config, ckpt_path=options.ckpt_path)
-    elif command.serves:
-        run(composed.config, host=options.host, port=options.port)
-    else:
-        run(composed.config)
+    extra = {n: getattr(options, n) for n in ("ckpt_path", "host", "port") if hasattr(options, n)}
+    _load_command(command.module)(composed.config, **extra)
 
 
 def _make_parser(name: str, command: Command) -> Parser:

@@ -32,6 +32,7 @@ _OWN = {
     "seed": "vapo: every response has a seed of its own",
     "distributed_executor_backend": "the trainer's processes",
     "disable_log_stats": "vapo",
+    "tensor_parallel_size": "nothing: an engine is one device",
     "trust_remote_code": "nothing: vapo runs no code out of model folders",
 }
 
