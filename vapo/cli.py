@@ -31,6 +31,7 @@ class Command:
     example: str
     doc: str
     resumes: bool = False
+    serves: bool = False
 
 
 CONFIGURED = {
@@ -45,12 +46,20 @@ CONFIGURED = {
         "conf/reward_model_state_tracking.yaml",
         "train a reward model, the critic's start",
     ),
+    "rollout-server": Command(
+        "rollout_server",
+        "FitConfig",
+        "conf/vapo.yaml",
+        "serve a vLLM engine to trainers on other devices",
+        serves=True,
+    ),
 }
 PLAIN = {
     "sweep": "run a grid of configs and seeds, as the paper's ablation table",
     "report": "table and figures of a sweep, or of any recorded runs",
     "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
     "ui": "open the MLflow UI on recorded runs",
+    "doctor": "say which sampling engines work here, and what is missing",
 }
 
 
@@ -88,6 +97,8 @@ def _dispatch(argv: list[str]) -> None:
         _export(rest)
     elif name == "ui":
         _ui(rest)
+    elif name == "doctor":
+        _doctor(rest)
     else:
         hint = did_you_mean(name, [*CONFIGURED, *PLAIN, "--help", "--version"])
         raise UserError(f"unknown command '{name}'{hint or '; see `vapo --help`'}")
@@ -134,11 +145,8 @@ def _configured(name: str, argv: list[str]) -> None:
     if options.print_config:
         print(to_yaml(composed.tree), end="")
         return
-    run = _load_command(command.module)
-    if command.resumes:
-        run(composed.config, ckpt_path=options.ckpt_path)
-    else:
-        run(composed.config)
+    extra = {n: getattr(options, n) for n in ("ckpt_path", "host", "port") if hasattr(options, n)}
+    _load_command(command.module)(composed.config, **extra)
 
 
 def _make_parser(name: str, command: Command) -> Parser:
@@ -158,6 +166,9 @@ def _make_parser(name: str, command: Command) -> Parser:
         action="store_true",
         help="print the merged config as YAML, interpolations kept, and stop",
     )
+    if command.serves:
+        parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+        parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
     if command.resumes:
         does = "resume from" if name == "fit" else "score the actor of"
         parser.add_argument(
@@ -269,6 +280,16 @@ def _ui(argv: list[str]) -> None:
     options = parse_plain(parser, argv)
     if options is not None:
         _load_command("ui")(options.tracking_uri, options.host, options.port)
+
+
+def _doctor(argv: list[str]) -> None:
+    parser = Parser(prog="vapo doctor", description=PLAIN["doctor"].capitalize() + ".")
+    parser.add_argument(
+        "--engine", choices=["transformers", "vllm"], default="transformers", help="must work"
+    )
+    options = parse_plain(parser, argv)
+    if options is not None:
+        _load_command("doctor")(options.engine)
 
 
 def _load_command(module: str) -> Callable[..., object]:

@@ -28,7 +28,6 @@ from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, SamplingSettings, sampling_settings
 from vapo.seeding import derive_seed
-from vapo.strategies import gathered
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 
@@ -88,6 +87,7 @@ class RolloutDataModule(L.LightningDataModule):
         phase, total = self.module.phase, self.module.trainer.max_epochs or 0
         self.progress.iteration(iteration + 1, total, phase.value)
         batch, metrics = self.next_batch(iteration)
+        self.sampler.sleep()
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
@@ -248,10 +248,7 @@ class RolloutDataModule(L.LightningDataModule):
         shuffle_seed: int,
     ) -> tuple[list[Rollout], list[Verdict]]:
         num_rollouts = len(prompts) * group_size
-        with (
-            stage("rollout", total=num_rollouts, unit="responses") as advance,
-            gathered(self.module.actor),
-        ):
+        with stage("rollout", total=num_rollouts, unit="responses") as advance:
             rollouts = self.sampler.sample(
                 prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
             )

@@ -59,6 +59,14 @@ def test_overlap_is_for_one_process(tmp_path: Path, several: tuple[str, ...]) ->
     fit_config(tmp_path, *several)
 
 
+def test_overlap_needs_an_engine_beside_the_trainer(tmp_path: Path) -> None:
+    message = problem(tmp_path, OVERLAP, "rollouts.engine=vllm")
+    assert "set rollouts.vllm.mode=server" in message
+    server = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
+    fit_config(tmp_path, OVERLAP, "rollouts.engine=vllm", *server)
+    fit_config(tmp_path, "rollouts.engine=vllm")
+
+
 def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
     rloo = (
         "algorithm.surrogate=logprob",

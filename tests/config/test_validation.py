@@ -182,3 +182,49 @@ def test_every_rule_belongs_to_a_schema() -> None:
         "SftConfig",
         "RewardModelConfig",
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollouts.vllm.dtype=bfloat16"], "rollouts.vllm.dtype has no effect"),
+        (
+            ["rollouts.vllm.engine_args.block_size=32"],
+            "rollouts.vllm.engine_args.block_size has no effect",
+        ),
+        (
+            ["rollouts.engine=vllm", "rollouts.vllm.server_urls=http://a:1"],
+            "set rollouts.vllm.mode=server",
+        ),
+        (["rollouts.engine=vllm", "rollouts.vllm.mode=server"], "needs rollouts.vllm.server_urls"),
+        (
+            [
+                "rollouts.engine=vllm",
+                "rollouts.vllm.mode=server",
+                "rollouts.vllm.server_urls=http://a:1",
+                "rollouts.vllm.gpu_memory_utilization=0.9",
+            ],
+            "rollouts.vllm.gpu_memory_utilization has no effect with rollouts.vllm.mode=server",
+        ),
+        (
+            [
+                "rollouts.engine=vllm",
+                "rollouts.vllm.mode=server",
+                "rollouts.vllm.server_urls='http://a:1, gpu2'",
+            ],
+            "'gpu2' is not like http://gpu2:8100",
+        ),
+        (["rollouts.engine=vllm", "rollouts.temperature=0.001"], "below 0.01"),
+        (["rollouts.engine=vllm", "evaluation.temperature=0.001"], "below 0.01"),
+    ],
+)
+def test_engine_options_without_effect_are_errors(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    assert said in problem(tmp_path, *overrides)
+
+
+def test_commands_that_sample_by_themselves_reject_other_engines(tmp_path: Path) -> None:
+    file = write(tmp_path, "export_dir: out\ndata: {train: {path: prompts.jsonl}}\n")
+    with pytest.raises(UserError, match=r"set rollouts\.engine=transformers"):
+        load_config(SftConfig, [file], ["rollouts.engine=vllm"])

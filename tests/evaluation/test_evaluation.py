@@ -37,6 +37,8 @@ class ScriptedSampler:
     def sync(self, weights):
         raise AssertionError("an evaluation does not change weights")
 
+    def sleep(self): ...
+
     def close(self): ...
 
 

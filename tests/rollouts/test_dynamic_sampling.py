@@ -101,6 +101,8 @@ class FakeSampler:
             for j in range(group_size)
         ]
 
+    def sleep(self) -> None: ...
+
 
 class FakeScorer(Scorer):
     """Even prompts have one right response of two; odd ones are all right if divisible by 3."""

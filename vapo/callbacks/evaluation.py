@@ -9,7 +9,6 @@ from vapo.datamodule import RolloutDataModule
 from vapo.evaluation import EvaluationResult, evaluate
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.strategies import gathered
 from vapo.tracking import RunLogger
 from vapo.types import Phase
 
@@ -50,24 +49,21 @@ class Evaluation(Callback):
         assert isinstance(pl_module, VapoModule)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, RolloutDataModule)
-        result: EvaluationResult = evaluate_policy(pl_module, datamodule, self.progress)
+        result: EvaluationResult = evaluate_policy(datamodule, self.progress)
         self.latest = result.metrics
         self.logger.log_metrics(result.metrics, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
         return result.metrics
 
 
-def evaluate_policy(
-    module: VapoModule, datamodule: RolloutDataModule, progress: Progress
-) -> EvaluationResult:
-    """The held-out score of the module's actor, by the config's evaluation settings."""
+def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> EvaluationResult:
+    """The held-out score of the actor, by the config's evaluation settings."""
     config = datamodule.config
-    with gathered(module.actor):
-        return evaluate(
-            datamodule.prompts.heldout,
-            sampler=datamodule.sampler,
-            scorer=datamodule.scorer,
-            config=config.evaluation,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            progress=progress,
-        )
+    return evaluate(
+        datamodule.prompts.heldout,
+        sampler=datamodule.sampler,
+        scorer=datamodule.scorer,
+        config=config.evaluation,
+        max_response_tokens=config.rollouts.max_response_tokens,
+        progress=progress,
+    )

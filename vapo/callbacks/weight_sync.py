@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from vapo.datamodule import RolloutDataModule
 from vapo.module import VapoModule
@@ -11,12 +14,30 @@ from vapo.strategies import full_state
 from vapo.types import Phase
 
 
+def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
+    """The actor's state dict in the model folder's names, full tensors; every rank must walk it.
+
+    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
+    would miss the second.
+    """
+    for name, tensor in full_state(module.actor):
+        yield name.removeprefix("model."), tensor
+
+
 class WeightSync(Callback):
-    """Push the actor's full weights into the sampler at the end of a policy iteration."""
+    """Push the actor's full weights into the sampler at the end of a policy iteration.
+
+    The engine sleeps while the networks train: it may share their device.
+    """
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(datamodule, RolloutDataModule)
+        datamodule.sampler.sleep()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, RolloutDataModule)
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
-            datamodule.sampler.sync(full_state(pl_module.actor.model))
+            datamodule.sampler.sync(actor_weights(pl_module))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.callbacks.diagnostics import PositionDiagnostics
@@ -15,23 +17,22 @@ from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
-from vapo.callbacks.weight_sync import WeightSync
+from vapo.callbacks.weight_sync import WeightSync, actor_weights
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
 from vapo.inputs import dataset_inputs, model_tags, params
+from vapo.minibatches import TokenInputs
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule, critic_path
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
-from vapo.rollouts import Sampler
-from vapo.rollouts.detached import DetachedTransformersSampler
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
 from vapo.run_dirs import RunDir, find_checkpoint, open_run_dir
-from vapo.strategies import lightning_precision, make_strategy
+from vapo.strategies import gathered, lightning_precision, make_strategy
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking import RunLogger, make_run_logger
 
@@ -51,6 +52,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     quiet_libraries()
     set_threads(config.trainer)
     pick_device(config.trainer)
+    check_engine(config)
     tokenizer = load_tokenizer(config.actor.path)
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
@@ -80,14 +82,14 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             config,
             prompts=prompts,
             scorer=scorer,
-            make_sampler=lambda module: make_sampler(config, module, tokenizer),
+            make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             pad_id=module.pad_id,
         )
         evaluation = Evaluation(logger, progress)
         trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
-        trainer.fit(module, datamodule, ckpt_path=checkpoint)
-        datamodule.close()
+        with closing(datamodule):
+            trainer.fit(module, datamodule, ckpt_path=checkpoint)
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
         print(summarize(config, module, evaluation, logger, progress, run_dir, seconds))
@@ -150,17 +152,20 @@ def component_tags(config: FitConfig) -> dict[str, str]:
     }
 
 
-def make_sampler(
-    config: FitConfig, module: VapoModule, tokenizer: PreTrainedTokenizerBase
-) -> Sampler:
-    """The sampling engine of the config: over the module's own actor, or a copy of it."""
-    overlaps = config.training.overlap_rollouts
-    engine = DetachedTransformersSampler if overlaps else TransformersSampler
-    return engine(
-        module.actor.model,
-        tokenizer,
-        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+def actor_access(module: VapoModule) -> ActorAccess:
+    """What a sampling engine needs of the module's own actor."""
+
+    def logprobs(inputs: TokenInputs) -> Tensor:
+        with module.trainer.precision_plugin.forward_context():
+            return inputs.scatter(module.actor(inputs, temperature=1.0)[0])
+
+    return ActorAccess(
+        model=module.actor.model,
         device=module.device,
+        weights=lambda: actor_weights(module),
+        logprobs=logprobs,
+        gather=lambda: gathered(module.actor),
+        local_rank=module.local_rank,
     )
 
 

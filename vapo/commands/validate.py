@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from vapo.checkpoints import network_state, read_checkpoint
 from vapo.config import FitConfig
 from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.evaluation import evaluate
 from vapo.models import load_causal_lm, load_tokenizer
+from vapo.policies import Actor
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
 from vapo.run_dirs import find_checkpoint
 
 
@@ -19,6 +22,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
     """Evaluate and print every metric, one a line."""
     quiet_libraries()
     set_threads(config.trainer)
+    check_engine(config)
     tokenizer = load_tokenizer(config.actor.path)
     prompts = load_prompts(config.data, tokenizer)
     model = load_causal_lm(
@@ -31,13 +35,15 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
         model.load_state_dict(network_state(read_checkpoint(checkpoint), "actor"))
     device = pick_device(config.trainer)
     model.to(device)  # type: ignore[arg-type]
-    sampler = TransformersSampler(
-        model,
-        tokenizer,
-        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+    actor = Actor(model)
+    access = ActorAccess(
+        model=model,
         device=device,
+        weights=lambda: model.state_dict().items(),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
     )
     with (
+        closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
         make_scorer(
             config.rewards, max_response_tokens=config.rollouts.max_response_tokens

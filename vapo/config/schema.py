@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.components import Components
+from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
 
 __all__ = [
@@ -111,7 +112,9 @@ class DataConfig:
 
 @dataclass
 class RolloutConfig:
-    engine: Literal["transformers"] = option("transformers", "the sampling engine")
+    engine: Literal["transformers", "vllm"] = option(
+        "transformers", "the sampling engine; vllm: docs/rollouts.md"
+    )
     max_response_tokens: int = option(1024, "response budget; longer ones are truncated", ge=1)
     temperature: float = option(1.0, "sampling temperature (paper: not stated)", gt=0)
     top_p: float = option(1.0, "nucleus mass (paper: not stated)", gt=0, le=1)
@@ -119,6 +122,7 @@ class RolloutConfig:
     max_concurrent_sequences: int = option(
         256, "rows decoded at a time; a finished row's place is refilled", ge=1
     )
+    vllm: VllmConfig = section(VllmConfig, "with engine vllm")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
+from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
@@ -98,6 +99,20 @@ def overlap_is_one_process(config: FitConfig) -> Problem | None:
         "training.overlap_rollouts samples in a thread, and the collectives of several processes "
         "must come in one order: set training.overlap_rollouts=false, or trainer.devices=1, "
         "trainer.num_nodes=1 and trainer.strategy=auto",
+    )
+
+
+def overlap_has_an_engine_of_its_own(config: FitConfig) -> Problem | None:
+    rollouts = config.rollouts
+    if not config.training.overlap_rollouts or rollouts.engine != "vllm":
+        return None
+    if rollouts.vllm.mode == "server":
+        return None
+    return Problem(
+        ("training.overlap_rollouts", "rollouts.vllm.mode"),
+        "training.overlap_rollouts samples while the networks train, and a colocated engine "
+        "shares their process and device: set rollouts.vllm.mode=server, "
+        "rollouts.engine=transformers, or training.overlap_rollouts=false",
     )
 
 
@@ -209,7 +224,7 @@ def overlong_ramp_fits(config: Any) -> Problem | None:
     )
 
 
-_DATA_AND_REWARDS: tuple[Rule, ...] = (
+_COMMON: tuple[Rule, ...] = (
     sources_are_named,
     prompt_template_has_a_place,
     system_prompt_is_used,
@@ -218,6 +233,7 @@ _DATA_AND_REWARDS: tuple[Rule, ...] = (
     function_is_importable,
     correct_pays_more,
     overlong_ramp_fits,
+    *ENGINE_RULES,
 )
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
@@ -227,8 +243,9 @@ RULES: dict[type, tuple[Rule, ...]] = {
         several_ranks_are_sharded,
         ranks_share_evenly,
         overlap_is_one_process,
-        *_DATA_AND_REWARDS,
+        overlap_has_an_engine_of_its_own,
+        *_COMMON,
     ),
-    SftConfig: (one_process, *_DATA_AND_REWARDS),
-    RewardModelConfig: (one_process, *_DATA_AND_REWARDS),
+    SftConfig: (one_process, command_samples_by_itself, *_COMMON),
+    RewardModelConfig: (one_process, command_samples_by_itself, *_COMMON),
 }

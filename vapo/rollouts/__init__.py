@@ -52,12 +52,17 @@ class Sampler(Protocol):
 
         The response of (prompt i, sample j) depends on the weights, the prompt, `settings` and
         (seed, i, j) only, not on how rows are batched (up to floating point). `advance(n)` is
-        called as n more responses finish.
+        called as n more responses finish. Every rank must call this: an engine may gather the
+        actor's shards.
         """
         ...
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the actor's new weights, as (name, full tensor) pairs of its state dict."""
+        ...
+
+    def sleep(self) -> None:
+        """Hand memory back until the next `sync` or `sample`; nothing to do for some engines."""
         ...
 
     def close(self) -> None:

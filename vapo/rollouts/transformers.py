@@ -13,36 +13,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.errors import UserError
 from vapo.rollouts import SamplingSettings
+from vapo.rollouts.contract import (
+    NonFiniteLogitsError,
+    Response,
+    check_lengths,
+    end_token_ids,
+    make_rollouts,
+    requested_responses,
+)
 from vapo.rollouts.decoding_rows import DecodingRows, join_rows
 from vapo.rollouts.token_sampling import filtered_logprobs, inverse_cdf, uniform_draws
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import Prompt, Rollout
 
 _FREE_FRACTION = 0.25
 _PREFILL_TOKENS = 16_384  # padded prompt tokens of one prefill forward; bounds its activations
-
-
-class NonFiniteLogitsError(RuntimeError):
-    """The policy's logits are NaN or infinite: its weights have diverged or overflow."""
-
-
-@dataclass
-class _Response:
-    """One requested response, filled in as it is decoded."""
-
-    prompt: Prompt
-    key: tuple[int, int]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
 
 
 class TransformersSampler:
@@ -51,7 +43,8 @@ class TransformersSampler:
     `rollout_logprobs` are under the distribution sampled from: after temperature, top-k and
     top-p. With `greedy` the likeliest token is taken, and its log-prob is under that same
     distribution. A response stops at the tokenizer's end token, or one that the model's
-    generation config names.
+    generation config names. `gather` is entered around the decoding; it holds the full weights of
+    a sharded module on every rank, so that ranks may decode different lengths.
     """
 
     def __init__(
@@ -61,6 +54,7 @@ class TransformersSampler:
         *,
         max_concurrent_sequences: int,
         device: torch.device | str,
+        gather: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError("max_concurrent_sequences must be at least 1")
@@ -68,7 +62,8 @@ class TransformersSampler:
         self._tokenizer = tokenizer
         self._max_rows = max_concurrent_sequences
         self._device = torch.device(device)
-        self._stop_ids = _stop_ids(model, tokenizer)
+        self._gather = gather
+        self._stop_ids = end_token_ids(model.generation_config, tokenizer)
 
     def sample(
         self,
@@ -87,17 +82,16 @@ class TransformersSampler:
         """
         if group_size < 1:
             raise ValueError("group_size must be at least 1")
-        _check_lengths(prompts, settings.max_response_tokens, self._model)
+        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        check_lengths(prompts, settings.max_response_tokens, positions)
         if not prompts:
             return []
-        responses = [
-            _Response(prompt, (i, j)) for i, prompt in enumerate(prompts) for j in range(group_size)
-        ]
+        responses = requested_responses(prompts, group_size)
         # no_grad, not inference_mode: what a forward keeps inside the module (rotary tables)
         # must stay usable in the trainer's autograd.
-        with _eval_mode(self._model), torch.no_grad():
+        with self._gather(), _eval_mode(self._model), torch.no_grad():
             _Decoding(self, responses, settings, seed, advance).run()
-        return self._rollouts(responses)
+        return make_rollouts(responses, self._tokenizer, self._stop_ids)
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Nothing to do: the engine decodes with the actor's own parameters.
@@ -105,25 +99,11 @@ class TransformersSampler:
         `weights` is not walked, so that gathering them from shards costs nothing.
         """
 
+    def sleep(self) -> None:
+        """Nothing to hand back: the engine has no memory of its own between calls."""
+
     def close(self) -> None:
         """Nothing to free: the module belongs to the trainer."""
-
-    def _rollouts(self, responses: Sequence[_Response]) -> list[Rollout]:
-        texts = self._tokenizer.batch_decode(
-            [response.ids for response in responses], skip_special_tokens=True
-        )
-        return [
-            Rollout(
-                prompt=response.prompt,
-                response_ids=tuple(response.ids),
-                response_text=text,
-                rollout_logprobs=tuple(response.logprobs),
-                finish_reason=(
-                    FinishReason.STOP if response.ids[-1] in self._stop_ids else FinishReason.LENGTH
-                ),
-            )
-            for response, text in zip(responses, texts, strict=True)
-        ]
 
 
 class _Decoding:
@@ -132,7 +112,7 @@ class _Decoding:
     def __init__(
         self,
         sampler: TransformersSampler,
-        responses: list[_Response],
+        responses: list[Response],
         settings: SamplingSettings,
         seed: int,
         advance: Callable[[int], None],
@@ -193,11 +173,7 @@ class _Decoding:
         )
         if not is_finite:
             row = int(logprobs.isnan().any(dim=-1).nonzero()[0])
-            prompt = self.responses[rows.requests[row]].prompt
-            raise NonFiniteLogitsError(
-                f"the policy's logits after prompt {prompt.prompt_id} are not finite: its weights "
-                "have diverged (look at actor/grad_norm) or overflow in this dtype"
-            )
+            raise NonFiniteLogitsError(self.responses[rows.requests[row]].prompt.prompt_id)
         if rows.num_alive < num_before:
             self.advance(num_before - rows.num_alive)
 
@@ -256,31 +232,6 @@ class _Decoding:
         )
         self.extend(rows, logits[cache_rows])
         return rows
-
-
-def _check_lengths(
-    prompts: Sequence[Prompt], max_response_tokens: int, model: PreTrainedModel
-) -> None:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for prompt in prompts:
-        if not prompt.prompt_ids:
-            raise UserError(f"prompt {prompt.prompt_id} has no tokens: nothing to continue")
-        needed = len(prompt.prompt_ids) + max_response_tokens
-        if limit is not None and needed > limit:
-            raise UserError(
-                f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens; with "
-                f"{max_response_tokens} of response that is more than the model's {limit} "
-                "positions: lower max_response_tokens or data.max_prompt_tokens"
-            )
-
-
-def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = []
-    elif isinstance(configured, int):
-        configured = [configured]
-    return frozenset([int(tokenizer.eos_token_id), *map(int, configured)])
 
 
 @contextmanager

@@ -1,0 +1,132 @@
+"""Both sampling engines on one model and the same prompts: response tokens a second, and a sync.
+
+    python experiments/bench/vllm_engine.py [--policy FOLDER] [--threads 1] [--repeats 3]
+
+Prompts are random, so that responses end at random: short and nearly even with a budget of 16
+tokens, very unequal with 384. The engines alternate, so that a busy machine slows both; the first
+round warms up and is not counted. Needs vLLM (`make vllm`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from vapo.config.engines import VllmConfig
+from vapo.models import load_causal_lm, load_tokenizer
+from vapo.policies import Actor
+from vapo.rollouts import Sampler, SamplingSettings
+from vapo.rollouts.contract import end_token_ids
+from vapo.rollouts.selection import ActorAccess, score_with
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.vllm.colocated import ColocatedEngine
+from vapo.rollouts.vllm.cpu_heads import padded_heads
+from vapo.rollouts.vllm.engine_args import EngineSize
+from vapo.rollouts.vllm.sampler import VllmSampler
+from vapo.rollouts.vllm.sync_check import SyncCheck
+from vapo.types import Prompt
+
+GROUP_SIZE = 8
+SHORT, LONG = 16, 384
+DEFAULT_POLICY = Path(__file__).parents[2] / "models/state_tracking/policy"
+
+
+def make_prompts(num: int, vocab_size: int) -> list[Prompt]:
+    draw = random.Random(0)
+    rows = [
+        tuple(draw.randrange(2, vocab_size) for _ in range(draw.randint(8, 32))) for _ in range(num)
+    ]
+    return [Prompt(f"made-up:{i}", "", ids, "") for i, ids in enumerate(rows)]
+
+
+def engines(
+    folder: str, model: PreTrainedModel, rows: int
+) -> tuple[TransformersSampler, VllmSampler]:
+    tokenizer = load_tokenizer(folder)
+    actor, device = Actor(model), torch.device("cpu")
+    access = ActorAccess(
+        model=model,
+        device=device,
+        weights=lambda: model.state_dict().items(),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
+    )
+    engine = ColocatedEngine(
+        VllmConfig(),
+        EngineSize(32 + LONG, rows),
+        model_path=folder,
+        dtype="float32",
+        device=device,
+        heads=padded_heads(model.config),
+    )
+    check = SyncCheck(
+        score_with(access, pad_id=int(tokenizer.pad_token_id)),
+        vocab_size=model.config.vocab_size,
+        max_tokens=engine.max_tokens,
+        max_logprob_gap=1e-3,
+    )
+    vllm = VllmSampler(
+        engine,
+        tokenizer,
+        end_ids=end_token_ids(model.generation_config, tokenizer),
+        weights=access.weights,
+        dtype=torch.float32,
+        check=check,
+    )
+    vllm.sync(access.weights())
+    ours = TransformersSampler(model, tokenizer, max_concurrent_sequences=rows, device=device)
+    return ours, vllm
+
+
+def speed(sampler: Sampler, prompts: list[Prompt], budget: int, seed: int) -> float:
+    """Tokens a second."""
+    start = time.perf_counter()
+    rollouts = sampler.sample(
+        prompts, group_size=GROUP_SIZE, settings=SamplingSettings(budget), seed=seed
+    )
+    num_tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+    return num_tokens / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", default=str(DEFAULT_POLICY))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = load_causal_lm(options.policy, dtype="float32", attn_implementation="auto")
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    ours, vllm = engines(options.policy, model, rows=256)
+    print(f"{num_parameters / 1e6:.2f} M parameters, {options.threads} CPU threads, float32,")
+    print(f"median of {options.repeats}, engines alternating\n")
+    print("| responses | budget | transformers tok/s | vllm tok/s | ratio |")
+    print("|---|---|---|---|---|")
+    for num_responses in (64, 256):
+        prompts = make_prompts(num_responses // GROUP_SIZE, model.config.vocab_size)
+        for budget in (SHORT, LONG):
+            pairs = [
+                [speed(sampler, prompts, budget, seed) for sampler in (ours, vllm)]
+                for seed in range(options.repeats + 1)
+            ][1:]
+            slow, fast = (statistics.median(column) for column in zip(*pairs, strict=True))
+            print(
+                f"| {num_responses} | {budget} | {slow:,.0f} | {fast:,.0f} | {fast / slow:.2f}x |",
+                flush=True,
+            )
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        vllm.sync(model.state_dict().items())
+        seconds.append(time.perf_counter() - start)
+    print(f"\nsync, with its check: {statistics.median(seconds) * 1000:.0f} ms")
+    vllm.close()
+
+
+if __name__ == "__main__":
+    main()

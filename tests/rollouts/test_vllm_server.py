@@ -1,0 +1,174 @@
+"""`vapo rollout-server` and its client: the same responses and weights, and its failures."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.config.fits import ROOT
+from tests.rollouts.sampler_contract import ids_of, largest_gap
+from tests.tiny_model import ragged_prompts, save_tiny_folder
+from tests.tiny_model import sample as sample_with_transformers
+from tests.vllm_engine import make_vllm_sampler, vllm_model
+from vapo.rollouts import SamplingSettings
+from vapo.rollouts.vllm.engine import EngineError, Request
+from vapo.rollouts.vllm.remote import RemoteEngine
+
+
+@contextmanager
+def scripted(*lines: bytes) -> Iterator[str]:
+    """A server that answers /info, and every POST with these lines."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, *lines: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.writelines(lines)
+
+        def do_GET(self) -> None:
+            self.answer(b'{"max_tokens": 64, "has_weights": true}\n')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(*lines)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def generate(engine: RemoteEngine, num: int, **options: Any) -> Any:
+    requests = [Request((2, 3), seed) for seed in range(num)]
+    return engine.generate(requests, SamplingSettings(4), end_ids=frozenset([1]), **options)
+
+
+def test_shares_come_back_in_order_and_progress_adds_up() -> None:
+    first = b'{"finished": 2}\n', b'{"generated": [[[5], [-0.5]], [[6, 1], [-1.0, -2.0]]]}\n'
+    second = b'{"finished": 1}\n', b'{"generated": [[[7], [-0.1]]]}\n'
+    steps: list[int] = []
+    with scripted(*first) as a, scripted(*second) as b:
+        generated = generate(RemoteEngine([a, b], timeout_s=5), 3, advance=steps.append)
+    assert [result.ids for result in generated] == [(5,), (6, 1), (7,)]
+    assert generated[1].logprobs == (-1.0, -2.0)
+    assert sum(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([b'{"generated": [[[5], [-0.5]]]}\n'], "1 of 2 responses"),
+        ([b'{"finished": 1}\n'], "ended early"),
+        ([b'{"error": "out of memory"}\n'], "out of memory"),
+        ([b"oops\n"], "does not answer"),
+    ],
+)
+def test_never_a_part_of_the_batch(lines: list[bytes], said: str) -> None:
+    with scripted(*lines) as url, pytest.raises(EngineError, match=said):
+        generate(RemoteEngine([url], timeout_s=5), 2)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(EngineError, match=r"is `vapo rollout-server` running there"):
+        RemoteEngine(["http://127.0.0.1:9"], timeout_s=5)
+
+
+# ---- a real server --------------------------------------------------------------------------
+
+
+@contextmanager
+def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
+    options = [
+        *("--config", "conf/vapo.yaml"),
+        f"actor.path={folder}",
+        "critic.init=policy",
+        "rollouts.engine=vllm",
+        "rollouts.vllm.kv_cache_memory_bytes=33554432",
+        "rollouts.max_concurrent_sequences=64",
+        "data.max_prompt_tokens=96",
+        "trainer.num_threads=1",
+    ]
+    process = subprocess.Popen(
+        [*command, *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if found := re.search(r"listening on (\S+)", line):
+                yield found[1], process
+                return
+        raise AssertionError(f"the server did not start: {said}")
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.vllm
+def test_weights_responses_hangs_and_death(tmp_path: Path) -> None:
+    """One server for all, as starting it takes the time."""
+    model = vllm_model()
+    prompts = ragged_prompts(6)
+    with real_server(save_tiny_folder(tmp_path / "policy", model)) as (url, process):
+        engine = RemoteEngine([url], timeout_s=60)
+        with pytest.raises(EngineError, match="no weights yet"):
+            generate(engine, 1)
+        with torch.no_grad():
+            model.model.layers[1].mlp.down_proj.weight.mul_(-1)
+        sampler = make_vllm_sampler(engine, model)
+        settings = SamplingSettings(32, greedy=True)
+        greedy = sampler.sample(prompts, group_size=1, settings=settings, seed=0)
+        expected = sample_with_transformers(model, prompts, group_size=1, greedy=True)
+        assert ids_of(greedy) == ids_of(expected)
+        drawn = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        assert largest_gap(model, drawn) < 1e-4
+        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        assert ids_of(again) == ids_of(drawn)
+        with pytest.raises(EngineError, match="max_logprob_gap"):
+            sampler.sync((n, t * 1.05) for n, t in model.state_dict().items())
+
+        engine._timeout_s = 2
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(EngineError, match="no token for 2 s"):
+            sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        process.send_signal(signal.SIGCONT)
+
+        engine._timeout_s = 60
+        long = [Request((2, 3, 4), seed) for seed in range(256)]
+
+        def kill_on_progress(num: int) -> None:
+            process.kill()
+
+        start = time.monotonic()
+        with pytest.raises(EngineError, match="rollout server"):
+            engine.generate(
+                long, SamplingSettings(100), end_ids=frozenset([1]), advance=kill_on_progress
+            )
+        assert time.monotonic() - start < 60

@@ -1,0 +1,80 @@
+"""A real vLLM engine on the CPU over a tiny policy, for the tests with the mark `vllm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen2ForCausalLM
+
+from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
+from vapo.config.engines import VllmConfig
+from vapo.minibatches import token_inputs
+from vapo.policies import Actor
+from vapo.rollouts.contract import end_token_ids
+from vapo.rollouts.vllm.colocated import ColocatedEngine
+from vapo.rollouts.vllm.cpu_heads import PaddedHeads
+from vapo.rollouts.vllm.engine_args import EngineSize
+from vapo.rollouts.vllm.sampler import VllmSampler
+from vapo.rollouts.vllm.sync_check import Score, SyncCheck
+
+MAX_TOKENS = 128
+
+
+def vllm_model(**options: Any) -> Qwen2ForCausalLM:
+    """The tiny policy with heads of 32, the least that vLLM's CPU attention knows."""
+    return tiny_model(
+        **{"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, **options}
+    )
+
+
+def make_engine(
+    folder: Path, *, heads: PaddedHeads | None = None, **options: Any
+) -> ColocatedEngine:
+    settings = {"kv_cache_memory_bytes": 32 << 20, "engine_args": {"block_size": 32}, **options}
+    if not (folder / "config.json").exists():
+        save_tiny_folder(folder, vllm_model())
+    return ColocatedEngine(
+        VllmConfig(**settings),
+        EngineSize(MAX_TOKENS, 64),
+        model_path=str(folder),
+        dtype="float32",
+        device=torch.device("cpu"),
+        heads=heads,
+    )
+
+
+def score_of(model: PreTrainedModel) -> Score:
+    actor = Actor(model)
+
+    @torch.no_grad()
+    def score(pairs):
+        inputs = token_inputs(pairs, pad_id=0)
+        rows = inputs.scatter(actor(inputs, temperature=1.0)[0]).tolist()
+        return [row[: len(response)] for row, (_, response) in zip(rows, pairs, strict=True)]
+
+    return score
+
+
+def make_check(model: PreTrainedModel, *, limit: float = 1e-3) -> SyncCheck:
+    return SyncCheck(
+        score_of(model),
+        vocab_size=model.config.vocab_size,
+        max_tokens=MAX_TOKENS,
+        max_logprob_gap=limit,
+    )
+
+
+def make_vllm_sampler(engine: ColocatedEngine, model: PreTrainedModel) -> VllmSampler:
+    """A sampler with the model's weights pushed."""
+    sampler = VllmSampler(
+        engine,
+        tiny_tokenizer(),
+        end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
+        weights=lambda: model.state_dict().items(),
+        dtype=torch.float32,
+        check=make_check(model),
+    )
+    sampler.sync(model.state_dict().items())
+    return sampler

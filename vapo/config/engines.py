@@ -1,0 +1,53 @@
+"""The options of the vLLM engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vapo.config.fields import option
+
+
+@dataclass
+class VllmConfig:
+    mode: Literal["colocated", "server"] = option(
+        "colocated",
+        "colocated: an engine in every trainer process; server: `vapo rollout-server` processes",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        "the engine's dtype; auto: bfloat16 if trainer.precision is bf16-mixed, else actor.dtype",
+    )
+    gpu_memory_utilization: float = option(
+        0.5, "share of the device's memory for the engine's weights and KV cache", gt=0, le=1
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "the KV cache in bytes; null: what gpu_memory_utilization leaves, 1 GiB on a CPU",
+        ge=1,
+    )
+    enforce_eager: bool | None = option(
+        None, "no torch.compile and no CUDA graphs in the engine; null: true on a CPU"
+    )
+    sleep_level: int = option(
+        1,
+        "while the networks train on a GPU: 0 keeps everything, 1 frees the KV cache and moves the "
+        "weights to the host, 2 frees both (they are pushed again); a CPU engine keeps all",
+        ge=0,
+        le=2,
+    )
+    max_logprob_gap: float | None = option(
+        None,
+        "after each sync, the largest mean gap in nats between what engine and trainer say of a "
+        "probe; null: 0.001 in float32, 0.1 in bfloat16",
+        gt=0,
+    )
+    timeout_s: float = option(
+        600.0, "the engine counts as hung after so long without a token", gt=0
+    )
+    server_urls: str | None = option(
+        None, "server: addresses, as http://gpu2:8100, separated by commas"
+    )
+    engine_args: dict[str, Any] = option(
+        {}, "further arguments of vLLM's EngineArgs, by their names there"
+    )

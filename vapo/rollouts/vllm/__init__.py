@@ -1,0 +1,9 @@
+"""Sampling with vLLM: in the trainer's process, or in processes that serve it (docs/rollouts.md).
+
+sampler.py        the `Sampler`: requests out, rollouts back, weights pushed and checked
+engine.py         what a sampler needs of an engine, and the errors of engines
+colocated.py      the engine in this process
+process_state.py  what creating and running vLLM changes in the process, put back
+engine_args.py    from the config to vLLM's arguments, checked
+sync_check.py     did the weights arrive?
+"""

@@ -1,0 +1,98 @@
+"""From the config to vLLM's EngineArgs, checked by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vapo.config.engines import VllmConfig
+from vapo.errors import UserError
+
+_KEY = "rollouts.vllm.engine_args"
+_CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_BATCHED_TOKENS = 4096
+# What each argument that vapo sets itself comes from.
+_OWN = {
+    "model": "actor.path",
+    "tokenizer": "actor.path: prompts come as token ids",
+    "skip_tokenizer_init": "vapo: prompts come as token ids",
+    "dtype": "rollouts.vllm.dtype",
+    "max_model_len": "data.max_prompt_tokens and rollouts.max_response_tokens",
+    "max_num_seqs": "rollouts.max_concurrent_sequences",
+    "gpu_memory_utilization": "rollouts.vllm.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "rollouts.vllm.kv_cache_memory_bytes",
+    "enforce_eager": "rollouts.vllm.enforce_eager",
+    "enable_sleep_mode": "rollouts.vllm.sleep_level",
+    "logprobs_mode": "vapo: log-probs are those of the distribution sampled from",
+    "load_format": "vapo: the trainer pushes the weights",
+    "generation_config": "vapo: sampling settings are the config's",
+    "seed": "vapo: every response has a seed of its own",
+    "distributed_executor_backend": "the trainer's processes",
+    "disable_log_stats": "vapo",
+    "tensor_parallel_size": "nothing: an engine is one device",
+    "trust_remote_code": "nothing: vapo runs no code out of model folders",
+}
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """What an engine must hold: one request's tokens, and how many requests at a time."""
+
+    max_model_len: int
+    max_num_seqs: int
+
+
+def engine_arguments(
+    options: VllmConfig,
+    size: EngineSize,
+    *,
+    model_path: str,
+    dtype: str,
+    on_gpu: bool,
+    in_process_group: bool,
+) -> dict[str, Any]:
+    """Keyword arguments of EngineArgs; those of `options.engine_args` included."""
+    kv_bytes = options.kv_cache_memory_bytes
+    if kv_bytes is None and not on_gpu:
+        kv_bytes = _CPU_KV_CACHE_BYTES
+    eager = not on_gpu if options.enforce_eager is None else options.enforce_eager
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "max_model_len": size.max_model_len,
+        "max_num_seqs": size.max_num_seqs,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "kv_cache_memory_bytes": kv_bytes,
+        "enforce_eager": eager,
+        "enable_sleep_mode": on_gpu and options.sleep_level > 0,
+        "logprobs_mode": "processed_logprobs",
+        "load_format": "dummy",  # random: nothing is read from disk that is pushed anyway
+        "generation_config": "vllm",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if not on_gpu:
+        # A prompt cut into chunks makes vLLM 0.32 rewind its request's generator, which a CPU's
+        # cannot: "CPU Generator does not use offset".
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(_CPU_BATCHED_TOKENS, size.max_model_len)
+    if in_process_group:
+        arguments["distributed_executor_backend"] = "external_launcher"
+    return arguments | dict(options.engine_args)
+
+
+def check_engine_args(extra: Mapping[str, Any], engine_args_type: type) -> None:
+    """Raises: UserError for a name that vLLM does not know, or that vapo sets itself."""
+    known = [field.name for field in dataclasses.fields(engine_args_type)]
+    for name in extra:
+        if name in _OWN:
+            raise UserError(f"{_KEY}.{name} is set by {_OWN[name]}; leave it out here")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UserError(f"{_KEY}.{name} is not an argument of vLLM's EngineArgs{hint}")
