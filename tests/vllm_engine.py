@@ -15,6 +15,7 @@ from vapo.policies import Actor
 from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.vllm.colocated import ColocatedEngine
 from vapo.rollouts.vllm.cpu_heads import PaddedHeads
+from vapo.rollouts.vllm.engine import Engine
 from vapo.rollouts.vllm.engine_args import EngineSize
 from vapo.rollouts.vllm.sampler import VllmSampler
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
@@ -66,7 +67,7 @@ def make_check(model: PreTrainedModel, *, limit: float = 1e-3) -> SyncCheck:
     )
 
 
-def make_vllm_sampler(engine: ColocatedEngine, model: PreTrainedModel) -> VllmSampler:
+def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> VllmSampler:
     """A sampler with the model's weights pushed."""
     sampler = VllmSampler(
         engine,
