@@ -15,6 +15,7 @@ CONF = ROOT / "conf"
 DEFAULT = CONF / "vapo.yaml"
 ALGORITHMS = sorted(CONF.glob("algorithm/*.yaml"))
 SCALES = sorted(CONF.glob("scale/*.yaml"))
+TASKS = sorted(CONF.glob("long_state_tracking/vapo*.yaml"))
 NAMES = {"vapo": FitConfig, "sft": SftConfig, "reward_model": RewardModelConfig}
 
 
@@ -25,13 +26,20 @@ def schema_of(path: Path) -> type | None:
 
 def test_every_file_has_a_known_place() -> None:
     places = {path.relative_to(CONF).parts[0] for path in CONF.rglob("*.yaml")}
-    unknown = [p for p in places if p not in ("algorithm", "scale", "sweep")]
+    known = {"algorithm", "scale", "sweep", *(task.parent.name for task in TASKS)}
+    unknown = places - known
     assert all(schema_of(Path(name)) for name in unknown), unknown
     assert DEFAULT.is_file()
     assert not list(CONF.rglob("*.yml"))
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+WHOLE = [
+    *CONF.glob("*.yaml"),
+    *(p for t in TASKS for p in t.parent.glob("*.yaml") if p not in TASKS),
+]
+
+
+@pytest.mark.parametrize("path", sorted(WHOLE), ids=lambda path: str(path.relative_to(CONF)))
 def test_whole_config(path: Path) -> None:
     schema = schema_of(path)
     assert schema is not None
@@ -52,12 +60,18 @@ def test_default_has_all_seven_components_on() -> None:
     assert numbers.group_size > 1
 
 
-@pytest.mark.parametrize("overlay", [DEFAULT, *ALGORITHMS, *SCALES], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "overlay",
+    [DEFAULT, *ALGORITHMS, *SCALES, *TASKS],
+    ids=lambda path: str(path.relative_to(CONF)),
+)
 def test_overlay_of_the_default(overlay: Path) -> None:
     resolve(load_config(FitConfig, [DEFAULT, overlay], []))
 
 
-@pytest.mark.parametrize("scale", [DEFAULT, *SCALES], ids=lambda path: path.stem)
-def test_every_algorithm_at_every_scale(scale: Path) -> None:
+@pytest.mark.parametrize(
+    "base", [DEFAULT, *SCALES, *TASKS], ids=lambda path: str(path.relative_to(CONF))
+)
+def test_every_algorithm_over_every_base(base: Path) -> None:
     for algorithm in ALGORITHMS:
-        resolve(load_config(FitConfig, [DEFAULT, scale, algorithm], []))
+        resolve(load_config(FitConfig, [DEFAULT, base, algorithm], []))
