@@ -19,7 +19,9 @@ from vapo.distributed import gather_over_ranks, rank, world_size
 from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
+from vapo.mismatch import correct_mismatch, correction_metrics
 from vapo.module import VapoModule
+from vapo.overlap import SampledAhead, Stage, WorkAhead
 from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, group_sampling
@@ -59,6 +61,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._buffer: tuple[int, list[Minibatch]] = (-1, [])
+        self._ahead: WorkAhead = WorkAhead()
 
     @property
     def module(self) -> VapoModule:
@@ -81,15 +84,17 @@ class RolloutDataModule(L.LightningDataModule):
         return DataLoader(minibatches, batch_size=None, shuffle=False)  # type: ignore[arg-type]
 
     def collect(self, iteration: int) -> list[Minibatch]:
-        """One iteration's minibatches, sampled from the policy as it is now."""
+        """One iteration's minibatches, by the policy as it is now, or as it was when sampled."""
         phase, total = self.module.phase, self.module.trainer.max_epochs or 0
         self.progress.iteration(iteration + 1, total, phase.value)
-        batch, metrics = self.sample_batch(iteration)
+        batch, metrics = self.next_batch(iteration)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
         self.module.estimate_advantages(batch)
+        correct_mismatch(batch, self.config.algorithm.mismatch)
         self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         self.positions = position_profile(
             batch,
             self.hyperparameters,
@@ -97,16 +102,76 @@ class RolloutDataModule(L.LightningDataModule):
         )
         return self.minibatches(batch, iteration)
 
-    def sample_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """The iteration's rollouts and rewards, and what is logged of how they came about."""
+    # ---- sampling ahead ----------------------------------------------------------------------
+
+    def sample_ahead(self) -> None:
+        """Begin the next iteration's rollouts in a thread, if overlap is on and there is one.
+
+        The engine's weights are its own, and stay until `wait_for_samples` has returned.
+        """
+        if not self.config.training.overlap_rollouts or self.is_last_iteration():
+            return
+        iteration, phase = int(self.module.iteration) + 1, self.module.phase
+        policy_iterations = int(self.module.policy_iterations)
+
+        def work(stage: Stage) -> SampledAhead:
+            batch, metrics = self.sample_batch(iteration, stage)
+            return SampledAhead(iteration, policy_iterations, phase, batch, metrics)
+
+        self._ahead.start(work)
+
+    def is_last_iteration(self) -> bool:
+        """Whether nothing follows the iteration in training, as far as one can know before it."""
+        module = self.module
+        if module.phase is Phase.POLICY_OPTIMIZATION:
+            return int(module.policy_iterations) + 1 >= self.config.training.num_iterations
+        return int(module.iteration) + 1 >= (module.trainer.max_epochs or 0)
+
+    def wait_for_samples(self) -> None:
+        """Until the rollouts ahead are there, so that engine and scorer are free."""
+        if self._ahead.is_pending:
+            with self.progress.stage("rollout_wait"):
+                self._ahead.wait()
+
+    def next_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
+        """The rollouts that were sampled ahead; else, as after a resume, fresh ones.
+
+        Those of value pretraining, which keeps all prompts, are not what dynamic sampling wants.
+        """
+        ahead, phase = self._ahead.take(), self.module.phase
+        changes = self.config.algorithm.dynamic_sampling_attempts > 0
+        if ahead is None or ahead.iteration != iteration or (changes and ahead.phase is not phase):
+            batch, metrics = self.sample_batch(iteration)
+            return batch, metrics | {"rollout/staleness_iterations": 0.0}
+        staleness = int(self.module.policy_iterations) - ahead.policy_iterations
+        return ahead.batch, ahead.metrics | {
+            "rollout/staleness_iterations": float(staleness),
+            "rollout/ahead_s": self._ahead.seconds,
+        }
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Lightning's hook, Ctrl-C included: no thread outlives the run."""
+        self._ahead.cancel()
+
+    # ---- sampling ----------------------------------------------------------------------------
+
+    def sample_batch(
+        self, iteration: int, stage: Stage | None = None
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The iteration's rollouts and rewards, and what is logged of how they came about.
+
+        Args:
+            stage: what the counts are reported to; default the run's progress.
+        """
+        stage = stage or self.progress.stage
         algorithm, num_fillers = self.config.algorithm, 0
         max_attempts = algorithm.dynamic_sampling_attempts
         metrics: dict[str, float] = {}
         if max_attempts == 0 or self.module.phase is Phase.VALUE_PRETRAINING:
-            groups = self.sample_groups(iteration, attempt=0)
+            groups = self.sample_groups(iteration, 0, stage)
         else:
             filled = fill_with_mixed_groups(
-                lambda attempt: self.sample_groups(iteration, attempt),
+                lambda attempt: self.sample_groups(iteration, attempt, stage),
                 num_groups=self.hyperparameters.num_prompts // world_size(),
                 max_attempts=max_attempts,
             )
@@ -124,13 +189,13 @@ class RolloutDataModule(L.LightningDataModule):
             batch.loss_mask = batch.loss_mask & carries_loss
         if algorithm.needs_greedy_baseline:
             prompts = [group.rollouts[0].prompt for group in groups]
-            baseline = self.greedy_rewards(prompts, iteration)
+            baseline = self.greedy_rewards(prompts, iteration, stage)
             batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
             mean = gather_over_ranks(baseline).mean()
             metrics["rollout/greedy_reward_mean"] = float(mean)
         return batch, metrics
 
-    def sample_groups(self, iteration: int, attempt: int) -> list[Group]:
+    def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
         """This rank's prompts of an attempt, each with its responses and their verdicts.
 
         Attempt 0 takes the prompts that every system takes in this iteration; each later one
@@ -148,6 +213,7 @@ class RolloutDataModule(L.LightningDataModule):
         )
         rollouts, verdicts = self.sample_and_score(
             prompts,
+            stage,
             group_size=hp.group_size,
             settings=sampling_settings(self.config.rollouts),
             seed=derive_seed(seed, "rollouts", *keys),
@@ -158,11 +224,12 @@ class RolloutDataModule(L.LightningDataModule):
             for i in range(0, len(rollouts), hp.group_size)
         ]
 
-    def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
+    def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
         rollouts, verdicts = self.sample_and_score(
             prompts,
+            stage,
             group_size=1,
             settings=replace(sampling_settings(self.config.rollouts), greedy=True),
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
@@ -173,13 +240,14 @@ class RolloutDataModule(L.LightningDataModule):
     def sample_and_score(
         self,
         prompts: list[Prompt],
+        stage: Stage,
         *,
         group_size: int,
         settings: SamplingSettings,
         seed: int,
         shuffle_seed: int,
     ) -> tuple[list[Rollout], list[Verdict]]:
-        num_rollouts, stage = len(prompts) * group_size, self.progress.stage
+        num_rollouts = len(prompts) * group_size
         with (
             stage("rollout", total=num_rollouts, unit="responses") as advance,
             gathered(self.module.actor),
@@ -223,7 +291,8 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def close(self) -> None:
-        """Stop the verifier's processes and the engine."""
+        """Stop what is sampled ahead, the verifier's processes and the engine."""
+        self._ahead.cancel()
         self.scorer.close()
         if self._sampler is not None:
             self._sampler.close()

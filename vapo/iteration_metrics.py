@@ -7,16 +7,17 @@ from torch import Tensor
 
 from vapo.advantages import policy_lambda
 from vapo.config import Hyperparameters
-from vapo.distributed import gather_over_ranks, max_over_ranks, sum_over_ranks
+from vapo.distributed import gather_over_ranks, sum_over_ranks
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.metrics import explained_variance, logprob_gap
+from vapo.functional.metrics import explained_variance
+from vapo.mismatch import mismatch_metrics
 from vapo.types import FinishReason, RolloutBatch
 
 
 def iteration_metrics(batch: RolloutBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Rewards, lengths, value and advantage statistics of one iteration, before its update."""
     metrics = response_metrics(batch)
-    metrics |= logprob_gap_metrics(batch)
+    metrics |= mismatch_metrics(batch)
     metrics |= value_metrics(batch, hyperparameters.gamma)
     if batch.raw_advantages is not None:
         metrics["advantage/mean"], metrics["advantage/std"] = mean_and_std(
@@ -56,23 +57,6 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/truncation_rate": float(truncation.mean()),
         "rollout/verifier_failures": float(failures.sum()),
         "rollout/num_tokens": float(lengths.sum()),
-    }
-
-
-def logprob_gap_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """|engine - trainer| log-prob of the sampled tokens, in nats."""
-    if batch.old_logprobs is None:
-        return {}
-    gap = logprob_gap(
-        batch.rollout_logprobs,
-        batch.old_logprobs,
-        batch.response_mask,
-        reduce=sum_over_ranks,
-        reduce_max=max_over_ranks,
-    )
-    return {
-        "rollout/logprob_gap_mean": float(gap.mean_abs),
-        "rollout/logprob_gap_max": float(gap.max_abs),
     }
 
 

@@ -46,14 +46,20 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward and backward. `loss_mask` marks the tokens that carry loss."""
+    """Rows of one forward and backward.
+
+    `loss_mask` marks the tokens that carry loss, `policy_mask` those of them that carry the
+    policy's; `importance_weights` multiply the latter's, None: by 1.
+    """
 
     inputs: TokenInputs
     loss_mask: Bool[Tensor, "b T"]
+    policy_mask: Bool[Tensor, "b T"]
     is_correct: Bool[Tensor, " b"]
     old_logprobs: Float[Tensor, "b T"] | None
     ref_logprobs: Float[Tensor, "b T"] | None
     advantages: Float[Tensor, "b T"] | None
+    importance_weights: Float[Tensor, "b T"] | None
     old_values: Float[Tensor, "b T"] | None
     value_targets: Float[Tensor, "b T"] | None
 
@@ -67,22 +73,35 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimizer step. The three numbers count all micro-batches of all ranks."""
+    """One optimizer step. The numbers count all micro-batches of all ranks.
+
+    `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
+    loss; without such they are `num_tokens` and `num_responses`.
+    """
 
     microbatches: list[Microbatch]
     num_tokens: int
     num_responses: int
     num_positive_tokens: int
+    num_policy_tokens: int
+    num_policy_responses: int
     max_response_tokens: int | None = None
 
     def denominator(self, reduction: LossReduction) -> int:
-        """What `losses.aggregate` divides this minibatch's summed losses by."""
+        """What `losses.aggregate` divides this minibatch's losses over `loss_mask` by."""
+        return self._denominator(reduction, self.num_tokens, self.num_responses)
+
+    def policy_denominator(self, reduction: LossReduction) -> int:
+        """The same of the losses over `policy_mask`."""
+        return self._denominator(reduction, self.num_policy_tokens, self.num_policy_responses)
+
+    def _denominator(self, reduction: LossReduction, num_tokens: int, num_responses: int) -> int:
         if reduction == "token_mean":
-            return self.num_tokens
+            return num_tokens
         if reduction != "constant_length":
-            return self.num_responses
+            return num_responses
         assert self.max_response_tokens is not None, "the rollout batch has a token budget"
-        return self.num_responses * self.max_response_tokens
+        return num_responses * self.max_response_tokens
 
 
 def token_inputs(
@@ -189,23 +208,28 @@ def _make_minibatch(
     batch: RolloutBatch, rows: list[int], lengths: list[int], max_tokens: int, pad_id: int
 ) -> Minibatch:
     loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-    tokens = loss_mask[rows].sum(dim=1)
-    counts = torch.stack(
-        [tokens.sum(), (tokens > 0).sum(), (tokens * batch.is_correct[rows]).sum()]
-    )
-    num_tokens, num_responses, num_positive_tokens = sum_over_ranks(counts).tolist()
+    policy_mask = loss_mask if batch.policy_mask is None else batch.policy_mask
+    tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
+    counts = {
+        "num_tokens": tokens.sum(),
+        "num_responses": (tokens > 0).sum(),
+        "num_positive_tokens": (tokens * batch.is_correct[rows]).sum(),
+        "num_policy_tokens": policy_tokens.sum(),
+        "num_policy_responses": (policy_tokens > 0).sum(),
+    }
+    totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     chunks = cut_by_tokens(lengths, rows, max_tokens=max_tokens)
     return Minibatch(
-        microbatches=[_make_microbatch(batch, chunk, loss_mask, pad_id) for chunk in chunks],
-        num_tokens=num_tokens,
-        num_responses=num_responses,
-        num_positive_tokens=num_positive_tokens,
+        microbatches=[
+            _make_microbatch(batch, chunk, loss_mask, policy_mask, pad_id) for chunk in chunks
+        ],
         max_response_tokens=batch.max_response_tokens,
+        **dict(zip(counts, totals, strict=True)),
     )
 
 
 def _make_microbatch(
-    batch: RolloutBatch, rows: list[int], loss_mask: Tensor, pad_id: int
+    batch: RolloutBatch, rows: list[int], loss_mask: Tensor, policy_mask: Tensor, pad_id: int
 ) -> Microbatch:
     inputs = rollout_inputs(batch, rows, pad_id=pad_id)
     width = inputs.response_mask.shape[1]
@@ -216,10 +240,12 @@ def _make_microbatch(
     return Microbatch(
         inputs=inputs,
         loss_mask=loss_mask[rows, :width],
+        policy_mask=policy_mask[rows, :width],
         is_correct=batch.is_correct[rows],
         old_logprobs=cut(batch.old_logprobs),
         ref_logprobs=cut(batch.ref_logprobs),
         advantages=cut(batch.advantages),
+        importance_weights=cut(batch.importance_weights),
         old_values=cut(batch.old_values),
         value_targets=cut(batch.value_targets),
     )

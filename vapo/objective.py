@@ -59,16 +59,22 @@ def policy_objective(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """This micro-batch's share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus)."""
+    """This micro-batch's share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
+
+    Importance weights and the policy mask (see `vapo.mismatch`) are for L_PPO alone.
+    """
     hp, mask = hyperparameters, micro.loss_mask
     assert micro.old_logprobs is not None
     assert micro.advantages is not None
-    denominator = minibatch.denominator(hp.loss_reduction)
-
-    def reduce(token_losses: Tensor) -> Tensor:
-        return aggregate(token_losses, mask, reduction=hp.loss_reduction, denominator=denominator)
-
-    loss = policy_loss = reduce(SURROGATES[algorithm.surrogate](logprobs, micro, hp, algorithm))
+    token_losses = SURROGATES[algorithm.surrogate](logprobs, micro, hp, algorithm)
+    if micro.importance_weights is not None:
+        token_losses = micro.importance_weights * token_losses
+    loss = policy_loss = aggregate(
+        token_losses,
+        micro.policy_mask,
+        reduction=hp.loss_reduction,
+        denominator=minibatch.policy_denominator(hp.loss_reduction),
+    )
     totals.add("actor/policy_loss", policy_loss)
     if hp.mu > 0:
         lm_loss = positive_example_lm_loss(
@@ -77,7 +83,12 @@ def policy_objective(
         loss = loss + hp.mu * lm_loss
         totals.add("actor/positive_example_lm_loss", lm_loss)
     if micro.ref_logprobs is not None and algorithm.kl.placement == "loss":
-        kl = reduce(kl_penalty(logprobs, micro.ref_logprobs, estimator=algorithm.kl.estimator))
+        kl = aggregate(
+            kl_penalty(logprobs, micro.ref_logprobs, estimator=algorithm.kl.estimator),
+            mask,
+            reduction=hp.loss_reduction,
+            denominator=minibatch.denominator(hp.loss_reduction),
+        )
         loss = loss + algorithm.kl.coef * kl
         totals.add("actor/kl_loss", kl)
     mean_entropy = aggregate(

@@ -86,8 +86,10 @@ class RolloutBatch:
     Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
     state in which token t is sampled. `loss_mask` marks the tokens that carry loss, None all
     sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt;
-    `raw_advantages` are those before whitening. Other fields that are None have not been
-    computed yet (or, for values, there is no critic).
+    `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
+    losses, None all of them by 1; `policy_mask` marks the tokens that carry policy loss, None
+    those of `loss_mask`. Other fields that are None have not been computed yet (or, for values,
+    there is no critic).
     """
 
     rollouts: list[Rollout]
@@ -107,6 +109,8 @@ class RolloutBatch:
     old_values: Float[Tensor, "B T"] | None = None
     raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
+    importance_weights: Float[Tensor, "B T"] | None = None
+    policy_mask: Bool[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
 
     def __len__(self) -> int:

@@ -9,7 +9,6 @@ from vapo.functional.metrics import (
     approx_kl,
     clip_fractions,
     explained_variance,
-    logprob_gap,
     mean_by_position,
 )
 
@@ -75,15 +74,6 @@ def test_approx_kl_by_hand() -> None:
     logprobs = f64([math.log(2), -math.log(2), NAN])
     actual = approx_kl(logprobs, torch.zeros_like(logprobs), mask("xx."))
     assert actual.item() == pytest.approx(0.25, abs=1e-12)
-
-
-def test_logprob_gap_by_hand() -> None:
-    rollout, trainer = f64([-1, -2, INF], [-3, NAN, 0]), f64([-1, -1.5, 0], [-4, 0, 0])
-    gap = logprob_gap(rollout, trainer, mask("xx.", "x.."))
-    assert gap.mean_abs.item() == 0.5
-    assert gap.max_abs.item() == 1.0
-    kl = (math.exp(0.5) - 1.5 + math.exp(-1)) / 3
-    assert gap.kl.item() == pytest.approx(kl, abs=1e-12)
 
 
 def test_mean_by_position_counts_sampled_tokens() -> None:

@@ -23,6 +23,7 @@ from vapo.datamodule import RolloutDataModule
 from vapo.distributed import rank, world_size
 from vapo.iteration_metrics import iteration_metrics
 from vapo.minibatches import Minibatch, make_minibatches
+from vapo.mismatch import correct_mismatch, correction_metrics
 from vapo.module import VapoModule
 from vapo.strategies import make_strategy
 
@@ -55,9 +56,12 @@ class FixedRollouts(L.LightningDataModule):
         )
         module.evaluate_rollouts(batch)
         assert batch.old_logprobs is not None
-        batch.old_logprobs = batch.old_logprobs + batch.rollout_logprobs + 0.5  # ratios not 1
+        noise, batch.rollout_logprobs = batch.rollout_logprobs + 0.5, batch.old_logprobs
+        batch.old_logprobs = batch.old_logprobs + noise  # neither of the two ratios is 1
         module.estimate_advantages(batch)
+        correct_mismatch(batch, self.config.algorithm.mismatch)
         self.metrics = iteration_metrics(batch, module.hyperparameters)
+        self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         minibatches = make_minibatches(
             batch,
             num_minibatches=1,

@@ -19,6 +19,7 @@ from tests.invariance.gradients import compute
 
 ONE_FORWARD, MANY = 100_000, 40
 SEQUENCE_LEVEL = "components.token_level_loss.enabled=false"
+CORRECTED = ("algorithm.mismatch.tis_cap=1.1", "algorithm.mismatch.mask_below=0.98")
 
 
 def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
@@ -59,16 +60,37 @@ def test_sequence_level_loss_too_and_it_is_another_gradient(whole: dict[str, Any
     assert largest_relative_difference(one["gradients"], whole["gradients"]) > 1e-2
 
 
-@pytest.mark.parametrize("budget", [ONE_FORWARD, MANY])
+@pytest.mark.parametrize("reduction", [(), (SEQUENCE_LEVEL,)])
+def test_the_mismatch_correction_does_not_depend_on_the_cut(
+    whole: dict[str, Any], reduction: tuple[str, ...]
+) -> None:
+    one = compute(1, ONE_FORWARD, *CORRECTED, *reduction)
+    assert 0.1 < one["metrics"]["rollout/mismatch_masked_share"] < 0.9
+    assert 0.1 < one["metrics"]["rollout/mismatch_clipped_share"] < 0.9
+    assert_same(one, compute(1, MANY, *CORRECTED, *reduction))
+    assert largest_relative_difference(one["gradients"], whole["gradients"]) > 1e-2
+
+
+def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) -> None:
+    corrected = compute(1, ONE_FORWARD, *CORRECTED)["gradients"]
+    for key, gradient in whole["gradients"].items():
+        assert torch.equal(gradient, corrected[key]) == key.startswith("critic."), key
+
+
+@pytest.mark.parametrize(
+    ("budget", "overrides"), [(ONE_FORWARD, ()), (MANY, ()), (MANY, CORRECTED)]
+)
 def test_two_sharded_processes_equal_one(
-    whole: dict[str, Any], budget: int, tmp_path: Path
+    whole: dict[str, Any], budget: int, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     out = tmp_path / "sharded.pt"
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.invariance.gradients", str(out), "2", str(budget)]
+    module = "tests.invariance.gradients"
+    command = [sys.executable, "-m", module, str(out), "2", str(budget), *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     result = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=180
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert_same(whole, torch.load(out, weights_only=True))
+    one = compute(1, ONE_FORWARD, *overrides) if overrides else whole
+    assert_same(one, torch.load(out, weights_only=True))

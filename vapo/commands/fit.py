@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.callbacks.diagnostics import PositionDiagnostics
 from vapo.callbacks.evaluation import Evaluation
+from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.callbacks.weight_sync import WeightSync
@@ -27,6 +28,7 @@ from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts import Sampler
+from vapo.rollouts.detached import DetachedTransformersSampler
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.run_dirs import RunDir, find_checkpoint, open_run_dir
 from vapo.strategies import lightning_precision, make_strategy
@@ -151,8 +153,10 @@ def component_tags(config: FitConfig) -> dict[str, str]:
 def make_sampler(
     config: FitConfig, module: VapoModule, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
-    """The sampling engine of the config, over the module's own actor."""
-    return TransformersSampler(
+    """The sampling engine of the config: over the module's own actor, or a copy of it."""
+    overlaps = config.training.overlap_rollouts
+    engine = DetachedTransformersSampler if overlaps else TransformersSampler
+    return engine(
         module.actor.model,
         tokenizer,
         max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
@@ -172,6 +176,7 @@ def make_trainer(
     pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
     every_n = config.trainer.checkpoint_every_n_iterations
     callbacks: list[Callback] = [
+        RolloutOverlap(),
         ValuePretraining(
             config.components.value_pretraining,
             num_iterations=pretraining,

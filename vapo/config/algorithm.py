@@ -34,6 +34,39 @@ class KLConfig:
 
 
 @dataclass
+class MismatchConfig:
+    """Correction for rollouts of another policy than the trainer's pi_old. Off in VAPO."""
+
+    tis_cap: float | None = option(
+        None,
+        "truncated importance sampling: a token's policy loss is multiplied by "
+        "min(pi_old / pi_rollout, tis_cap); null: off (2 is usual)",
+        gt=0,
+    )
+    tis_level: Literal["token", "sequence"] = option(
+        "token",
+        "the ratio that is truncated: each token's own, or the product of its response's",
+    )
+    mask_below: float | None = option(
+        None,
+        "a response whose geometric-mean pi_old / pi_rollout per token is below this carries no "
+        "policy loss; null: no such bound",
+        gt=0,
+        lt=1,
+    )
+    mask_above: float | None = option(
+        None,
+        "the same above this; null: no such bound",
+        gt=1,
+    )
+
+    @property
+    def masks(self) -> bool:
+        """Whether some responses may lose their policy loss."""
+        return self.mask_below is not None or self.mask_above is not None
+
+
+@dataclass
 class AlgorithmConfig:
     advantage_estimator: AdvantageEstimator = option(
         "gae",
@@ -73,6 +106,9 @@ class AlgorithmConfig:
     )
     entropy_coef: float = option(0.0, "entropy bonus (paper: not stated)", ge=0)
     kl: KLConfig = section(KLConfig, "divergence from the initial policy")
+    mismatch: MismatchConfig = section(
+        MismatchConfig, "correction for the engine's policy not being the trainer's"
+    )
 
     @property
     def has_critic(self) -> bool:

@@ -83,6 +83,23 @@ def on_policy_surrogate_is_on_policy(config: FitConfig) -> Problem | None:
     )
 
 
+def overlap_has_a_ratio(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    is_policy_gradient = (
+        algorithm.surrogate == "logprob" and algorithm.advantage_estimator != "correct_only"
+    )
+    if not config.training.overlap_rollouts or not is_policy_gradient:
+        return None
+    if algorithm.mismatch.tis_cap is not None:
+        return None
+    return Problem(
+        ("training.overlap_rollouts", "algorithm.surrogate", "algorithm.mismatch.tis_cap"),
+        "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
+        "training.overlap_rollouts they are one update old: set algorithm.mismatch.tis_cap, or "
+        "training.overlap_rollouts=false",
+    )
+
+
 def clip_options_have_a_ratio(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     if algorithm.surrogate != "logprob":
@@ -113,6 +130,34 @@ def sequence_reduction_is_used(config: FitConfig) -> Problem | None:
     )
 
 
+def mismatch_limits_are_used(config: FitConfig) -> Problem | None:
+    correction = config.algorithm.mismatch
+    if correction.tis_level == "token" or correction.tis_cap is not None:
+        return None
+    return Problem(
+        ("algorithm.mismatch.tis_level", "algorithm.mismatch.tis_cap"),
+        f"algorithm.mismatch.tis_level {correction.tis_level} has no effect while truncated "
+        "importance sampling is off: set algorithm.mismatch.tis_cap, or "
+        "algorithm.mismatch.tis_level=token",
+    )
+
+
+def mismatch_correction_has_a_policy_gradient(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    if algorithm.advantage_estimator != "correct_only":
+        return None
+    for name in ("tis_cap", "mask_below", "mask_above"):
+        if getattr(algorithm.mismatch, name) is not None:
+            key = f"algorithm.mismatch.{name}"
+            return Problem(
+                ("algorithm.advantage_estimator", key),
+                f"{key} corrects a policy gradient, and algorithm.advantage_estimator "
+                "correct_only has none: it fine-tunes on correct responses, whichever policy "
+                f"they are from; set {key}=null",
+            )
+    return None
+
+
 def critic_has_a_start(config: FitConfig) -> Problem | None:
     critic = config.critic
     if not config.algorithm.has_critic or critic.init != "reward_model":
@@ -130,8 +175,11 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     group_estimator_has_groups,
     dynamic_sampling_has_groups,
     on_policy_surrogate_is_on_policy,
+    overlap_has_a_ratio,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,
+    mismatch_limits_are_used,
+    mismatch_correction_has_a_policy_gradient,
     critic_free_has_no_critic_parts,
     critic_has_a_start,
 )

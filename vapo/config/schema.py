@@ -11,11 +11,18 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.algorithm import AlgorithmConfig, KLConfig
+from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.components import Components
 from vapo.config.fields import option, section
 
-__all__ = ["AlgorithmConfig", "FitConfig", "KLConfig", "RewardModelConfig", "SftConfig"]
+__all__ = [
+    "AlgorithmConfig",
+    "FitConfig",
+    "KLConfig",
+    "MismatchConfig",
+    "RewardModelConfig",
+    "SftConfig",
+]
 
 
 @dataclass
@@ -168,6 +175,11 @@ class TrainingConfig:
     )
     microbatch_tokens: int = option(
         16384, "prompt + response tokens of one forward / backward, padding included", ge=1
+    )
+    overlap_rollouts: bool = option(
+        False,
+        "sample the next iteration's rollouts while this one trains: one update off-policy, see "
+        "algorithm.mismatch; needs memory for one more actor, and one process",
     )
 
 

@@ -83,6 +83,24 @@ def several_ranks_are_sharded(config: FitConfig) -> Problem | None:
     )
 
 
+def overlap_is_one_process(config: FitConfig) -> Problem | None:
+    trainer = config.trainer
+    is_alone = trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto"
+    if not config.training.overlap_rollouts or is_alone:
+        return None
+    return Problem(
+        (
+            "training.overlap_rollouts",
+            "trainer.strategy",
+            "trainer.devices",
+            "trainer.num_nodes",
+        ),
+        "training.overlap_rollouts samples in a thread, and the collectives of several processes "
+        "must come in one order: set training.overlap_rollouts=false, or trainer.devices=1, "
+        "trainer.num_nodes=1 and trainer.strategy=auto",
+    )
+
+
 def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
     trainer = config.trainer
     if trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto":
@@ -208,6 +226,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,
         ranks_share_evenly,
+        overlap_is_one_process,
         *_DATA_AND_REWARDS,
     ),
     SftConfig: (one_process, *_DATA_AND_REWARDS),

@@ -92,39 +92,6 @@ def approx_kl(
     return masked_mean(torch.expm1(log_ratio) - log_ratio, mask, reduce=reduce)
 
 
-class LogprobGap(NamedTuple):
-    """How far the sampling engine and the trainer disagree about the same tokens."""
-
-    mean_abs: Tensor
-    max_abs: Tensor
-    kl: Tensor
-
-
-@torch.no_grad()
-def logprob_gap(
-    rollout_logprobs: Float[Tensor, "B T"],
-    old_logprobs: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    reduce: Reduce = identity,
-    reduce_max: Reduce = identity,
-) -> LogprobGap:
-    """Compare the engine's log-probs with the trainer's, token by token.
-
-    `kl` is k3 of KL(engine || trainer). Only tokens that both could give count: sampling with
-    top-p or top-k changes the engine's distribution and shows up here as a gap.
-    Units: nats per token. `reduce_max` takes the maximum over ranks.
-    Padding: ignored; the means are NaN and the maximum is 0 when there is no token.
-    """
-    gap = zero_outside(old_logprobs - rollout_logprobs, mask).abs()
-    largest = gap.max() if gap.numel() else gap.new_zeros(())
-    return LogprobGap(
-        mean_abs=masked_mean(gap, mask, reduce=reduce),
-        max_abs=reduce_max(largest),
-        kl=approx_kl(old_logprobs, rollout_logprobs, mask, reduce=reduce),
-    )
-
-
 class PositionProfile(NamedTuple):
     """Statistics of each bin of token positions; NaN where a bin has no token."""
 

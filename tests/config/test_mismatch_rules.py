@@ -1,0 +1,73 @@
+"""Rules between the keys of `algorithm.mismatch` and the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import fit_config
+from tests.config.test_validation import CRITIC_FREE as NO_CRITIC
+from tests.config.test_validation import problem
+
+RAFT = (
+    "algorithm.surrogate=logprob",
+    "algorithm.advantage_estimator=correct_only",
+    "components.clip_higher.enabled=false",
+    *NO_CRITIC,
+)
+
+
+def test_it_is_off_by_default(tmp_path: Path) -> None:
+    correction = fit_config(tmp_path).algorithm.mismatch
+    assert correction.tis_cap is None
+    assert not correction.masks
+
+
+def test_a_level_without_a_cap_is_not_ignored(tmp_path: Path) -> None:
+    level = "algorithm.mismatch.tis_level=sequence"
+    message = problem(tmp_path, level)
+    assert "set algorithm.mismatch.tis_cap" in message
+    fit_config(tmp_path, level, "algorithm.mismatch.tis_cap=2")
+
+
+@pytest.mark.parametrize("key", ["tis_cap=2", "mask_below=0.9", "mask_above=1.1"])
+def test_fine_tuning_on_correct_responses_has_nothing_to_correct(tmp_path: Path, key: str) -> None:
+    message = problem(tmp_path, *RAFT, f"algorithm.mismatch.{key}")
+    assert "corrects a policy gradient" in message
+    assert message.endswith(f"set algorithm.mismatch.{key.partition('=')[0]}=null")
+    fit_config(tmp_path, *RAFT)
+    fit_config(tmp_path, f"algorithm.mismatch.{key}")
+
+
+@pytest.mark.parametrize("key", ["tis_cap=0", "mask_below=1", "mask_below=0", "mask_above=1"])
+def test_ranges(tmp_path: Path, key: str) -> None:
+    assert "must be" in problem(tmp_path, f"algorithm.mismatch.{key}")
+
+
+OVERLAP = "training.overlap_rollouts=true"
+
+
+@pytest.mark.parametrize(
+    "several",
+    [("trainer.strategy=fsdp",), ("trainer.strategy=fsdp", "trainer.devices=2")],
+)
+def test_overlap_is_for_one_process(tmp_path: Path, several: tuple[str, ...]) -> None:
+    message = problem(tmp_path, OVERLAP, *several)
+    assert "collectives of several processes" in message
+    fit_config(tmp_path, OVERLAP)
+    fit_config(tmp_path, *several)
+
+
+def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
+    rloo = (
+        "algorithm.surrogate=logprob",
+        "algorithm.advantage_estimator=leave_one_out",
+        "components.clip_higher.enabled=false",
+        "training.minibatch_size=null",
+        *NO_CRITIC,
+    )
+    message = problem(tmp_path, OVERLAP, *rloo)
+    assert "set algorithm.mismatch.tis_cap" in message
+    fit_config(tmp_path, OVERLAP, *rloo, "algorithm.mismatch.tis_cap=2")
+    fit_config(tmp_path, OVERLAP, *RAFT)

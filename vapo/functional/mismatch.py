@@ -1,0 +1,167 @@
+"""The sampling engine's policy against the trainer's: how far apart, and how to correct for it.
+
+    d_t     = old_logprobs_t - rollout_logprobs_t
+    ratio_t = exp(d_t)                              pi_old / pi_rollout of one token
+    ratio   = exp(sum_t d_t / l)                    of a response of l tokens: geometric mean
+
+Tokens are sampled from pi_rollout. It differs from pi_old by the engine's own rounding and
+kernels, by top-p and top-k, and by its age when rollouts are sampled one update ahead. Every
+exponent is held within +-20, so that float32 stays finite. Nothing here is differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import Reduce, identity, zero_outside
+
+_MAX_LOG_RATIO = 20.0
+OUTLIER_BOUND = 2.0
+"""A token whose ratio leaves [1/2, 2] is an outlier of the metric, whatever is corrected."""
+
+
+class RatioStatistics(NamedTuple):
+    """Of pi_old / pi_rollout, per token or per response; std is the population's."""
+
+    mean: Tensor
+    std: Tensor
+    min: Tensor
+    max: Tensor
+
+
+class Mismatch(NamedTuple):
+    """How far the sampling engine and the trainer disagree about the same tokens."""
+
+    mean_abs: Tensor
+    max_abs: Tensor
+    k3: Tensor
+    outlier_share: Tensor
+    token_ratio: RatioStatistics
+    sequence_ratio: RatioStatistics
+
+
+@torch.no_grad()
+def mismatch(
+    rollout_logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+    reduce_max: Reduce = identity,
+) -> Mismatch:
+    """Compare the engine's log-probs with the trainer's over all True tokens of all ranks.
+
+        mean_abs, max_abs:  |d_t|
+        k3:                 mean of ratio_t - 1 - d_t, estimates KL(pi_rollout || pi_old) >= 0
+        outlier_share:      of tokens whose ratio leaves [1/2, 2]
+
+    Source: the k3 estimator is Schulman's, "Approximating KL divergence". Tokens sampled from
+    pi_rollout make the mean of ratio_t 1 in expectation, whatever the two policies are.
+    Units: nats, ratios, shares. `reduce_max` takes the maximum over ranks.
+    Padding: ignored. NaN without a token; a non-finite log-prob of a token shows in the means.
+    """
+    gap = zero_outside(old_logprobs - rollout_logprobs, mask).double()
+    d, sequence_d = _held(gap), _mean_log_ratio(gap, mask)
+    is_row = mask.any(dim=1)
+    is_outlier = mask & ~((d.exp() >= 1 / OUTLIER_BOUND) & (d.exp() <= OUTLIER_BOUND))
+    sums = [gap.abs().sum(), zero_outside(d.expm1() - d, mask).sum(), is_outlier.sum(), mask.sum()]
+    mean_abs, k3, outliers, count = reduce(torch.stack([total.double() for total in sums]))
+    return Mismatch(
+        mean_abs=mean_abs / count,
+        max_abs=_maximum(gap.abs(), mask, reduce_max),
+        k3=k3 / count,
+        outlier_share=outliers / count,
+        token_ratio=_statistics(d.exp(), mask, reduce, reduce_max),
+        sequence_ratio=_statistics(sequence_d.exp()[:, None], is_row[:, None], reduce, reduce_max),
+    )
+
+
+@torch.no_grad()
+def truncated_importance_weights(
+    rollout_logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    cap: float | int,
+    level: Literal["token", "sequence"] = "token",
+) -> Float[Tensor, "B T"]:
+    """Weigh each token's policy loss by how much likelier the trainer finds it, up to `cap`.
+
+        token:     w_t = min(exp(d_t), cap)
+        sequence:  w_t = min(exp(sum_s d_s), cap), one number a response
+
+    Source: truncated importance sampling (Ionides 2008); per token between engine and trainer
+    as in verl, TRL, NeMo-RL (TIS). With cap = inf the sequence level makes the expected gradient
+    the on-policy one exactly; the token level does so for one-token responses, and for longer
+    ones leaves out how likely the rest of the response is, at far less variance.
+    Padding: 1 where the mask is False. A non-finite log-prob of a token gives weight NaN.
+    Raises: ValueError when cap is not above 0, or on an unknown level.
+    """
+    if cap <= 0:
+        raise ValueError(f"cap must be above 0, got {cap}")
+    log_ratio = zero_outside(old_logprobs - rollout_logprobs, mask)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
+    elif level != "token":
+        raise ValueError(f"level must be token or sequence, got {level!r}")
+    return torch.where(mask, _held(log_ratio).exp().clamp(max=cap), 1.0)
+
+
+@torch.no_grad()
+def responses_in_range(
+    rollout_logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    low: float | int | None = None,
+    high: float | int | None = None,
+) -> Bool[Tensor, " B"]:
+    """Say which responses keep their policy loss: low <= geometric-mean ratio <= high.
+
+        ratio = exp(sum_t d_t / l) for a response of l tokens
+
+    Source: sequence masking (MIS) of verl and TRL, here on the geometric mean: the product of
+    token ratios, and their extremes, leave any range more often the longer the response is,
+    so bounds on those would mask long responses for being long. A single wild token is what
+    `truncated_importance_weights` is for. None: no bound on that side.
+    Padding: ignored; a row without tokens is in range, as is one with a NaN, which must show
+    in the loss and not go missing.
+    """
+    ratio = _mean_log_ratio(zero_outside(old_logprobs - rollout_logprobs, mask), mask).exp()
+    is_out = torch.zeros_like(ratio, dtype=torch.bool)
+    if low is not None:
+        is_out = is_out | (ratio < low)
+    if high is not None:
+        is_out = is_out | (ratio > high)
+    return ~is_out
+
+
+def _held(log_ratio: Tensor) -> Tensor:
+    held = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return torch.where(torch.isfinite(log_ratio), held, torch.nan)
+
+
+def _mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    return _held(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
+
+
+def _maximum(x: Tensor, mask: Tensor, reduce_max: Reduce) -> Tensor:
+    kept = torch.where(mask, x, -torch.inf)
+    return reduce_max(kept.amax() if kept.numel() else kept.new_tensor(-torch.inf))
+
+
+def _statistics(x: Tensor, mask: Tensor, reduce: Reduce, reduce_max: Reduce) -> RatioStatistics:
+    kept = torch.where(mask, x, 0.0)
+    total, count = reduce(torch.stack([kept.sum(), mask.sum().double()]))
+    mean = total / count
+    variance = reduce(torch.where(mask, x - mean, 0.0).square().sum()) / count
+    return RatioStatistics(
+        mean=mean,
+        std=variance.sqrt(),
+        min=-_maximum(-x, mask, reduce_max),
+        max=_maximum(x, mask, reduce_max),
+    )

@@ -1,0 +1,108 @@
+"""The next iteration's rollouts, sampled in a thread while the main thread trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from vapo.types import Phase, RolloutBatch
+
+
+class Stage(Protocol):
+    """How a stage of an iteration reports its count: `Progress.stage`, or a thread's own."""
+
+    def __call__(
+        self, name: str, total: float | None = None, unit: str = "items"
+    ) -> AbstractContextManager[Callable[[float], None]]: ...
+
+
+@dataclass(frozen=True)
+class SampledAhead:
+    """An iteration's rollouts, and the policy and phase that they were sampled in."""
+
+    iteration: int
+    policy_iterations: int
+    phase: Phase
+    batch: RolloutBatch
+    metrics: dict[str, float]
+
+
+class CancelledAheadError(Exception):
+    """The run is ending: the work stops at the next count that it reports."""
+
+
+class WorkAhead:
+    """Runs one piece of work at a time in a thread; its result is taken once.
+
+        start(work) -> ... -> wait() -> take()
+
+    An error in the thread is raised, as the same object, by `wait`. `cancel` ends the thread
+    and joins it: the work notices when it enters a stage or reports its count.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollouts-ahead")
+        self._future: Future[SampledAhead] | None = None
+        self._ends = threading.Event()
+        self.seconds = 0.0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is work whose result has not been taken."""
+        return self._future is not None
+
+    def start(self, work: Callable[[Stage], SampledAhead]) -> None:
+        """Begin. `work` gets the stage that it reports to.
+
+        Raises: RuntimeError when the result of other work has not been taken.
+        """
+        if self._future is not None:
+            raise RuntimeError("there is work ahead already")
+        self._future = self._executor.submit(self._timed, work)
+
+    def wait(self) -> None:
+        """Block until the work is done; without work, return at once."""
+        if self._future is None:
+            return
+        try:
+            self._future.result()
+        except CancelledAheadError:
+            self._future = None
+        except BaseException:
+            if self._future.done():  # the work's own error, not an interrupt of this wait
+                self._future = None
+            raise
+
+    def take(self) -> SampledAhead | None:
+        """Wait for the result and hand it out; None if there is no work."""
+        self.wait()
+        future, self._future = self._future, None
+        return None if future is None else future.result()
+
+    def cancel(self) -> None:
+        """End the work and join the thread; nothing can be started afterwards."""
+        self._ends.set()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._future = None
+
+    def _timed(self, work: Callable[[Stage], SampledAhead]) -> SampledAhead:
+        started = time.monotonic()
+        result = work(self._stage)
+        self.seconds = time.monotonic() - started
+        return result
+
+    @contextmanager
+    def _stage(
+        self, name: str, total: float | None = None, unit: str = "items"
+    ) -> Iterator[Callable[[float], None]]:
+        self._advance()
+        yield self._advance
+
+    def _advance(self, n: float = 1.0) -> None:
+        if self._ends.is_set():
+            raise CancelledAheadError

@@ -1,0 +1,48 @@
+"""The Transformers engine on a copy of the weights: it can sample while the actor is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.rollouts.transformers import TransformersSampler
+
+
+class DetachedTransformersSampler(TransformersSampler):
+    """A `TransformersSampler` whose weights are those of the last `sync`, at first the actor's.
+
+    It costs the memory of one more actor, without gradients and optimizer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_concurrent_sequences: int,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(
+            deepcopy(model).requires_grad_(False),
+            tokenizer,
+            max_concurrent_sequences=max_concurrent_sequences,
+            device=device,
+        )
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the actor's weights.
+
+        Raises:
+            ValueError: the names are not those of the engine's own weights, each of them once.
+        """
+        left = self._model.state_dict()
+        for name, tensor in weights:
+            if name not in left:
+                raise ValueError(f"the engine has no weight {name}, or got it twice")
+            left.pop(name).copy_(tensor)
+        if left:
+            raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")
