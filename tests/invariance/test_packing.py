@@ -166,16 +166,16 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
     ends = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
 
-    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
         assert (q.shape, k.shape, v.shape) == ((9, 4, 8), (9, 2, 8), (9, 2, 8))
         assert (max_q, max_k, window_size, enable_gqa) == (5, 5, (-1, 0), True)
         assert torch.equal(cu_q, ends)
         assert torch.equal(cu_k, ends)
         parts = []
         for start, end in itertools.pairwise(cu_q.tolist()):
-            one = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+            one_q, one_k, one_v = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
             attended = scaled_dot_product_attention(
-                *one, is_causal=True, scale=scale, enable_gqa=True
+                one_q, one_k, one_v, is_causal=True, scale=scale, enable_gqa=True
             )
             parts.append(attended[0].transpose(0, 1))
         return torch.cat(parts)
@@ -191,7 +191,7 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
-    model = make("qwen2").to("cuda", torch.bfloat16)
+    model = make("qwen2").to("cuda", torch.bfloat16)  # type: ignore[arg-type]
     alone = [
         model(torch.tensor([[*prompt, *response]], device="cuda"), use_cache=False)
         .last_hidden_state[0][len(prompt) - 1 : -1]
