@@ -141,6 +141,8 @@ def _configured(name: str, argv: list[str]) -> None:
     options = parser.parse_args(arguments)
     if not options.config:
         raise UserError(f"vapo {name} needs --config FILE, for example --config {command.example}")
+    if getattr(options, "profile", False):
+        overrides.append("trainer.profile=true")
     composed = compose(schema, [Path(file) for file in options.config], overrides)
     if options.print_config:
         print(to_yaml(composed.tree), end="")
@@ -169,6 +171,10 @@ def _make_parser(name: str, command: Command) -> Parser:
     if command.serves:
         parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
         parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
+    if name == "fit":
+        parser.add_argument(
+            "--profile", action="store_true", help="the same as trainer.profile=true"
+        )
     if command.resumes:
         does = "resume from" if name == "fit" else "score the actor of"
         parser.add_argument(

@@ -91,8 +91,9 @@ class RolloutDataModule(L.LightningDataModule):
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
-        self.module.estimate_advantages(batch)
-        correct_mismatch(batch, self.config.algorithm.mismatch)
+        with self.progress.stage("advantages"):
+            self.module.estimate_advantages(batch)
+            correct_mismatch(batch, self.config.algorithm.mismatch)
         self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         self.positions = position_profile(
@@ -284,6 +285,7 @@ class RolloutDataModule(L.LightningDataModule):
             num_minibatches=len(batch) * world_size() // size,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
+            packed=self.module.reads_packed,
             seed=derive_seed(self.config.seed, "minibatches", iteration, rank()),
         )
 

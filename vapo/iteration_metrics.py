@@ -42,10 +42,11 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
             batch.response_lengths.double(),
             torch.tensor(truncated).double(),
             torch.tensor(failed).double(),
+            torch.tensor([len(r.prompt.prompt_ids) for r in batch.rollouts]).double(),
         ],
         dim=1,
     )
-    reward, correct, lengths, truncation, failures = gather_over_ranks(columns).unbind(dim=1)
+    reward, correct, lengths, truncation, failures, prompts = gather_over_ranks(columns).unbind(1)
     return {
         "rollout/reward_mean": float(reward.mean()),
         "rollout/accuracy": float(correct.mean()),
@@ -57,6 +58,7 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/truncation_rate": float(truncation.mean()),
         "rollout/verifier_failures": float(failures.sum()),
         "rollout/num_tokens": float(lengths.sum()),
+        "rollout/num_prompt_tokens": float(prompts.sum()),
     }
 
 

@@ -7,41 +7,18 @@ gradient does not depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.distributed import max_over_ranks, sum_over_ranks
+from vapo.distributed import sum_over_ranks
 from vapo.functional.masking import LossReduction
+from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 from vapo.types import RolloutBatch
-
-
-@dataclass(frozen=True)
-class TokenInputs:
-    """What a network reads for `b` rollouts: right-padded prompt + response.
-
-    Entry i of `state_rows`, `state_columns` is the position whose hidden state precedes the
-    i-th response token (`targets[i]`); tokens are in row-major order of `response_mask`.
-    """
-
-    input_ids: Int[Tensor, "b S"]
-    attention_mask: Int[Tensor, "b S"]
-    response_mask: Bool[Tensor, "b T"]
-    state_rows: Int[Tensor, " n"]
-    state_columns: Int[Tensor, " n"]
-    targets: Int[Tensor, " n"]
-
-    def scatter(self, flat: Float[Tensor, " n"]) -> Float[Tensor, "b T"]:
-        """Token values back in response alignment, 0 where there is no token."""
-        zeros = flat.new_zeros(self.response_mask.shape)
-        return zeros.masked_scatter(self.response_mask, flat)
-
-    def to(self, device: torch.device) -> TokenInputs:
-        return TokenInputs(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -104,72 +81,18 @@ class Minibatch:
         return num_responses * self.max_response_tokens
 
 
-def token_inputs(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
-    *,
-    pad_id: int,
-    response_mask: Bool[Tensor, "b T"] | None = None,
+def rollout_inputs(
+    batch: RolloutBatch, rows: Sequence[int], *, pad_id: int, packed: bool = False
 ) -> TokenInputs:
-    """Network inputs of (prompt ids, response ids) pairs.
-
-    Args:
-        response_mask: the response tokens to read; default all of them.
-    """
-    lengths = torch.tensor([[len(prompt), len(response)] for prompt, response in sequences])
-    width = int(lengths.sum(dim=1).max())
-    attention_mask = torch.arange(width) < lengths.sum(dim=1, keepdim=True)
-    input_ids = torch.full(attention_mask.shape, pad_id, dtype=torch.long)
-    input_ids[attention_mask] = torch.tensor(
-        [token for prompt, response in sequences for token in (*prompt, *response)]
-    )
-    if response_mask is None:
-        response_mask = torch.arange(int(lengths[:, 1].max())) < lengths[:, 1:]
-    state_rows, response_columns = response_mask.nonzero(as_tuple=True)
-    state_columns = lengths[state_rows, 0] + response_columns - 1
-    return TokenInputs(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        response_mask=response_mask,
-        state_rows=state_rows,
-        state_columns=state_columns,
-        targets=input_ids[state_rows, state_columns + 1],
-    )
-
-
-def rollout_inputs(batch: RolloutBatch, rows: Sequence[int], *, pad_id: int) -> TokenInputs:
-    """The network inputs of some rows of a rollout batch, padded to their longest response."""
+    """The network inputs of some rows of a rollout batch, cut to their longest response."""
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(len(rollout.response_ids) for rollout in rollouts)
     return token_inputs(
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in rollouts],
         pad_id=pad_id,
+        packed=packed,
         response_mask=batch.response_mask[list(rows), :longest],
     )
-
-
-def cut_by_tokens(
-    lengths: Sequence[int], rows: Sequence[int], *, max_tokens: int
-) -> list[list[int]]:
-    """Cut rows into chunks of at most `max_tokens` tokens, padding included.
-
-    `lengths[row]` is the row's prompt + response length. Rows of similar length go together;
-    a row longer than the budget gets a chunk of its own. All ranks get equally many chunks,
-    since every forward of a sharded network is a collective.
-    """
-    chunks: list[list[int]] = []
-    for row in sorted(rows, key=lambda row: lengths[row], reverse=True):
-        width = lengths[chunks[-1][0]] if chunks else 0
-        if chunks and width * (len(chunks[-1]) + 1) <= max_tokens:
-            chunks[-1].append(row)
-        else:
-            chunks.append([row])
-    wanted = int(max_over_ranks(torch.tensor(len(chunks))))
-    while len(chunks) < wanted:
-        largest = max(chunks, key=len)
-        half = len(largest) // 2
-        chunks.remove(largest)
-        chunks += [largest[:half], largest[half:]]
-    return chunks
 
 
 def sequence_lengths(batch: RolloutBatch) -> list[int]:
@@ -183,6 +106,7 @@ def make_minibatches(
     num_minibatches: int,
     max_tokens: int,
     pad_id: int,
+    packed: bool = False,
     seed: int,
 ) -> list[Minibatch]:
     """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
@@ -190,6 +114,7 @@ def make_minibatches(
     Args:
         num_minibatches: optimizer steps; must divide the rank's number of rollouts.
         max_tokens: token budget of a micro-batch, padding included.
+        packed: without padding, in one row, which both networks must be able to read.
         seed: of the permutation.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -199,13 +124,23 @@ def make_minibatches(
     size = len(order) // num_minibatches
     lengths = sequence_lengths(batch)
     return [
-        _make_minibatch(batch, order[start : start + size], lengths, max_tokens, pad_id)
+        _make_minibatch(
+            batch,
+            order[start : start + size],
+            cut_by_tokens(
+                lengths, order[start : start + size], max_tokens=max_tokens, packed=packed
+            ),
+            lambda rows: rollout_inputs(batch, rows, pad_id=pad_id, packed=packed),
+        )
         for start in range(0, len(order), size)
     ]
 
 
 def _make_minibatch(
-    batch: RolloutBatch, rows: list[int], lengths: list[int], max_tokens: int, pad_id: int
+    batch: RolloutBatch,
+    rows: list[int],
+    chunks: list[list[int]],
+    make_inputs: Callable[[list[int]], TokenInputs],
 ) -> Minibatch:
     loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
     policy_mask = loss_mask if batch.policy_mask is None else batch.policy_mask
@@ -218,10 +153,10 @@ def _make_minibatch(
         "num_policy_responses": (policy_tokens > 0).sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
-    chunks = cut_by_tokens(lengths, rows, max_tokens=max_tokens)
     return Minibatch(
         microbatches=[
-            _make_microbatch(batch, chunk, loss_mask, policy_mask, pad_id) for chunk in chunks
+            _make_microbatch(batch, chunk, make_inputs(chunk), loss_mask, policy_mask)
+            for chunk in chunks
         ],
         max_response_tokens=batch.max_response_tokens,
         **dict(zip(counts, totals, strict=True)),
@@ -229,9 +164,12 @@ def _make_minibatch(
 
 
 def _make_microbatch(
-    batch: RolloutBatch, rows: list[int], loss_mask: Tensor, policy_mask: Tensor, pad_id: int
+    batch: RolloutBatch,
+    rows: list[int],
+    inputs: TokenInputs,
+    loss_mask: Tensor,
+    policy_mask: Tensor,
 ) -> Microbatch:
-    inputs = rollout_inputs(batch, rows, pad_id=pad_id)
     width = inputs.response_mask.shape[1]
 
     def cut(tensor: Tensor | None) -> Tensor | None:

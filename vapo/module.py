@@ -5,6 +5,7 @@ One `training_step` is one minibatch: one optimizer step of each network that th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -15,16 +16,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.advantages import set_advantages, set_monte_carlo_targets, token_rewards
+from vapo.attention import choose_packing
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import world_size
-from vapo.minibatches import Minibatch, cut_by_tokens, rollout_inputs, sequence_lengths
+from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
 from vapo.models import load_causal_lm, load_value_model
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
 from vapo.policies import Actor
 from vapo.strategies import is_sharded, set_gradient_sync, shard
+from vapo.timing import timed
+from vapo.token_inputs import cut_by_tokens
 from vapo.types import Phase, RolloutBatch
 from vapo.values import Critic
 
@@ -56,6 +60,8 @@ class VapoModule(L.LightningModule):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.phase = Phase.POLICY_OPTIMIZATION
         self.trained_phase = self.phase
+        self.update_seconds: dict[str, float] = {}  # of this iteration, by network
+        self.update_flops = 0.0  # of this iteration, on this rank
         self._reference: tuple[Actor, ...] = ()
 
     @property
@@ -89,6 +95,11 @@ class VapoModule(L.LightningModule):
             for network in (self.actor, self.critic, *self._reference):
                 if network is not None:
                     shard(network, mesh, self.config.trainer.precision)
+        self.reads_packed = choose_packing(
+            self.config.training.packing,
+            [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
+            self.trainer.strategy.root_device,
+        )
 
     def _load_actor(self) -> Actor:
         options = self.config.actor
@@ -145,13 +156,15 @@ class VapoModule(L.LightningModule):
             sequence_lengths(batch),
             range(len(batch)),
             max_tokens=self.config.training.microbatch_tokens,
+            packed=self.reads_packed,
         )
         with self.trainer.precision_plugin.forward_context():
             for rows in chunks:
                 self._evaluate_rows(batch, rows)
 
     def _evaluate_rows(self, batch: RolloutBatch, rows: list[int]) -> None:
-        inputs = rollout_inputs(batch, rows, pad_id=self.pad_id).to(self.device)
+        inputs = rollout_inputs(batch, rows, pad_id=self.pad_id, packed=self.reads_packed)
+        inputs = inputs.to(self.device)
         width = inputs.response_mask.shape[1]
         temperature = self.config.rollouts.temperature
         if batch.old_logprobs is not None:
@@ -177,39 +190,54 @@ class VapoModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.trained_phase = self.phase
+        self.update_seconds.clear()
+        self.update_flops = 0.0
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
-        """Losses, then update. Returns the minibatch's metrics, over all ranks."""
+        """One network after the other: losses, then update. Returns metrics, over all ranks."""
         totals = Totals()
+        metrics: dict[str, float] = {}
         trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
-        for index, microbatch in enumerate(minibatch.microbatches):
-            micro = microbatch.to(self.device)
-            last = index == len(minibatch.microbatches) - 1
-            if trains_actor:
-                flat_logprobs, flat_entropy = self.actor(
-                    micro.inputs, temperature=self.config.rollouts.temperature
-                )
-                loss = policy_objective(
-                    micro.inputs.scatter(flat_logprobs),
-                    micro.inputs.scatter(flat_entropy),
-                    micro,
-                    minibatch,
-                    self.hyperparameters,
-                    self.config.algorithm,
-                    totals,
-                )
-                self._backward_share(self.actor, loss, last)
-            if self.critic is not None:
-                values = micro.inputs.scatter(self.critic(micro.inputs))
-                loss = value_objective(values, micro, minibatch, self.config.algorithm, totals)
-                self._backward_share(self.critic, loss, last)
-        metrics = totals.reduce()
         if trains_actor:
-            metrics |= self._update("actor", counted=True)
+            with timed(self.update_seconds, "actor_update"):
+                self._accumulate(self.actor, self._policy_loss, minibatch, totals)
+                metrics |= self._update("actor", counted=True)
             self.policy_steps += 1
         if self.critic is not None:
-            metrics |= self._update("critic", counted=not trains_actor)
-        return metrics
+            with timed(self.update_seconds, "critic_update"):
+                self._accumulate(self.critic, self._value_loss, minibatch, totals)
+                metrics |= self._update("critic", counted=not trains_actor)
+        return totals.reduce() | metrics
+
+    def _accumulate(
+        self,
+        network: Actor | Critic,
+        loss_share: Callable[[Microbatch, Minibatch, Totals], Tensor],
+        minibatch: Minibatch,
+        totals: Totals,
+    ) -> None:
+        """The network's gradient of a minibatch, micro-batch by micro-batch."""
+        for index, microbatch in enumerate(minibatch.microbatches):
+            loss = loss_share(microbatch.to(self.device), minibatch, totals)
+            self._backward_share(network, loss, index == len(minibatch.microbatches) - 1)
+            self.update_flops += 3 * network.forward_flops.count(microbatch.inputs)
+
+    def _policy_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
+        logprobs, entropy = self.actor(micro.inputs, temperature=self.config.rollouts.temperature)
+        return policy_objective(
+            micro.inputs.scatter(logprobs),
+            micro.inputs.scatter(entropy),
+            micro,
+            minibatch,
+            self.hyperparameters,
+            self.config.algorithm,
+            totals,
+        )
+
+    def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
+        assert self.critic is not None
+        values = micro.inputs.scatter(self.critic(micro.inputs))
+        return value_objective(values, micro, minibatch, self.config.algorithm, totals)
 
     def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
         """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""

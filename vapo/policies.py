@@ -6,8 +6,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from vapo.attention import last_hidden_states
+from vapo.flops import ForwardFlops
 from vapo.functional.logprobs import token_logprobs
-from vapo.minibatches import TokenInputs
+from vapo.token_inputs import TokenInputs
 
 
 class Actor(nn.Module):
@@ -16,6 +18,7 @@ class Actor(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
 
     def forward(
         self, inputs: TokenInputs, *, temperature: float
@@ -25,9 +28,7 @@ class Actor(nn.Module):
         The hidden state before a token predicts it. The policy is the distribution at the
         sampling temperature, without top-p and top-k.
         """
-        states = self.model.base_model(
-            input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False
-        ).last_hidden_state
+        states = last_hidden_states(self.model, inputs)
         lm_head_weight = self.model.get_output_embeddings().weight
         return token_logprobs(
             states[inputs.state_rows, inputs.state_columns],

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -76,6 +76,7 @@ class Progress:
         stream = stream or sys.stdout
         live = _is_live_terminal(stream) if live is None else live
         enabled = is_main_process() if enabled is None else enabled
+        self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
         self.stage_seconds: dict[str, float] = {}
         self._iteration_seconds: dict[str, float] = {}
         self._line_seconds: dict[str, float] = {}
@@ -154,7 +155,8 @@ class Progress:
 
         completed = False
         try:
-            yield advance
+            with self.annotate(name):
+                yield advance
             completed = True
         finally:
             if state in self._stages:

@@ -42,6 +42,7 @@ class RunSummary:
     config_hash: str
     status: str = "FINISHED"
     undelivered_records: int = 0
+    profile: str = ""
     versions: dict[str, str] = field(default_factory=versions)
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
@@ -119,6 +120,7 @@ def render_summary(
         ("score before", _score(summary.score_before, summary.score_before_ci, summary.k)),
         ("score after", _score(summary.score_after, summary.score_after_ci, summary.k)),
         ("took", _times(summary)),
+        *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
         ("open it", _how_to_open(summary.tracking_uri)),
     ]
@@ -130,7 +132,8 @@ def render_summary(
         next_commands.append(f"vapo export {checkpoint} {run_dir}/actor")
     rows += [("" if i else "try next", command) for i, command in enumerate(next_commands)]
     if summary.undelivered_records:
-        rows.insert(4, ("", f"{summary.undelivered_records} records were not delivered"))
+        index = rows.index(("recorded", recorded)) + 1
+        rows.insert(index, ("", f"{summary.undelivered_records} records were not delivered"))
     lines = [f"{label:<13} {text}" for label, text in rows]
     return "\n".join(["", *lines, "run folder:", str(run_dir)])
 

@@ -6,7 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vapo.minibatches import TokenInputs
+from vapo.attention import last_hidden_states
+from vapo.flops import ForwardFlops
+from vapo.token_inputs import TokenInputs
 
 
 class Critic(nn.Module):
@@ -18,12 +20,11 @@ class Critic(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.forward_flops = ForwardFlops.of(model, model.get_submodule("score"))
 
     def forward(self, inputs: TokenInputs) -> Float[Tensor, " n"]:
         """V(s_t) for every response token t, flattened; s_t is the state before the token."""
-        states = self.model.base_model(
-            input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False
-        ).last_hidden_state
+        states = last_hidden_states(self.model, inputs)
         head = self.model.get_submodule("score")
         values = head(states[inputs.state_rows, inputs.state_columns])
         return values.squeeze(-1).float().clone()  # a view would warn under FSDP2

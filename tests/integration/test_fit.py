@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit(tmp_path_factory.mktemp("fit"))
+    return fit(tmp_path_factory.mktemp("fit"), "--profile", "trainer.peak_tflops=1.0")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,31 @@ def test_summary_says_what_tools_read(run: Path) -> None:
     assert contents["num_iterations"] == 5
     assert len(contents["config_hash"]) == 12
     assert {"rollout", "training", "evaluation"} <= contents["stage_seconds"].keys()
+    for part in ("rollout", "actor_update", "critic_update", "idle", "tokens/s", "MFU"):
+        assert part in contents["profile"]
+
+
+def test_profile_writes_a_trace_of_one_iteration(run: Path) -> None:
+    with gzip.open(run / "trace_rank0.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"rollout", "scoring", "logprobs_values", "advantages", "training"} <= names
+    assert "critic_update" in names
+
+
+def test_stages_fill_the_iteration(history: dict[str, list[tuple[int, float]]]) -> None:
+    def values(key: str) -> dict[int, float]:
+        return dict(history[key])
+
+    total = values("time/iteration_s")
+    stages = ("rollout", "scoring", "logprobs_values", "advantages", "training", "evaluation")
+    for step, seconds in total.items():
+        parts = [
+            values(f"time/{s}_s").get(step, 0.0) for s in (*stages, "weight_sync", "trace", "idle")
+        ]
+        assert sum(parts) == pytest.approx(seconds, rel=1e-6)
+    updates = values("time/actor_update_s")[6] + values("time/critic_update_s")[6]
+    assert 0.5 * values("time/training_s")[6] < updates <= values("time/training_s")[6]
+    assert 0 < values("throughput/training_mfu")[6] < 1
 
 
 def test_phases_follow_each_other(history: dict[str, list[tuple[int, float]]]) -> None:

@@ -67,6 +67,7 @@ class FixedRollouts(L.LightningDataModule):
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,
+            packed=module.reads_packed,
             seed=rank(),
         )
         return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from tests.invariance.gradients import compute
 
 ONE_FORWARD, MANY = 100_000, 40
 SEQUENCE_LEVEL = "components.token_level_loss.enabled=false"
+PADDED, PACKED = "training.packing=padded", "training.packing=packed"
 CORRECTED = ("algorithm.mismatch.tis_cap=1.1", "algorithm.mismatch.mask_below=0.98")
 
 
@@ -32,7 +33,7 @@ def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
-    return compute(1, ONE_FORWARD)
+    return compute(1, ONE_FORWARD, PADDED)
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -50,8 +51,13 @@ def test_the_made_up_minibatch_exercises_every_term(whole: dict[str, Any]) -> No
     assert metrics["critic/value_loss"] > 0
 
 
-def test_many_microbatches_equal_one(whole: dict[str, Any]) -> None:
-    assert_same(whole, compute(1, MANY))
+@pytest.mark.parametrize(
+    ("budget", "layout"), [(ONE_FORWARD, PACKED), (MANY, PADDED), (MANY, PACKED)]
+)
+def test_many_microbatches_packed_or_padded_equal_one_padded(
+    whole: dict[str, Any], budget: int, layout: str
+) -> None:
+    assert_same(whole, compute(1, budget, layout))
 
 
 def test_sequence_level_loss_too_and_it_is_another_gradient(whole: dict[str, Any]) -> None:
@@ -72,13 +78,14 @@ def test_the_mismatch_correction_does_not_depend_on_the_cut(
 
 
 def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) -> None:
-    corrected = compute(1, ONE_FORWARD, *CORRECTED)["gradients"]
+    corrected = compute(1, ONE_FORWARD, *CORRECTED, PADDED)["gradients"]
     for key, gradient in whole["gradients"].items():
         assert torch.equal(gradient, corrected[key]) == key.startswith("critic."), key
 
 
 @pytest.mark.parametrize(
-    ("budget", "overrides"), [(ONE_FORWARD, ()), (MANY, ()), (MANY, CORRECTED)]
+    ("budget", "overrides"),
+    [(ONE_FORWARD, (PADDED,)), (MANY, (PACKED,)), (MANY, (*CORRECTED, PACKED))],
 )
 def test_two_sharded_processes_equal_one(
     whole: dict[str, Any], budget: int, overrides: tuple[str, ...], tmp_path: Path
@@ -92,5 +99,6 @@ def test_two_sharded_processes_equal_one(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=180
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    one = compute(1, ONE_FORWARD, *overrides) if overrides else whole
+    is_corrected = CORRECTED[0] in overrides
+    one = compute(1, ONE_FORWARD, *CORRECTED, PADDED) if is_corrected else whole
     assert_same(one, torch.load(out, weights_only=True))

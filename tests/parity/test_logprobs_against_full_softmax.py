@@ -31,10 +31,10 @@ def gradients(outputs, hidden: Tensor, weight: Tensor, use: str) -> tuple[Tensor
     return torch.autograd.grad(total, (hidden, weight))
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 23, 1024])
+@pytest.mark.parametrize("chunk_size", [1, 7, 23, 1024, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("use", ["logprobs", "entropy", "both"])
-def test_forward_and_backward(chunk_size: int, temperature: float, use: str) -> None:
+def test_forward_and_backward(chunk_size: int | None, temperature: float, use: str) -> None:
     hidden, weight, targets = inputs()
     actual = token_logprobs(hidden, weight, targets, temperature=temperature, chunk_size=chunk_size)
     expected = full(hidden, weight, targets, temperature)

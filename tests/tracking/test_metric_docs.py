@@ -23,7 +23,7 @@ def test_fixed_keys_are_documented():
 
 
 def test_every_row_names_a_known_unit_and_a_stage():
-    units = {"1", "nats", "tokens", "share", "s", "tokens/s", "GiB"}
+    units = {"1", "nats", "tokens", "share", "s", "tokens/s", "TFLOP/s", "GiB"}
     for key, (_, unit, _) in documented_rows().items():
         assert unit in units, key
         assert re.fullmatch(r"[a-z]+/[a-z0-9_]+", key), key

@@ -65,6 +65,7 @@ def test_a_failed_write_leaves_the_old_summary(summary, tmp_path, monkeypatch):
 
 
 def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, tmp_path):
+    summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s"
     text = render_summary(
         summary,
         tmp_path,
@@ -77,6 +78,7 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, t
     assert "61.0 %  [58.0, 64.0]  (avg@8, held-out prompts)" in text
     assert "83.5 %  (avg@8" in text
     assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
+    assert "time went to  training 60%, rollout 30%, idle 10%; 40 tokens/s" in text
     assert "MLflow run abc" in text
     assert "vapo ui" in text
     config = f"--config {tmp_path}/config.yaml"

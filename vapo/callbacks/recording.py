@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 import lightning as L
@@ -10,8 +11,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from vapo.datamodule import RolloutDataModule
+from vapo.distributed import sum_over_ranks, world_size
+from vapo.flops import peak_tflops
 from vapo.module import PHASES, VapoModule
 from vapo.progress import Progress
+from vapo.stage_times import IterationTimes, RunProfile, num_tokens, throughput_metrics
 from vapo.tracking import RunLogger
 
 GIB = 1024**3
@@ -25,6 +29,11 @@ class Recording(Callback):
         self.progress = progress
         self._stages = ExitStack()
         self._steps: list[dict[str, float]] = []
+        self._since = time.monotonic()
+        self.profile = RunProfile()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = time.monotonic()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._steps.clear()
@@ -51,10 +60,20 @@ class Recording(Callback):
         assert isinstance(pl_module, VapoModule)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, RolloutDataModule)
-        seconds = self.progress.pop_iteration_seconds()
+        now = time.monotonic()
+        iteration = IterationTimes(
+            self.progress.pop_iteration_seconds(),
+            pl_module.update_seconds,
+            iteration_s=now - self._since,
+        )
+        self._since = now
+        flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
+        peak = peak_tflops(pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device)
+        self.profile.add(iteration, num_tokens(datamodule.metrics), flops / world_size(), peak)
         metrics = {
             **datamodule.metrics,
-            **time_metrics(seconds, datamodule.metrics["rollout/num_tokens"]),
+            **iteration.metrics(),
+            **throughput_metrics(iteration, datamodule.metrics, flops / world_size(), peak),
             **memory_metrics(),
             "progress/iteration": float(pl_module.iteration) + 1,
             "progress/phase": float(PHASES.index(pl_module.trained_phase)),
@@ -67,16 +86,6 @@ class Recording(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         self._stages.close()
-
-
-def time_metrics(seconds: dict[str, float], num_tokens: float) -> dict[str, float]:
-    """Seconds of every stage of the iteration, and its two throughputs."""
-    metrics = {f"time/{stage}_s": value for stage, value in seconds.items()}
-    metrics["time/iteration_s"] = sum(seconds.values())
-    for stage in ("rollout", "training"):
-        if seconds.get(stage):
-            metrics[f"throughput/{stage}_tokens_per_s"] = num_tokens / seconds[stage]
-    return metrics
 
 
 def memory_metrics() -> dict[str, float]:

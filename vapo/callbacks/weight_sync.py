@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vapo.datamodule import RolloutDataModule
 from vapo.module import VapoModule
+from vapo.progress import Progress
 from vapo.strategies import full_state
 from vapo.types import Phase
 
@@ -30,6 +31,9 @@ class WeightSync(Callback):
     The engine sleeps while the networks train: it may share their device.
     """
 
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, RolloutDataModule)
@@ -40,4 +44,5 @@ class WeightSync(Callback):
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(datamodule, RolloutDataModule)
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
-            datamodule.sampler.sync(actor_weights(pl_module))
+            with self.progress.stage("weight_sync"):
+                datamodule.sampler.sync(actor_weights(pl_module))

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.callbacks.diagnostics import PositionDiagnostics
 from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.overlap import RolloutOverlap
+from vapo.callbacks.profiling import Profiling
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.callbacks.weight_sync import WeightSync, actor_weights
@@ -92,7 +93,8 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             trainer.fit(module, datamodule, ckpt_path=checkpoint)
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
-        print(summarize(config, module, evaluation, logger, progress, run_dir, seconds))
+        recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
+        print(summarize(config, module, evaluation, recording, run_dir, seconds))
     return FitResult(run_dir.path, evaluation.first, evaluation.latest)
 
 
@@ -100,18 +102,19 @@ def summarize(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
-    logger: RunLogger,
-    progress: Progress,
+    recording: Recording,
     run_dir: RunDir,
     seconds: float,
 ) -> str:
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
+    logger = recording.logger
     summary = make_summary(
         before=evaluation.first,
         after=evaluation.latest,
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
-        stage_seconds=progress.stage_seconds,
+        stage_seconds=recording.progress.stage_seconds,
+        profile=recording.profile.describe(),
         total_seconds=seconds,
         mlflow_run_id=logger.run_id,
         mlflow_experiment_id=logger.experiment_id,
@@ -188,7 +191,7 @@ def make_trainer(
             critic_dir=run_dir.path / "pretrained_critic",
             progress=progress,
         ),
-        WeightSync(),
+        WeightSync(progress),
         evaluation,
         Recording(logger, progress),
         PositionDiagnostics(logger),
@@ -196,6 +199,8 @@ def make_trainer(
         make_checkpointing(run_dir, "last", every_n_iterations=every_n),
         make_checkpointing(run_dir, "best", every_n_iterations=1, monitor="eval/avg_at_k"),
     ]
+    if config.trainer.profile:
+        callbacks.append(Profiling(run_dir.path, progress))
     return L.Trainer(
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,

@@ -16,7 +16,6 @@ from vapo.console import quiet_libraries
 from vapo.devices import set_threads
 from vapo.export import save_folder
 from vapo.functional.metrics import explained_variance
-from vapo.minibatches import TokenInputs, cut_by_tokens, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer, load_value_model
 from vapo.progress import Progress
 from vapo.prompts import group_sampling, load_prompts
@@ -31,6 +30,7 @@ from vapo.supervised import (
     recorded_run,
     train_supervised,
 )
+from vapo.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
 from vapo.types import Prompt, Rollout, Verdict
 from vapo.values import Critic
 
@@ -134,21 +134,12 @@ def sample_and_score(
 
 def collate_scored(examples: Sequence[Scored], pad_id: int) -> ScoredInputs:
     """The state after each response's last token, which is where a reward model scores."""
-    inputs = token_inputs(
+    inputs = end_inputs(
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in examples],
         pad_id=pad_id,
     )
-    rows = torch.arange(len(examples))
-    last = TokenInputs(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
-        response_mask=torch.ones((len(examples), 1), dtype=torch.bool),
-        state_rows=rows,
-        state_columns=inputs.attention_mask.sum(dim=1) - 1,
-        targets=torch.zeros(len(examples), dtype=torch.long),
-    )
     rewards = torch.tensor([verdict.reward for _, verdict in examples], dtype=torch.float32)
-    return ScoredInputs(last, rewards)
+    return ScoredInputs(inputs, rewards)
 
 
 def cut_scored(examples: Sequence[Scored], pad_id: int, *, max_tokens: int) -> SupervisedBatch:

@@ -15,7 +15,6 @@ from vapo.devices import set_threads
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.export import save_folder
-from vapo.minibatches import TokenInputs, cut_by_tokens, token_inputs
 from vapo.models import load_causal_lm, load_tokenizer
 from vapo.new_model import make_model, make_tokenizer
 from vapo.policies import Actor
@@ -29,6 +28,7 @@ from vapo.supervised import (
     recorded_run,
     train_supervised,
 )
+from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 from vapo.types import Prompt
 
 

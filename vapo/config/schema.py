@@ -15,6 +15,7 @@ from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.components import Components
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
+from vapo.config.training import TrainingConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -167,27 +168,6 @@ class RewardConfig:
 
 
 @dataclass
-class TrainingConfig:
-    num_iterations: int = option(
-        300, "rollout batches after value pretraining (one iteration each)", ge=0
-    )
-    minibatch_size: int | None = option(
-        512,
-        "responses per optimizer step (paper: 512 of 8192, so 16 steps an iteration); null: all "
-        "of the rollout batch, so that its one step is on-policy",
-        ge=1,
-    )
-    microbatch_tokens: int = option(
-        16384, "prompt + response tokens of one forward / backward, padding included", ge=1
-    )
-    overlap_rollouts: bool = option(
-        False,
-        "sample the next iteration's rollouts while this one trains: one update off-policy, see "
-        "algorithm.mismatch; needs memory for one more actor, and one process",
-    )
-
-
-@dataclass
 class EvaluationConfig:
     k: int = option(32, "responses per held-out prompt (paper: 32)", ge=1)
     num_prompts: int | None = option(None, "the first so many held-out prompts; null: all", ge=1)
@@ -221,6 +201,15 @@ class TrainerConfig:
         None, "torch threads of each process; null: cores / processes", ge=1
     )
     checkpoint_every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
+    profile: bool = option(
+        False, "write a trace of one iteration, for Perfetto, into the run's folder"
+    )
+    peak_tflops: float | None = option(
+        None,
+        "a device's peak in TFLOP/s, for throughput/training_mfu; null: that of a known GPU in "
+        "bfloat16, else the metric is left out",
+        gt=0,
+    )
 
 
 @dataclass

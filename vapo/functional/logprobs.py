@@ -16,7 +16,7 @@ def token_logprobs(
     targets: Int[Tensor, " n"],
     *,
     temperature: float | int = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
@@ -25,8 +25,9 @@ def token_logprobs(
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
 
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
-    computed again. The product runs in the dtype of `hidden` (as the model's own head does),
-    everything after it in float32; float64 stays float64.
+    computed again; None: as many tokens as make 64 MiB of logits in float32, on a GPU 512 MiB,
+    whose products are slow on few rows. The product runs in the dtype of `hidden` (as the model's
+    own head does), everything after it in float32; float64 stays float64.
     Units: nats.
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -36,6 +37,9 @@ def token_logprobs(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
+    if chunk_size is None:
+        num_logits = 2**24 if hidden.device.type == "cpu" else 2**27
+        chunk_size = max(1, num_logits // lm_head_weight.shape[0])
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     weight = lm_head_weight.to(hidden.dtype)

@@ -1,0 +1,162 @@
+"""Update on responses of unequal lengths: packed against the same code padded.
+
+    python experiments/bench/packing.py [--device cpu] [--repeats 5]
+
+Response lengths are log-normal with sigma 1. Three layouts of the same minibatch, each by the
+trainer's own token budget: packed into rows; padded, sorted by length (what `padded` does); and
+padded in random order. All do the same forward and backward of an actor and a critic and one
+AdamW step of each, and must come to the same gradient. The layouts alternate. On CPU the seconds
+are those of the process, on one thread, so that other processes do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from vapo.attention import choose_packing
+from vapo.policies import Actor
+from vapo.token_inputs import Sequences, TokenInputs, cut_by_tokens, token_inputs
+from vapo.values import Critic
+
+# hidden size, layers, heads, responses, median response, longest response, token budget
+CPU_CASES = ((96, 3, 4, 64, 60, 500, 4096), (256, 4, 4, 48, 90, 800, 4096))
+GPU_CASES = ((1536, 28, 12, 64, 512, 8192, 32768),)
+
+
+def make_sequences(num: int, median: int, longest: int, vocab_size: int) -> Sequences:
+    draw = random.Random(0)
+
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(vocab_size) for _ in range(length))
+
+    return [
+        (
+            ids(draw.randint(8, 24)),
+            ids(min(longest, max(1, round(draw.lognormvariate(0, 1) * median)))),
+        )
+        for _ in range(num)
+    ]
+
+
+def cut_in_random_order(lengths: list[int], max_tokens: int) -> list[list[int]]:
+    chunks: list[list[int]] = []
+    for row in random.Random(1).sample(range(len(lengths)), len(lengths)):
+        grown = [*(chunks[-1] if chunks else []), row]
+        if chunks and max(lengths[r] for r in grown) * len(grown) <= max_tokens:
+            chunks[-1] = grown
+        else:
+            chunks.append([row])
+    return chunks
+
+
+def make_networks(hidden: int, layers: int, heads: int, device: torch.device) -> list[nn.Module]:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64 if device.type == "cpu" else 151_936,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=32_768,
+        num_labels=1,
+        pad_token_id=0,
+        dtype="float32" if device.type == "cpu" else "bfloat16",
+    )
+    models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
+    for model in models:
+        model.to(device, getattr(torch, str(config.dtype).removeprefix("torch."))).train()
+    assert choose_packing("packed", models, device)
+    return [Actor(models[0]), Critic(models[1])]
+
+
+def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.device) -> float:
+    """One minibatch; the norm of both gradients together."""
+    squares = 0.0
+    for network in networks:
+        for chunk in chunks:
+            inputs = chunk.to(device)
+            if isinstance(network, Actor):
+                logprobs, entropy = network(inputs, temperature=1.0)
+                loss = (logprobs - 0.01 * entropy).sum()
+            else:
+                loss = (network(inputs) - 1.0).square().sum()
+            loss.backward()
+        squares += float(nn.utils.clip_grad_norm_(network.parameters(), 1.0)) ** 2
+        network.optimizer.step()
+        network.optimizer.zero_grad(set_to_none=True)
+    return squares**0.5
+
+
+def compare(case: tuple[int, ...], device: torch.device, repeats: int) -> list[str]:
+    hidden, layers, heads, num, median, longest, budget = case
+    networks = make_networks(hidden, layers, heads, device)
+    for network in networks:
+        # so small a step that every repetition sees the same weights
+        network.optimizer = torch.optim.AdamW(network.parameters(), lr=1e-12, weight_decay=0.0)
+    sequences = make_sequences(num, median, longest, 64)
+    lengths = [len(prompt) + len(response) for prompt, response in sequences]
+
+    def inputs(chunks: list[list[int]], packed: bool) -> list[TokenInputs]:
+        return [token_inputs([sequences[r] for r in c], pad_id=0, packed=packed) for c in chunks]
+
+    layouts = {
+        "packed": inputs(cut_by_tokens(lengths, range(num), max_tokens=budget, packed=True), True),
+        "padded, by length": inputs(cut_by_tokens(lengths, range(num), max_tokens=budget), False),
+        "padded, random order": inputs(cut_in_random_order(lengths, budget), False),
+    }
+    clock: Callable[[], float] = time.process_time if device.type == "cpu" else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in layouts}
+    norms: dict[str, float] = {}
+    for round_ in range(repeats + 1):
+        for name, chunks in layouts.items():
+            start = clock()
+            norms[name] = update(networks, chunks, device)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if round_:
+                seconds[name].append(clock() - start)
+    fastest = statistics.median(seconds["packed"])
+    rows = []
+    for name, chunks in layouts.items():
+        took = statistics.median(seconds[name])
+        padding = 1 - sum(lengths) / sum(chunk.input_ids.numel() for chunk in chunks)
+        error = abs(norms[name] / norms["packed"] - 1)
+        rows.append(
+            f"| {hidden} x {layers} | {num} / {sum(lengths)} / {max(lengths)} | {name} "
+            f"| {len(chunks)} | {padding:.0%} | {sum(lengths) / took:,.0f} "
+            f"| {took / fastest:.2f}x | {error:.0e} |"
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    print(f"torch {torch.__version__}, {platform.machine()}, {device.type}, one CPU thread,")
+    print(f"median of {options.repeats}, layouts alternating\n")
+    print(
+        "| hidden x layers | responses / tokens / longest | layout | micro-batches | padding "
+        "| tokens/s | packed is faster by | gradient norm differs by |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for case in CPU_CASES if device.type == "cpu" else GPU_CASES:
+        for row in compare(case, device, options.repeats):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
