@@ -20,15 +20,17 @@ from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
+from vapo.distributed import check_launch
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.models import check_same_tokenizer, load_tokenizer
-from vapo.module import VapoModule, critic_path
+from vapo.module import VapoModule
+from vapo.networks import critic_path
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts import Sampler
 from vapo.rollouts.transformers import TransformersSampler
-from vapo.run_dirs import RunDir, find_checkpoint, open_run_dir
+from vapo.run_dirs import RunDir, check_resumable, find_checkpoint, open_run_dir
 from vapo.strategies import lightning_precision, make_strategy
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking import RunLogger, make_run_logger
@@ -47,12 +49,15 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     """Train; returns the folder of the run and the first and last evaluation."""
     started = time.monotonic()
     quiet_libraries()
+    check_launch(config.trainer)
     set_threads(config.trainer)
     pick_device(config.trainer)
     tokenizer = load_tokenizer(config.actor.path)
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
     checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
+    if checkpoint is not None:
+        check_resumable(checkpoint, config.trainer)
     name = config.tracking.run_name or f"vapo-seed{config.seed}"
     run_dir = open_run_dir(config, name, resume_from=checkpoint)
     critic = critic_path(config) if config.algorithm.has_critic else None
@@ -86,10 +91,11 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
         trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
         trainer.fit(module, datamodule, ckpt_path=checkpoint)
         datamodule.close()
+    run_path = Path(trainer.strategy.broadcast(str(run_dir.path)))
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
         print(summarize(config, module, evaluation, logger, progress, run_dir, seconds))
-    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+    return FitResult(run_path, evaluation.first, evaluation.latest)
 
 
 def summarize(

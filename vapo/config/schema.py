@@ -205,6 +205,14 @@ class TrainerConfig:
         None, "torch threads of each process; null: cores / processes", ge=1
     )
     checkpoint_every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
+    sharded_checkpoints: bool = option(
+        False, "fsdp: checkpoints are folders into which each process writes its own shard"
+    )
+    reduce_every_microbatch: bool = option(
+        False,
+        "fsdp: reduce gradients over processes after each micro-batch, not after the last: more "
+        "traffic, but no process ever holds a whole gradient",
+    )
 
 
 @dataclass

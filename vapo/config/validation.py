@@ -83,6 +83,19 @@ def several_ranks_are_sharded(config: FitConfig) -> Problem | None:
     )
 
 
+def sharding_options_have_shards(config: Any) -> Problem | None:
+    trainer = config.trainer
+    if trainer.strategy == "fsdp":
+        return None
+    for name in ("sharded_checkpoints", "reduce_every_microbatch"):
+        if getattr(trainer, name):
+            key = f"trainer.{name}"
+            return Problem(
+                (key, "trainer.strategy"), f"{key} has no effect without trainer.strategy=fsdp"
+            )
+    return None
+
+
 def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
     trainer = config.trainer
     if trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto":
@@ -207,9 +220,10 @@ RULES: dict[type, tuple[Rule, ...]] = {
         pretraining_range,
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,
+        sharding_options_have_shards,
         ranks_share_evenly,
         *_DATA_AND_REWARDS,
     ),
-    SftConfig: (one_process, *_DATA_AND_REWARDS),
-    RewardModelConfig: (one_process, *_DATA_AND_REWARDS),
+    SftConfig: (one_process, sharding_options_have_shards, *_DATA_AND_REWARDS),
+    RewardModelConfig: (one_process, sharding_options_have_shards, *_DATA_AND_REWARDS),
 }
