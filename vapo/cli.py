@@ -38,6 +38,9 @@ CONFIGURED = {
     "validate": Command(
         "validate", "FitConfig", "conf/vapo.yaml", "score a policy on held-out prompts", True
     ),
+    "estimate": Command(
+        "estimate", "FitConfig", "conf/vapo.yaml", "the memory that a config needs on each GPU"
+    ),
     "sft": Command("sft", "SftConfig", "conf/sft_state_tracking.yaml", "train on demonstrations"),
     "reward-model": Command(
         "reward_model",
@@ -137,6 +140,12 @@ def _configured(name: str, argv: list[str]) -> None:
     run = _load_command(command.module)
     if command.resumes:
         run(composed.config, ckpt_path=options.ckpt_path)
+    elif name == "estimate":
+        run(
+            composed.config,
+            gpu_memory_gib=options.gpu_memory_gib,
+            model_config=options.model_config,
+        )
     else:
         run(composed.config)
 
@@ -165,6 +174,17 @@ def _make_parser(name: str, command: Command) -> Parser:
             "--ckpt-path",
             metavar="last|best|PATH",
             help=f"{does} a checkpoint; last and best: of the newest run in output_dir",
+        )
+    if name == "estimate":
+        parser.add_argument(
+            "--gpu_memory_gib", "--gpu-memory-gib", type=float, metavar="N", help="does it fit?"
+        )
+        parser.add_argument(
+            "--model_config",
+            "--model-config",
+            type=Path,
+            metavar="FILE",
+            help="a model's config.json to count actor and critic by, instead of the config's own",
         )
     return parser
 
@@ -251,7 +271,9 @@ def _report(argv: list[str]) -> None:
 
 def _export(argv: list[str]) -> None:
     parser = Parser(prog="vapo export", description=PLAIN["export"].capitalize() + ".")
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a .ckpt file")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="a .ckpt file or folder"
+    )
     parser.add_argument("output_dir", metavar="OUTPUT_DIR", type=Path, help="folder to write")
     parser.add_argument(
         "--network", choices=["actor", "critic"], default="actor", help="default: actor"
