@@ -1,10 +1,42 @@
-"""Sums and maxima over all ranks; the identity when there is one process."""
+"""The processes of a run: who started them, and sums and maxima over all of them."""
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from torch import Tensor
+
+from vapo.config.schema import TrainerConfig
+from vapo.errors import UserError
+
+
+def check_launch(trainer: TrainerConfig) -> None:
+    """Under torchrun or srun, the config must say how many processes they started.
+
+    Without them there is nothing to check: Lightning starts `trainer.devices` itself.
+
+    Raises: UserError naming the keys and their values.
+    """
+    if TorchElasticEnvironment.detect():
+        launcher, count, per_host = "torchrun", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+    elif SLURMEnvironment.detect():
+        launcher, count, per_host = "SLURM", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"
+    else:
+        return
+    world = int(os.environ[count])
+    local = os.environ.get(per_host, "")
+    devices = int(local) if local.isdigit() else world // trainer.num_nodes
+    if trainer.devices == devices and devices * trainer.num_nodes == world:
+        return
+    strategy = " trainer.strategy=fsdp" if world > 1 else ""
+    raise UserError(
+        f"{launcher} started {world} processes ({devices} on each host), but trainer.devices is "
+        f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}: set trainer.devices="
+        f"{devices} trainer.num_nodes={max(world // max(devices, 1), 1)}{strategy}"
+    )
 
 
 def world_size() -> int:

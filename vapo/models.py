@@ -62,14 +62,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         UserError: no such folder, no config.json or tokenizer in it, no end token, or ids that
             the model's embedding does not have.
     """
-    config = _load_config(path)
+    config = read_model_config(path)
     folder = _local_folder(path)
     if folder and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
             f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
             "save one into it with tokenizer.save_pretrained"
         )
-    with _refusals(path, "tokenizer"), _quiet():
+    with refusals(path, "tokenizer"), _quiet():
         tokenizer = read_tokenizer(path)
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -124,11 +124,11 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
         UserError: the folder cannot be read whole, is no causal language model, or computes its
             logits or its cache in a way that the trainer and the sampler do not reproduce.
     """
-    config = _load_config(path)
+    config = read_model_config(path)
     architecture = _architecture(config)
     if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise UserError(f"{path}: {architecture} is not a causal language model")
-    _check_supported(path, config)
+    check_supported(path, config)
     model, missing = _load_weights(AutoModelForCausalLM, path, config, dtype, attn_implementation)
     _check_complete(path, missing)
     head = model.get_output_embeddings()
@@ -137,7 +137,7 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
             f"{path}: the output layer is not one matrix (bias, or another module); log-probs "
             "are computed from its weight alone, so this model is not supported yet"
         )
-    _remove_dropout(model)
+    remove_dropout(model)
     return model
 
 
@@ -150,7 +150,7 @@ def load_value_model(path: str, *, dtype: str, attn_implementation: str) -> PreT
     Raises:
         UserError: the folder cannot be read whole, or its head has more than one label.
     """
-    config = _load_config(path)
+    config = read_model_config(path)
     architecture = _architecture(config)
     has_head = architecture.endswith("ForSequenceClassification")
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):
@@ -174,7 +174,7 @@ def load_value_model(path: str, *, dtype: str, attn_implementation: str) -> PreT
     if not has_head:
         for parameter in score.parameters():
             nn.init.zeros_(parameter)
-    _remove_dropout(model)
+    remove_dropout(model)
     return model
 
 
@@ -192,11 +192,11 @@ def _local_folder(path: str) -> Path | None:
     return None
 
 
-def _load_config(path: str) -> PreTrainedConfig:
+def read_model_config(path: str) -> PreTrainedConfig:
     folder = _local_folder(path)
     if folder and not (folder / "config.json").is_file():
         raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
-    with _refusals(path, "config.json"):
+    with refusals(path, "config.json"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     _remove_configured_dropout(path, config)
     return config
@@ -209,7 +209,7 @@ def _load_weights(
     options: dict[str, Any] = {}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
-    with _refusals(path, "weights"), _quiet():
+    with refusals(path, "weights"), _quiet():
         model, info = auto_class.from_pretrained(
             path,
             config=config,
@@ -223,7 +223,7 @@ def _load_weights(
 
 
 @contextmanager
-def _refusals(path: str, what: str) -> Iterator[None]:
+def refusals(path: str, what: str) -> Iterator[None]:
     """Every way in which reading fails, as one line."""
     try:
         yield
@@ -266,7 +266,7 @@ def _check_complete(path: str, missing: set[str]) -> None:
         )
 
 
-def _check_supported(path: str, config: PreTrainedConfig) -> None:
+def check_supported(path: str, config: PreTrainedConfig) -> None:
     text_config = config.get_text_config(decoder=True)
     for name, neutral in _LOGIT_TRANSFORMS.items():
         value = getattr(text_config, name, None)
@@ -275,7 +275,7 @@ def _check_supported(path: str, config: PreTrainedConfig) -> None:
                 f"{path}: {name} is {value}; log-probs are computed from the hidden states and "
                 "lm_head alone, so this model is not supported yet"
             )
-    with _refusals(path, "attention cache"):
+    with refusals(path, "attention cache"):
         layers = DynamicCache(config=config).layers
     if any(type(layer) is not DynamicLayer for layer in layers):
         kinds = sorted({type(layer).__name__ for layer in layers})
@@ -294,7 +294,7 @@ def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:
                 setattr(part, name, type(value)(0))
 
 
-def _remove_dropout(model: PreTrainedModel) -> None:
+def remove_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

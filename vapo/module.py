@@ -22,15 +22,14 @@ from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import world_size
 from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
-from vapo.models import load_causal_lm, load_value_model
+from vapo.networks import make_actor, make_critic
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
 from vapo.policies import Actor
-from vapo.strategies import is_sharded, set_gradient_sync, shard
+from vapo.strategies import is_sharded, set_gradient_sync
 from vapo.timing import timed
 from vapo.token_inputs import cut_by_tokens
 from vapo.types import Phase, RolloutBatch
-from vapo.values import Critic
 
 PHASES = list(Phase)
 
@@ -77,48 +76,19 @@ class VapoModule(L.LightningModule):
     def configure_model(self) -> None:
         if hasattr(self, "actor"):
             return
-        options, kl = self.config.actor, self.config.algorithm.kl
-        self.actor = self._load_actor()
-        self.critic = self._load_critic() if self.has_critic else None
-        if kl.coef > 0:  # kept out of the module's tree: neither trained nor checkpointed
-            self._reference = (self._load_actor().requires_grad_(False),)
-        if options.gradient_checkpointing:
-            enable_gradient_checkpointing(self.actor)
-        if self.critic is not None and self.config.critic.gradient_checkpointing:
-            enable_gradient_checkpointing(self.critic)
-        for network in (self.actor, self.critic):
-            if network is not None:
-                network.train()  # loaded in eval mode, in which nothing is checkpointed
+        mesh = None
         if is_sharded(self.trainer.strategy):
             assert self.device_mesh is not None
             mesh = self.device_mesh["data_parallel"]
-            for network in (self.actor, self.critic, *self._reference):
-                if network is not None:
-                    shard(network, mesh, self.config.trainer.precision)
+        self.actor = make_actor(self.config, mesh)
+        self.critic = make_critic(self.config, mesh) if self.has_critic else None
+        if self.config.algorithm.kl.coef > 0:
+            # kept out of the module's tree: neither trained nor checkpointed
+            self._reference = (make_actor(self.config, mesh, trained=False),)
         self.reads_packed = choose_packing(
             self.config.training.packing,
             [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
             self.trainer.strategy.root_device,
-        )
-
-    def _load_actor(self) -> Actor:
-        options = self.config.actor
-        return Actor(
-            load_causal_lm(
-                options.path,
-                dtype=options.dtype,
-                attn_implementation=options.attn_implementation,
-            )
-        )
-
-    def _load_critic(self) -> Critic:
-        options = self.config.critic
-        return Critic(
-            load_value_model(
-                critic_path(self.config),
-                dtype=options.dtype,
-                attn_implementation=options.attn_implementation,
-            )
         )
 
     def on_fit_start(self) -> None:
@@ -241,7 +211,7 @@ class VapoModule(L.LightningModule):
 
     def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
         """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""
-        set_gradient_sync(network, last)
+        set_gradient_sync(network, last or self.config.trainer.reduce_every_microbatch)
         self.manual_backward(loss * world_size())
 
     def _update(self, name: str, *, counted: bool) -> dict[str, float]:
@@ -282,16 +252,3 @@ class VapoModule(L.LightningModule):
             number_parameters_as_module(
                 self, self.trainer.optimizers, checkpoint["optimizer_states"]
             )
-
-
-def critic_path(config: FitConfig) -> str:
-    """The folder that the critic starts from."""
-    init = config.critic.init
-    if init == "reward_model":
-        assert config.critic.reward_model_path is not None
-        return config.critic.reward_model_path
-    return config.actor.path if init == "policy" else init
-
-
-def enable_gradient_checkpointing(network: Actor | Critic) -> None:
-    network.model.gradient_checkpointing_enable({"use_reentrant": False})

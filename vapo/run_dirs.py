@@ -11,21 +11,26 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
+from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.progress import is_main_process
 from vapo.summary import CONFIG_NAME, make_run_dir
 
-_SHARED = "VAPO_RUN_DIR"  # Lightning starts the other ranks with this process's environment
-
 
 @dataclass
 class RunDir:
+    """A run's folder. Only the first process makes one.
+
+    On the others `path` is the folder that it lies in: they write nothing of their own, and
+    their checkpoint callbacks are told where by Lightning, which broadcasts the first's folder.
+    So any launcher will do.
+    """
+
     path: Path
     mlflow_run_id: str | None = None
 
@@ -46,11 +51,22 @@ def open_run_dir(config: FitConfig, name: str, *, resume_from: Path | None) -> R
         run_id = json.loads(record.read_text())["mlflow_run_id"] if record.exists() else None
         return RunDir(path, run_id)
     if not is_main_process():
-        return RunDir(Path(os.environ[_SHARED]))
+        return RunDir(Path(config.output_dir).expanduser().absolute())
     path = make_run_dir(config.output_dir, name)
-    os.environ[_SHARED] = str(path)
     (path / CONFIG_NAME).write_text(to_yaml(config))
     return RunDir(path)
+
+
+def check_resumable(checkpoint: Path, trainer: TrainerConfig) -> None:
+    """A folder of shards goes on sharded, over any number of processes; a file goes on anywhere.
+
+    Raises: UserError naming the mend.
+    """
+    if checkpoint.is_dir() and trainer.strategy != "fsdp":
+        raise UserError(
+            f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to go on with it "
+            "(trainer.devices=1 will do)"
+        )
 
 
 def find_checkpoint(output_dir: str, ckpt_path: str) -> Path:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -20,11 +24,39 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
     """Lightning's strategy of the config: one process, or every parameter sharded over all."""
     if trainer.strategy == "auto":
         return "auto"
-    return ModelParallelStrategy(
+    strategy = ShardedCheckpoints if trainer.sharded_checkpoints else ModelParallelStrategy
+    return strategy(
         data_parallel_size=trainer.devices * trainer.num_nodes,
         tensor_parallel_size=1,
-        save_distributed_checkpoint=False,
+        save_distributed_checkpoint=trainer.sharded_checkpoints,
     )
+
+
+class ShardedCheckpoints(ModelParallelStrategy):
+    """Writes a checkpoint's folder aside, then puts it in its place.
+
+    A run that is killed while it saves keeps the checkpoint it had; shards of two saves, or of
+    two numbers of processes, never lie in one folder.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        path = Path(self.broadcast(filepath))
+        aside, old = (path.with_name(f".{path.name}.{part}") for part in ("new", "old"))
+        if self.is_global_zero:
+            for left_over in (aside, old):
+                shutil.rmtree(left_over, ignore_errors=True)
+        self.barrier()
+        super().save_checkpoint(checkpoint, aside, storage_options)
+        self.barrier()
+        if self.is_global_zero:
+            if path.is_dir():
+                path.rename(old)
+            path.unlink(missing_ok=True)
+            aside.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        self.barrier()
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:
@@ -36,15 +68,37 @@ def is_sharded(strategy: Strategy) -> bool:
     return isinstance(strategy, ModelParallelStrategy)
 
 
-def shard(network: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:
     """Shard each decoder layer, then the rest of the network. Reductions stay in float32."""
     policy = MixedPrecisionPolicy()
-    if precision == "bf16-mixed":
+    if trainer.precision == "bf16-mixed":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     layers = network.get_submodule("model.model.layers")
     for layer in layers.children():
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def fill_from_first_rank(
+    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh
+) -> None:
+    """Give a sharded network on the meta device the weights that rank 0 loads.
+
+    Only rank 0 ever holds a whole network, in host memory; tensor by tensor the others get
+    their shards. Buffers that are not saved (rotary frequencies) come along, for an empty one
+    would be wrong without a sign.
+    """
+    network.to_empty(device=mesh.device_type)
+    source = load() if dist.get_rank() == 0 else None
+    set_model_state_dict(
+        network,
+        {} if source is None else source.state_dict(),
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+    )
+    for name, buffer in network.named_buffers():
+        if source is not None:
+            buffer.copy_(source.get_buffer(name))
+        dist.broadcast(buffer, src=0)
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:

@@ -92,6 +92,14 @@ def test_minibatches_divide_the_iteration(tmp_path: Path) -> None:
     fit_config(tmp_path, *group, "training.minibatch_size=64")
 
 
+@pytest.mark.parametrize("name", ["sharded_checkpoints", "reduce_every_microbatch"])
+def test_options_of_shards_need_shards(tmp_path: Path, name: str) -> None:
+    on = f"trainer.{name}=true"
+    message = problem(tmp_path, on)
+    assert message == f"trainer.{name} has no effect without trainer.strategy=fsdp"
+    fit_config(tmp_path, on, "trainer.strategy=fsdp")
+
+
 def test_ranks(tmp_path: Path) -> None:
     assert "trainer.strategy=fsdp" in problem(tmp_path, "trainer.devices=2")
     several = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.num_nodes=3")

@@ -244,3 +244,52 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     exported = load_file(folder / "model.safetensors")
     moved = [n for n, start in initial("actor").items() if not torch.equal(exported[n], start)]
     assert len(moved) == len(exported)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (["trainer.devices=2"], ["trainer.devices=1"]),
+        (["trainer.strategy=auto"], ["trainer.devices=2"]),
+        (
+            ["trainer.devices=2", "trainer.sharded_checkpoints=true"],
+            ["trainer.devices=1", "trainer.sharded_checkpoints=true"],
+        ),
+    ],
+    ids=["2 to 1", "1 to 2", "2 to 1 from shards"],
+)
+def test_resumed_on_another_number_of_processes(
+    tmp_path: Path, first: list[str], then: list[str]
+) -> None:
+    """Counters and Adam's steps go on, and two small steps lie between the weights."""
+    common = [
+        "trainer.strategy=fsdp",
+        "components.value_pretraining.num_iterations=1",
+        "evaluation.every_n_iterations=100",
+        "actor.optimizer.lr=1e-5",
+    ]
+    run = fit(tmp_path, *common, *first, "training.num_iterations=1")
+    before = read_checkpoint(run / "checkpoints/last.ckpt")
+    again = fit(tmp_path, *common, *then, "training.num_iterations=2", "--ckpt_path", "last")
+    assert again == run
+    after = read_checkpoint(run / "checkpoints/last.ckpt")
+    steps = [int(contents["state_dict"]["policy_steps"]) for contents in (before, after)]
+    assert steps == [2, 4]
+    for name, tensor in network_state(before, "actor").items():
+        moved = (network_state(after, "actor")[name] - tensor).abs().max()
+        assert 0 < moved < 5e-5, name
+    if "optimizer_states" in after:  # read from files only
+        actor_states = after["optimizer_states"][0]["state"].values()
+        assert {int(state["step"]) for state in actor_states} == {4}
+
+
+def test_a_sharded_checkpoint_needs_a_sharded_run(tmp_path: Path) -> None:
+    from vapo.config.schema import TrainerConfig
+    from vapo.errors import UserError
+    from vapo.run_dirs import check_resumable
+
+    with pytest.raises(UserError, match="sharded checkpoint: set trainer"):
+        check_resumable(tmp_path, TrainerConfig())
+    check_resumable(tmp_path, TrainerConfig(strategy="fsdp"))
+    check_resumable(tmp_path / "last.ckpt", TrainerConfig())

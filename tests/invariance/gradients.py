@@ -74,7 +74,7 @@ class FixedRollouts(L.LightningDataModule):
 
 
 class RecordsGradients(VapoModule):
-    """Keeps the gradients where the real module would step."""
+    """Keeps the gradients, then steps, and keeps the norm of what the optimizer was given."""
 
     gradients: dict[str, torch.Tensor]
     step_metrics: dict[str, float]
@@ -86,7 +86,15 @@ class RecordsGradients(VapoModule):
             assert grad is not None, key
             full = grad.full_tensor() if isinstance(grad, DTensor) else grad
             self.gradients[f"{name}.{key}"] = full.clone()
-        return {}
+        metrics = super()._update(name, counted=counted)
+        optimizer = self.trainer.optimizers[("actor", "critic").index(name)]
+        beta1 = optimizer.param_groups[0]["betas"][0]
+        squares = 0.0
+        for state in optimizer.state.values():
+            first = state["exp_avg"] / (1 - beta1)  # after one step, the clipped gradient
+            full = first.full_tensor() if isinstance(first, DTensor) else first
+            squares += float(full.square().sum())
+        return metrics | {f"{name}/clipped_norm": squares**0.5}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.step_metrics = {k: float(v) for k, v in outputs.items()}

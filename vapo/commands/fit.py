@@ -24,15 +24,17 @@ from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
+from vapo.distributed import check_launch
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.minibatches import TokenInputs
 from vapo.models import check_same_tokenizer, load_tokenizer
-from vapo.module import VapoModule, critic_path
+from vapo.module import VapoModule
+from vapo.networks import critic_path
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
-from vapo.run_dirs import RunDir, find_checkpoint, open_run_dir
+from vapo.run_dirs import RunDir, check_resumable, find_checkpoint, open_run_dir
 from vapo.strategies import gathered, lightning_precision, make_strategy
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking import RunLogger, make_run_logger
@@ -51,6 +53,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     """Train; returns the folder of the run and the first and last evaluation."""
     started = time.monotonic()
     quiet_libraries()
+    check_launch(config.trainer)
     set_threads(config.trainer)
     pick_device(config.trainer)
     check_engine(config)
@@ -58,6 +61,8 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
     checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
+    if checkpoint is not None:
+        check_resumable(checkpoint, config.trainer)
     name = config.tracking.run_name or f"vapo-seed{config.seed}"
     run_dir = open_run_dir(config, name, resume_from=checkpoint)
     critic = critic_path(config) if config.algorithm.has_critic else None
@@ -91,11 +96,12 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
         trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
         with closing(datamodule):
             trainer.fit(module, datamodule, ckpt_path=checkpoint)
+    run_path = Path(trainer.strategy.broadcast(str(run_dir.path)))
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
         recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
         print(summarize(config, module, evaluation, recording, run_dir, seconds))
-    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+    return FitResult(run_path, evaluation.first, evaluation.latest)
 
 
 def summarize(

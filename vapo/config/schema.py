@@ -210,6 +210,14 @@ class TrainerConfig:
         "bfloat16, else the metric is left out",
         gt=0,
     )
+    sharded_checkpoints: bool = option(
+        False, "fsdp: checkpoints are folders into which each process writes its own shard"
+    )
+    reduce_every_microbatch: bool = option(
+        False,
+        "fsdp: reduce gradients over processes after each micro-batch, not after the last: more "
+        "traffic, but no process ever holds a whole gradient",
+    )
 
 
 @dataclass

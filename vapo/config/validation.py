@@ -116,6 +116,19 @@ def overlap_has_an_engine_of_its_own(config: FitConfig) -> Problem | None:
     )
 
 
+def sharding_options_have_shards(config: Any) -> Problem | None:
+    trainer = config.trainer
+    if trainer.strategy == "fsdp":
+        return None
+    for name in ("sharded_checkpoints", "reduce_every_microbatch"):
+        if getattr(trainer, name):
+            key = f"trainer.{name}"
+            return Problem(
+                (key, "trainer.strategy"), f"{key} has no effect without trainer.strategy=fsdp"
+            )
+    return None
+
+
 def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
     trainer = config.trainer
     if trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto":
@@ -241,11 +254,17 @@ RULES: dict[type, tuple[Rule, ...]] = {
         pretraining_range,
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,
+        sharding_options_have_shards,
         ranks_share_evenly,
         overlap_is_one_process,
         overlap_has_an_engine_of_its_own,
         *_COMMON,
     ),
-    SftConfig: (one_process, command_samples_by_itself, *_COMMON),
-    RewardModelConfig: (one_process, command_samples_by_itself, *_COMMON),
+    SftConfig: (one_process, sharding_options_have_shards, command_samples_by_itself, *_COMMON),
+    RewardModelConfig: (
+        one_process,
+        sharding_options_have_shards,
+        command_samples_by_itself,
+        *_COMMON,
+    ),
 }

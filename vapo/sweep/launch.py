@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -98,17 +98,12 @@ class LocalLauncher:
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
         """Threads by slot; GPUs round robin, `devices` for each run."""
-        environment = clean_environment(os.environ)
+        environment = dict(os.environ)
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
         if self.gpus:
             chosen = [self.gpus[(slot * devices + k) % len(self.gpus)] for k in range(devices)]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(chosen))
         return environment
-
-
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what would make a run take itself for a part of another one."""
-    return {key: value for key, value in environment.items() if key != "VAPO_RUN_DIR"}
 
 
 def num_cores() -> int:

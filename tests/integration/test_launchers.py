@@ -1,0 +1,152 @@
+"""`vapo fit` under the launchers that start its processes themselves: torchrun and SLURM's srun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import ROOT, SMALL, store, summary
+from vapo.checkpoints import read_checkpoint
+from vapo.config.schema import TrainerConfig
+from vapo.distributed import check_launch
+from vapo.errors import UserError
+
+ONE_ITERATION = [
+    "trainer.strategy=fsdp",
+    "components.value_pretraining.num_iterations=1",
+    "training.num_iterations=1",
+    "evaluation.every_n_iterations=100",
+]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "TORCHELASTIC", "SLURM", "LOCAL_", "GROUP_", "MASTER_", "NODE_")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+
+
+def command(tmp_path: Path, *args: str) -> list[str]:
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    config = ["--config", "conf/vapo.yaml", *SMALL, *ONE_ITERATION]
+    return ["-m", "vapo", "fit", *config, *where, *args]
+
+
+def start(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    return start([*launch, *arguments])
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+def assert_one_trained_run(tmp_path: Path) -> None:
+    """One folder, written by rank 0 alone, with a whole checkpoint of both iterations."""
+    (run,) = (tmp_path / "runs").iterdir()
+    assert summary(run)["num_iterations"] == 2
+    contents = read_checkpoint(run / "checkpoints/last.ckpt")
+    assert int(contents["state_dict"]["policy_steps"]) == 2
+    assert (run / "pretrained_critic/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path: Path) -> None:
+    process = torchrun(*command(tmp_path, "trainer.devices=2"))
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err[-4000:]
+    assert_one_trained_run(tmp_path)
+    assert out.count("run folder:") == 1
+
+
+@pytest.mark.slow
+def test_srun(tmp_path: Path) -> None:
+    """Two processes with the variables that srun gives them."""
+    shared = {
+        "SLURM_JOB_NAME": "vapo",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    arguments = command(tmp_path, "trainer.devices=2")
+    ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    processes = [start(arguments, **shared, **rank) for rank in ranks]
+    for process in processes:
+        _, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err[-4000:]
+    assert_one_trained_run(tmp_path)
+
+
+@pytest.mark.slow
+def test_torchrun_with_another_number_of_processes_is_one_clear_error(tmp_path: Path) -> None:
+    process = torchrun(*command(tmp_path, "trainer.devices=1"))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "vapo: torchrun started 2 processes (2 on each host), but trainer.devices is 1" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "trainer", "mend"),
+    [
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+            TrainerConfig(devices=16),
+            "trainer.devices=8 trainer.num_nodes=2 trainer.strategy=fsdp",
+        ),
+        (
+            {"SLURM_NTASKS": "16", "SLURM_NTASKS_PER_NODE": "8", "SLURM_JOB_NAME": "train"},
+            TrainerConfig(devices=8),
+            "trainer.devices=8 trainer.num_nodes=2",
+        ),
+        (
+            {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train"},
+            TrainerConfig(devices=2, strategy="fsdp"),
+            "trainer.devices=1 trainer.num_nodes=1",
+        ),
+    ],
+)
+def test_processes_and_config_must_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    trainer: TrainerConfig,
+    mend: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=mend):
+        check_launch(trainer)
+
+
+def test_agreement_and_no_launcher_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_launch(TrainerConfig(devices=3))
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
+    check_launch(TrainerConfig(devices=3))
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    check_launch(TrainerConfig(devices=2, num_nodes=2, strategy="fsdp"))

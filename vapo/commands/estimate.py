@@ -1,0 +1,102 @@
+"""`vapo estimate`: the memory that a config needs on each GPU, from config.json files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from vapo.config import FitConfig
+from vapo.console import quiet_libraries
+from vapo.errors import UserError
+from vapo.memory_estimate import GIB, Estimate, estimate_memory
+from vapo.models import check_supported, read_model_config
+from vapo.networks import critic_path
+
+# what CUDA, its libraries and NCCL take before the first tensor; not measured here
+_CONTEXT_GIB = 1.5
+
+
+def run(
+    config: FitConfig, *, gpu_memory_gib: float | None = None, model_config: Path | None = None
+) -> Estimate:
+    """Print the table; with `gpu_memory_gib`, whether it fits."""
+    quiet_libraries()
+    path = config.actor.path if model_config is None else _folder(model_config)
+    actor = _read(path)
+    check_supported(path, actor)
+    critic = None
+    if config.algorithm.has_critic:
+        critic = _read(critic_path(config) if model_config is None else path)
+    estimate = estimate_memory(config, actor=actor, critic=critic)
+    print(render(estimate))
+    if gpu_memory_gib is not None:
+        print(verdict(estimate, gpu_memory_gib))
+    return estimate
+
+
+def _folder(model_config: Path) -> str:
+    folder = model_config.parent if model_config.name == "config.json" else model_config
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--model_config: no config.json at {model_config}")
+    return str(folder)
+
+
+def _read(path: str) -> PreTrainedConfig:
+    try:
+        return read_model_config(path)
+    except UserError as error:
+        raise UserError(
+            f"{error}\nOnly the model's config.json is needed: name one with --model_config FILE, "
+            "for actor and critic alike"
+        ) from error
+
+
+def render(estimate: Estimate) -> str:
+    """Parts down, stages across, in GiB."""
+    stages = estimate.stages
+    parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
+    rows = [
+        (part, [stages[stage].get(part, 0.0) for stage in stages])
+        for part in parts
+        if any(stages[stage].get(part) for stage in stages)
+    ]
+    rows.append(("total", [sum(stages[stage].values()) for stage in stages]))
+    label = max(len(part) for part, _ in rows)
+    widths = [max(len(stage), 8) for stage in stages]
+    head = "  ".join(f"{stage:>{width}}" for stage, width in zip(stages, widths, strict=True))
+    lines = [f"{'GiB on each GPU':<{max(label, 15)}}  {head}"]
+    for part, values in rows:
+        cells = "  ".join(
+            f"{_gib(value):>{width}}" for value, width in zip(values, widths, strict=True)
+        )
+        lines.append(f"{part:<{max(label, 15)}}  {cells}")
+    counts = ", ".join(f"{name} {n / 1e9:.3f} B" for name, n in estimate.parameters.items())
+    where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
+    peak = max(stages, key=lambda stage: sum(stages[stage].values()))
+    return "\n".join(
+        [
+            f"parameters: {counts}; {where}",
+            "",
+            *lines,
+            "",
+            f"peak: {_gib(estimate.peak)} GiB, in the stage {peak}. Prompts and responses are "
+            "taken as long as they may be.",
+        ]
+    )
+
+
+def verdict(estimate: Estimate, gpu_memory_gib: float) -> str:
+    """Whether the peak fits, with what CUDA itself takes."""
+    spare = gpu_memory_gib - _CONTEXT_GIB - estimate.peak / GIB
+    what = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"
+    if spare >= 0:
+        return f"fits in {what}: {spare:.1f} GiB to spare (the allocator's gaps come out of these)"
+    return f"does not fit in {what}: {-spare:.1f} GiB are missing"
+
+
+def _gib(value: float) -> str:
+    if value == 0:
+        return "-"
+    gib = value / GIB
+    return f"{gib:.1f}" if gib >= 10 else f"{gib:.2f}" if gib >= 0.1 else f"{gib:.4f}"

@@ -1,0 +1,69 @@
+"""How many bytes of tensors are alive, real or fake ones: what a pass of a network needs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, no_type_check
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the storages made while it is active: `live` now, `peak` at most, in bytes.
+
+    Storages that exist already are not counted; one counts until nothing refers to it any
+    more, autograd's saved tensors included. Bytes are what was asked for: an allocator's
+    rounding and caching come on top.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def ignore(self, *tensors: Tensor) -> None:
+        """Do not count these, although operations may return them."""
+        for tensor in tensors:
+            self._watch(tensor, 0)
+
+    # shapes are not checked in these three: they run at every single operation
+    @no_type_check
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        for given in tree_iter((args, kwargs)):
+            if isinstance(given, Tensor):
+                self._watch(given, 0)
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(made):
+            if isinstance(tensor, Tensor):
+                self._watch(tensor, None)
+        self.peak = max(self.peak, self.live)
+        return made
+
+    @no_type_check
+    def _watch(self, tensor: Tensor, num_bytes: int | None) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes() if num_bytes is None else num_bytes
+        self._known.add(key)
+        self.live += size
+        weakref.finalize(storage, self._forget, key, size)
+
+    @no_type_check
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size

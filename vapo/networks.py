@@ -1,0 +1,79 @@
+"""Actor and critic of a config: where they start, and how a sharded run fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from vapo.config import FitConfig
+from vapo.empty_models import empty_model
+from vapo.errors import UserError
+from vapo.models import load_causal_lm, load_value_model
+from vapo.policies import Actor
+from vapo.strategies import fill_from_first_rank, shard
+from vapo.values import Critic
+
+Network = TypeVar("Network", Actor, Critic)
+
+
+def critic_path(config: FitConfig) -> str:
+    """The folder that the critic starts from."""
+    init = config.critic.init
+    if init == "reward_model":
+        assert config.critic.reward_model_path is not None
+        return config.critic.reward_model_path
+    return config.actor.path if init == "policy" else init
+
+
+def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Actor:
+    """The policy, sharded over `mesh` if there is one; not `trained`: a frozen reference."""
+    options = config.actor
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+
+    def load() -> Actor:
+        return Actor(load_causal_lm(options.path, **kernels))
+
+    actor = load() if mesh is None else Actor(empty_model("causal_lm", options.path, **kernels))
+    actor.requires_grad_(trained)
+    if trained and options.gradient_checkpointing:
+        enable_gradient_checkpointing(actor, "actor")
+    return _placed(actor, load, mesh, config)
+
+
+def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:
+    """The value model, sharded over `mesh` if there is one."""
+    options, path = config.critic, critic_path(config)
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+
+    def load() -> Critic:
+        return Critic(load_value_model(path, **kernels))
+
+    critic = load() if mesh is None else Critic(empty_model("value_model", path, **kernels))
+    if options.gradient_checkpointing:
+        enable_gradient_checkpointing(critic, "critic")
+    return _placed(critic, load, mesh, config)
+
+
+def _placed(
+    network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
+) -> Network:
+    network.train()  # loaded in eval mode, in which nothing is checkpointed
+    if mesh is not None:
+        shard(network, mesh, config.trainer)
+        fill_from_first_rank(network, load, mesh)
+    return network
+
+
+def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
+    """Keep only each decoder layer's input, and compute the layer again in the backward.
+
+    Raises: UserError when the architecture cannot do it.
+    """
+    if not network.model.supports_gradient_checkpointing:
+        raise UserError(
+            f"{name}.gradient_checkpointing: {type(network.model).__name__} does not support it; "
+            f"set {name}.gradient_checkpointing=false"
+        )
+    network.model.gradient_checkpointing_enable({"use_reentrant": False})
