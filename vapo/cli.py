@@ -15,6 +15,7 @@ from vapo.arguments import (
     parse_pairs,
     parse_plain,
     parse_seeds,
+    positive,
     split_overrides,
 )
 from vapo.errors import UserError
@@ -152,6 +153,13 @@ def _report(argv: list[str]) -> None:
     parser.add_argument(
         "--full_system", "--full-system", metavar="ROW", help="the row to compare with"
     )
+    parser.add_argument(
+        "--policy_steps",
+        "--policy-steps",
+        type=positive,
+        metavar="N",
+        help="the table at the last evaluation within N optimizer steps of the policy",
+    )
     options = parse_plain(parser, argv)
     if options is None:
         return
@@ -165,6 +173,7 @@ def _report(argv: list[str]) -> None:
             tracking_uri=options.tracking_uri,
             output_dir=Path(options.output_dir),
             full_system=options.full_system,
+            policy_steps=options.policy_steps,
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -94,8 +95,21 @@ def test_one_seed_has_a_difference_and_no_interval() -> None:
 
 def test_the_score_is_the_last_evaluations() -> None:
     record = RunRecord("r", "a", 0, {SCORE: {100: 0.7, 9: 0.9, 0: 0.1}})
-    assert record.score == 0.7
-    assert RunRecord("r", "a", 0).score is None
+    assert record.score() == 0.7
+    assert RunRecord("r", "a", 0).score() is None
+
+
+def test_the_score_within_so_many_policy_steps() -> None:
+    # 20 optimizer steps of value pretraining come first, and do not count
+    steps = {20: 0.0, 60: 40.0, 100: 80.0}
+    history = {SCORE: {0: 0.1, 60: 0.4, 100: 0.7}, "progress/policy_steps": steps}
+    record = RunRecord("r", "a", 0, history)
+    assert [record.score(n) for n in (39, 40, 79, 80)] == [0.1, 0.4, 0.4, 0.7]
+    found = replace(collection({"all": {0: 0.5}}, {}), runs=[record], within=40)
+    found = replace(found, rows=[RowInfo("a")], full_system=None)
+    [row] = make_table(found)
+    assert row.score == Estimate(40.0, None)
+    assert "within 40 optimizer steps of the policy" in markdown(found, [row])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vapo.errors import UserError
@@ -21,7 +21,11 @@ _NO_DATE = {"svg": {"Date": None}}
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Exactly one of `sweep`, `runs` and `experiment` says which runs are meant."""
+    """Exactly one of `sweep`, `runs` and `experiment` says which runs are meant.
+
+    With `policy_steps` the table is of that time in the runs, and stays out of the parent run,
+    whose report is of their ends.
+    """
 
     sweep: str | None = None
     runs: Sequence[str] = field(default_factory=list)
@@ -29,6 +33,7 @@ class ReportOptions:
     tracking_uri: str = "mlruns"
     output_dir: Path = Path("runs/report")
     full_system: str | None = None
+    policy_steps: int | None = None
 
 
 def run(options: ReportOptions) -> Path:
@@ -43,9 +48,10 @@ def run(options: ReportOptions) -> Path:
         collection = reader.chosen(options.runs, options.full_system)
     else:
         collection = reader.experiment(str(options.experiment), options.full_system)
+    collection = replace(collection, within=options.policy_steps)
     table = write_report(collection, options.output_dir)
     print(table)
-    if collection.parent_run_id is not None:
+    if collection.parent_run_id is not None and options.policy_steps is None:
         publish(reader, collection.parent_run_id, options.output_dir, table)
     print(f"table and figures:\n{options.output_dir.absolute()}")
     return options.output_dir

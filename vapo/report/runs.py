@@ -52,16 +52,24 @@ class RunRecord:
     history: History = field(default_factory=dict)
     positions: Sequence[Mapping[str, Any]] = ()
 
-    @property
-    def score(self) -> float | None:
-        """The last evaluation's avg@k."""
-        scores = self.history.get(SCORE, {})
+    def score(self, within: int | None = None) -> float | None:
+        """avg@k of the last evaluation, or of the last within so many policy steps."""
+        steps = self.history.get("progress/policy_steps", {})
+        scores = {
+            at: value
+            for at, value in self.history.get(SCORE, {}).items()
+            if within is None or steps.get(at, 0) <= within
+        }
         return scores[max(scores)] if scores else None
 
 
 @dataclass(frozen=True)
 class Collection:
-    """The runs of one report. `missing`: rows' runs that failed or are not in the store."""
+    """The runs of one report.
+
+    `missing`: rows' runs that failed or are not in the store. `within`: the table takes the last
+    evaluation within so many optimizer steps of the policy; None: the last of the run.
+    """
 
     title: str
     rows: Sequence[RowInfo]
@@ -70,6 +78,7 @@ class Collection:
     pretrainings: Sequence[RunRecord] = ()
     missing: Sequence[str] = ()
     parent_run_id: str | None = None
+    within: int | None = None
 
     def of_row(self, name: str) -> list[RunRecord]:
         return [run for run in self.runs if run.row == name]

@@ -133,7 +133,8 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
         )
     how = {row.how for row in table if row.how}
     lines.append(
-        "Scores: avg@k of the last evaluation, per cent. Intervals: 95 %, Student's t over seeds"
+        f"Scores: avg@k of the last evaluation{_within(collection)}, per cent. Intervals: 95 %, "
+        "Student's t over seeds"
         + (f"; differences {' or '.join(sorted(how))} by seed" if how else "")
         + ". A single seed has no interval."
     )
@@ -142,6 +143,13 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     return lines
 
 
+def _within(collection: Collection) -> str:
+    if collection.within is None:
+        return ""
+    return f" within {collection.within} optimizer steps of the policy"
+
+
 def _scores(collection: Collection, row: str) -> dict[int, float]:
     """Seed -> score in per cent."""
-    return {run.seed: 100 * run.score for run in collection.of_row(row) if run.score is not None}
+    scores = {run.seed: run.score(collection.within) for run in collection.of_row(row)}
+    return {seed: 100 * score for seed, score in scores.items() if score is not None}
