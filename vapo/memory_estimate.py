@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
 from vapo.config.schema import ActorConfig, CriticConfig
+from vapo.errors import UserError
 from vapo.memory_passes import NetworkPasses, NetworkShape, Parameters, PassMemory
 
 GIB = 2**30
@@ -107,8 +108,14 @@ def estimate_memory(
     if has_reference:
         resting["reference weights"] = networks[0].weights
     resting["optimizer states"] = sum(2 * n.weights for n in networks)
+    if config.rollouts.engine == "vllm":
+        sampling = _vllm(networks[0], config)
+        if config.rollouts.vllm.sleep_level == 0:
+            resting |= sampling
+    else:
+        sampling = _sampling(networks[0], config)
     stages = {
-        "sampling": resting | _sampling(networks[0], config),
+        "sampling": resting | sampling,
         "log-probs": resting | _log_probs(networks, config, has_reference),
     }
     for network in networks:
@@ -202,6 +209,26 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
         "KV cache": decode.kept,
         "KV cache, second copy": decode.kept,
         "logits, temporaries": max(prefill.peak, decode.peak),
+    }
+
+
+def _vllm(actor: _Network, config: FitConfig) -> Bytes:
+    """A colocated engine while it is awake: the actor's weights once more and its KV cache."""
+    options = config.rollouts.vllm
+    if options.mode == "server":
+        return {}
+    if options.kv_cache_memory_bytes is None:
+        raise UserError(
+            "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "
+            "rollouts.vllm.gpu_memory_utilization leaves of the GPU: set it to estimate this config"
+        )
+    dtype = options.dtype
+    if dtype == "auto":
+        is_mixed = config.trainer.precision == "bf16-mixed"
+        dtype = "bfloat16" if is_mixed else config.actor.dtype
+    return {
+        "vLLM weights": actor.parameters.total * float(_BYTES[dtype]),
+        "vLLM KV cache": float(options.kv_cache_memory_bytes),
     }
 
 

@@ -134,6 +134,23 @@ def test_cache_has_two_tensors_a_layer(folder: Path) -> None:
     assert sampling["KV cache"] == rows * width * LAYERS * 2 * (2 * 64) * 4
 
 
+VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
+
+
+def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
+    stages = estimate(mid_size_config(folder, *VLLM)).stages
+    assert stages["sampling"]["vLLM weights"] == 4 * PARAMETERS
+    assert stages["sampling"]["vLLM KV cache"] == 1e6
+    assert "vLLM weights" not in stages["actor update"], "it sleeps"
+    awake = estimate(mid_size_config(folder, *VLLM, "rollouts.vllm.sleep_level=0")).stages
+    assert awake["actor update"]["vLLM weights"] == 4 * PARAMETERS
+    servers = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
+    elsewhere = estimate(mid_size_config(folder, VLLM[0], *servers)).stages["sampling"]
+    assert elsewhere.keys() == {"actor weights", "critic weights", "optimizer states"}
+    with pytest.raises(UserError, match=r"rollouts\.vllm\.kv_cache_memory_bytes is null"):
+        estimate(mid_size_config(folder, VLLM[0]))
+
+
 def test_reference_model_counts(folder: Path) -> None:
     kl = ("algorithm.kl.coef=0.1", "algorithm.kl.placement=loss")
     stages = estimate(mid_size_config(folder, *kl)).stages
