@@ -62,6 +62,7 @@ class VapoModule(L.LightningModule):
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self._reference: tuple[Actor, ...] = ()
+        self.reads_packed = False
 
     @property
     def phase(self) -> Phase:

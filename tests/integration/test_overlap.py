@@ -54,6 +54,9 @@ class Spy:
         self.versions.append({name: tensor.clone() for name, tensor in weights})
         self.inner.sync(self.versions[-1].items())
 
+    def sleep(self) -> None:
+        self.inner.sleep()
+
     def close(self) -> None:
         self.inner.close()
 
