@@ -222,10 +222,7 @@ def _vllm(actor: _Network, config: FitConfig) -> Bytes:
             "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "
             "rollouts.vllm.gpu_memory_utilization leaves of the GPU: set it to estimate this config"
         )
-    dtype = options.dtype
-    if dtype == "auto":
-        is_mixed = config.trainer.precision == "bf16-mixed"
-        dtype = "bfloat16" if is_mixed else config.actor.dtype
+    dtype = options.dtype_name(config.trainer.precision, config.actor.dtype)
     return {
         "vLLM weights": actor.parameters.total * float(_BYTES[dtype]),
         "vLLM KV cache": float(options.kv_cache_memory_bytes),

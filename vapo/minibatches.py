@@ -113,7 +113,7 @@ def make_minibatches(
 
     Args:
         num_minibatches: optimizer steps; must divide the rank's number of rollouts.
-        max_tokens: token budget of a micro-batch, padding included.
+        max_tokens: token budget of a micro-batch; padded ones count padding.
         packed: without padding, in one row, which both networks must be able to read.
         seed: of the permutation.
     """

@@ -73,27 +73,26 @@ def state_tracking(
         raise UserError(
             f"options.min_steps is {min_steps}, above options.max_steps, {max_steps}: swap them"
         )
-    _check_range("skip_steps_probability", skip_steps_probability, low=0, high=1)
-    _check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
-    _check_range("early_stop_probability", early_stop_probability, low=0, high=1)
-    _check_range("terse_probability", terse_probability, low=0, high=1)
-    _check_range("terse_wrong_step_probability", terse_wrong_step_probability, low=0, high=1)
     if terse_probability and not repeat_swaps:
         raise UserError(
             "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
         )
+    noise = {
+        "skip_steps_probability": skip_steps_probability,
+        "wrong_step_probability": wrong_step_probability,
+        "early_stop_probability": early_stop_probability,
+        "terse_probability": terse_probability,
+        "terse_wrong_step_probability": terse_wrong_step_probability,
+    }
+    for name, probability in noise.items():
+        _check_range(name, probability, low=0, high=1)
     rows = []
     for index in range(num_examples):
         rng = Random(f"state_tracking/problem/{seed}/{index}")
         start = rng.randint(1, num_positions)
         num_steps = rng.randint(min_steps, max_steps)
         swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
-        problem = str(start) + "".join(
-            f"{_label(step)}{first}{second}" for step, (first, second) in enumerate(swaps)
-        )
-        answer = start
-        for swap in swaps:
-            answer = _after(answer, swap)
+        problem, answer = _pose(start, swaps)
         rng = Random(f"state_tracking/demonstration/{seed}/{index}")
         is_terse = terse_probability > 0 and rng.random() < terse_probability
         demonstration = _demonstrate(
@@ -108,8 +107,17 @@ def state_tracking(
             early_stop_probability=early_stop_probability,
             rng=rng,
         )
-        rows.append(ProceduralRow(problem + "=", str(answer), demonstration))
+        rows.append(ProceduralRow(problem, answer, demonstration))
     return rows
+
+
+def _pose(start: int, swaps: list[tuple[int, ...]]) -> tuple[str, str]:
+    """The problem's text and its answer."""
+    text, position = str(start), start
+    for step, swap in enumerate(swaps):
+        text += f"{_label(step)}{swap[0]}{swap[1]}"
+        position = _after(position, swap)
+    return text + "=", str(position)
 
 
 def _demonstrate(

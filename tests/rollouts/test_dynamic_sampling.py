@@ -146,6 +146,10 @@ def datamodule(system: str, *overrides: str) -> tuple[RolloutDataModule, FakeSam
     return made, sampler
 
 
+def sample(made: RolloutDataModule, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
+    return made.collection.sample_batch(iteration, made.module.phase)
+
+
 def prompt_ids(batch: RolloutBatch) -> list[int]:
     return [int(rollout.prompt.prompt_id) for rollout in batch.rollouts[::G]]
 
@@ -154,7 +158,7 @@ def test_the_batch_is_full_of_prompts_with_contrast() -> None:
     made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
     for iteration in range(5):
         sampler.calls.clear()
-        batch, metrics = made.sample_batch(iteration)
+        batch, metrics = sample(made, iteration)
         assert len(batch) == NUM_PROMPTS * G
         assert all(number % 2 == 0 for number in prompt_ids(batch))
         assert metrics["rollout/dynamic_sampling_attempts"] == len(sampler.calls)
@@ -166,9 +170,9 @@ def test_a_resumed_run_samples_the_same() -> None:
     made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
     for iteration in range(4):
         sampler.calls.clear()
-        made.sample_batch(iteration)
+        sample(made, iteration)
     again, fresh = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
-    again.sample_batch(3)
+    sample(again, 3)
     assert fresh.calls == sampler.calls
     seeds = [seed for *_, seed in sampler.calls]
     assert len(set(seeds)) == len(seeds), "every attempt draws its own responses"
@@ -178,9 +182,9 @@ def test_a_resumed_run_samples_the_same() -> None:
 
 def test_the_first_attempt_takes_every_systems_prompts() -> None:
     dapo, sampler = datamodule("dapo")
-    dapo.sample_batch(2)
+    sample(dapo, 2)
     grpo, plain = datamodule("grpo")
-    batch, metrics = grpo.sample_batch(2)
+    batch, metrics = sample(grpo, 2)
     assert sampler.calls[0] == plain.calls[0]
     assert len(plain.calls) == 1
     assert metrics == {}
@@ -191,7 +195,7 @@ def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
     made, _ = datamodule("dapo", "algorithm.dynamic_sampling_attempts=1")
     seen = set()
     for iteration in range(8):
-        batch, metrics = made.sample_batch(iteration)
+        batch, metrics = sample(made, iteration)
         num_fillers = int(metrics["rollout/filler_groups"])
         seen.add(num_fillers)
         assert metrics["rollout/dropped_groups"] == num_fillers
@@ -209,16 +213,16 @@ def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
 def test_value_pretraining_keeps_every_prompt() -> None:
     made, sampler = datamodule("vapo", "algorithm.dynamic_sampling_attempts=3")
     made.module.phase = Phase.VALUE_PRETRAINING
-    _, metrics = made.sample_batch(0)
+    _, metrics = sample(made, 0)
     assert (len(sampler.calls), metrics) == (1, {})
     made.module.phase = Phase.POLICY_OPTIMIZATION
-    _, metrics = made.sample_batch(0)
+    _, metrics = sample(made, 0)
     assert metrics["rollout/dynamic_sampling_attempts"] > 0
 
 
 def test_remax_scores_one_greedy_response_to_each_prompt() -> None:
     made, sampler = datamodule("remax")
-    batch, metrics = made.sample_batch(0)
+    batch, metrics = sample(made, 0)
     (ids, group_size, settings, _), (greedy_ids, greedy_size, greedy, _) = sampler.calls
     assert (group_size, greedy_size) == (G, 1)
     assert ids == greedy_ids

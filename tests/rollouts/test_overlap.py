@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.rollouts.test_dynamic_sampling import FakeSampler, datamodule
+from tests.rollouts.test_dynamic_sampling import FakeSampler, datamodule, sample
 from tests.tiny_model import ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.datamodule import RolloutDataModule
 from vapo.overlap import SampledAhead, Stage, WorkAhead
@@ -26,7 +26,7 @@ def threads() -> list[str]:
 
 
 def result(iteration: int = 1) -> SampledAhead:
-    batch, _ = datamodule("vapo")[0].sample_batch(iteration)
+    batch, _ = sample(datamodule("vapo")[0], iteration)
     return SampledAhead(iteration, 0, Phase.POLICY_OPTIMIZATION, batch, {})
 
 
@@ -98,7 +98,7 @@ def engines() -> tuple[torch.nn.Module, TransformersSampler, DetachedTransformer
     return (
         model,
         TransformersSampler(model, tiny_tokenizer(), **options),  # type: ignore[arg-type]
-        DetachedTransformersSampler(model, tiny_tokenizer(), **options),  # type: ignore[arg-type]
+        DetachedTransformersSampler(model, tiny_tokenizer(), **options),
     )
 
 
@@ -163,7 +163,7 @@ def test_the_next_iterations_own_prompts_and_seeds_are_sampled_ahead() -> None:
     plain, plain_sampler = overlapped()
     made.sample_ahead()
     made.wait_for_samples()
-    plain.sample_batch(1)
+    sample(plain, 1)
     assert sampler.calls == plain_sampler.calls
     made.module.iteration += 1
     made.module.policy_iterations += 1

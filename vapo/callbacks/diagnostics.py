@@ -7,7 +7,7 @@ import json
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import datamodule_of
 from vapo.module import VapoModule
 from vapo.tracking import RunLogger
 from vapo.types import Phase
@@ -26,8 +26,7 @@ class PositionDiagnostics(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(datamodule, RolloutDataModule)
+        datamodule = datamodule_of(trainer)
         if not datamodule.positions or not self.is_due(pl_module):
             return
         iteration = int(pl_module.iteration) + 1

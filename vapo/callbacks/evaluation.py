@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import RolloutDataModule, datamodule_of
 from vapo.evaluation import EvaluationResult, evaluate
 from vapo.module import VapoModule
 from vapo.progress import Progress
@@ -47,9 +47,7 @@ class Evaluation(Callback):
     def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate the current policy; log its metrics and a table of sample responses."""
         assert isinstance(pl_module, VapoModule)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(datamodule, RolloutDataModule)
-        result: EvaluationResult = evaluate_policy(datamodule, self.progress)
+        result: EvaluationResult = evaluate_policy(datamodule_of(trainer), self.progress)
         self.latest = result.metrics
         self.logger.log_metrics(result.metrics, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import datamodule_of
 
 
 class RolloutOverlap(Callback):
@@ -20,9 +20,3 @@ class RolloutOverlap(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         datamodule_of(trainer).wait_for_samples()
-
-
-def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
-    datamodule = trainer.datamodule  # type: ignore[attr-defined]
-    assert isinstance(datamodule, RolloutDataModule)
-    return datamodule

@@ -10,7 +10,7 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import datamodule_of
 from vapo.distributed import sum_over_ranks, world_size
 from vapo.flops import peak_tflops
 from vapo.module import PHASES, VapoModule
@@ -58,8 +58,7 @@ class Recording(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(datamodule, RolloutDataModule)
+        datamodule = datamodule_of(trainer)
         now = time.monotonic()
         iteration = IterationTimes(
             self.progress.pop_iteration_seconds(),

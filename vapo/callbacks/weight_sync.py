@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import datamodule_of
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.strategies import full_state
@@ -35,14 +35,10 @@ class WeightSync(Callback):
         self.progress = progress
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(datamodule, RolloutDataModule)
-        datamodule.sampler.sleep()
+        datamodule_of(trainer).sampler.sleep()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(datamodule, RolloutDataModule)
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
             with self.progress.stage("weight_sync"):
-                datamodule.sampler.sync(actor_weights(pl_module))
+                datamodule_of(trainer).sampler.sync(actor_weights(pl_module))

@@ -51,3 +51,9 @@ class VllmConfig:
     engine_args: dict[str, Any] = option(
         {}, "further arguments of vLLM's EngineArgs, by their names there"
     )
+
+    def dtype_name(self, precision: str, actor_dtype: str) -> str:
+        """The engine's dtype beside a trainer of that precision."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if precision == "bf16-mixed" else actor_dtype

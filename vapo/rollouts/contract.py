@@ -33,6 +33,8 @@ class Response:
 
 def requested_responses(prompts: Sequence[Prompt], group_size: int) -> list[Response]:
     """`group_size` empty responses to each prompt; groups contiguous, in the prompts' order."""
+    if group_size < 1:
+        raise ValueError("group_size must be at least 1")
     return [Response(prompt, (i, j)) for i, prompt in enumerate(prompts) for j in range(group_size)]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,19 +19,9 @@ class DetachedTransformersSampler(TransformersSampler):
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_concurrent_sequences: int,
-        device: torch.device | str,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> None:
-        super().__init__(
-            deepcopy(model).requires_grad_(False),
-            tokenizer,
-            max_concurrent_sequences=max_concurrent_sequences,
-            device=device,
-        )
+        super().__init__(deepcopy(model).requires_grad_(False), tokenizer, **options)
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the actor's weights.

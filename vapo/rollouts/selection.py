@@ -54,14 +54,10 @@ def make_sampler(
     """The sampling engine of the config."""
     if config.rollouts.engine == "vllm":
         return _make_vllm_sampler(config, actor, tokenizer)
-    if config.training.overlap_rollouts:
-        return DetachedTransformersSampler(
-            actor.model,
-            tokenizer,
-            max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
-            device=actor.device,
-        )
-    return TransformersSampler(
+    engine = (
+        DetachedTransformersSampler if config.training.overlap_rollouts else TransformersSampler
+    )
+    return engine(
         actor.model,
         tokenizer,
         max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
@@ -137,9 +133,7 @@ def make_colocated_engine(
 
 
 def _engine_dtype(config: FitConfig) -> torch.dtype:
-    name = config.rollouts.vllm.dtype
-    if name == "auto":
-        name = "bfloat16" if config.trainer.precision == "bf16-mixed" else config.actor.dtype
+    name = config.rollouts.vllm.dtype_name(config.trainer.precision, config.actor.dtype)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 

@@ -80,8 +80,6 @@ class TransformersSampler:
             UserError: a prompt is empty, or prompt and budget exceed the model's positions.
             NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
-        if group_size < 1:
-            raise ValueError("group_size must be at least 1")
         positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         check_lengths(prompts, settings.max_response_tokens, positions)
         if not prompts:

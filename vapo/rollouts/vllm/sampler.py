@@ -66,8 +66,6 @@ class VllmSampler:
             EngineError: the engine failed; there is no partial result.
             NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
-        if group_size < 1:
-            raise ValueError("group_size must be at least 1")
         check_lengths(prompts, settings.max_response_tokens, self._engine.max_tokens)
         if not self._engine.has_weights:
             self.sync(self._weights())
