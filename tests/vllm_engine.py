@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
+from tests.config.fits import ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.engines import VllmConfig
 from vapo.minibatches import token_inputs
@@ -79,3 +87,40 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> VllmSampler:
     )
     sampler.sync(model.state_dict().items())
     return sampler
+
+
+@contextmanager
+def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`vapo rollout-server` for the policy in the folder: its address and its process."""
+    command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
+    options = [
+        *("--config", "conf/vapo.yaml"),
+        f"actor.path={folder}",
+        "critic.init=policy",
+        "rollouts.engine=vllm",
+        "rollouts.vllm.kv_cache_memory_bytes=33554432",
+        "rollouts.max_concurrent_sequences=64",
+        "data.max_prompt_tokens=96",
+        "trainer.num_threads=1",
+    ]
+    process = subprocess.Popen(
+        [*command, *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if found := re.search(r"listening on (\S+)", line):
+                yield found[1], process
+                return
+        raise AssertionError(f"the server did not start: {said}")
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()

@@ -13,7 +13,7 @@ import torch
 
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from tests.tiny_model import save_tiny_folder
-from tests.vllm_engine import vllm_model
+from tests.vllm_engine import real_server, vllm_model
 from vapo.checkpoints import network_state, read_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -41,75 +41,124 @@ def metric(run: Path, tmp_path: Path, key: str) -> list[float]:
     return [m.value for m in client.get_metric_history(summary(run)["mlflow_run_id"], key)]
 
 
-def test_fit_validate_and_resume(policy: Path, tmp_path: Path) -> None:
+def start_fit(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
+    return subprocess.Popen(
+        [*command, *SMALL, *where, *args],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_iteration(process: subprocess.Popen[str], number: int) -> None:
+    """Until its line is printed, when it has ended and the next one begins."""
+    assert process.stdout is not None
+    seen = 0
+    for line in process.stdout:
+        seen += line.startswith("iteration")
+        if seen == number:
+            return
+    raise AssertionError(f"the run ended early: {process.stderr and process.stderr.read()}")
+
+
+def assert_same_actor(run: Path, other: Path) -> None:
+    one, two = (
+        network_state(read_checkpoint(r / "checkpoints/last.ckpt"), "actor") for r in (run, other)
+    )
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], atol=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def whole_run(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    return fit(tmp_path_factory.mktemp("whole"), *options(policy))
+
+
+def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) -> None:
     """Both phases; the gap stays at rounding; a killed run goes on and ends in equal weights."""
-    run = fit(tmp_path / "whole", *options(policy))
-    gaps = metric(run, tmp_path / "whole", "rollout/logprob_gap_mean")
+    gaps = metric(whole_run, tmp_path, "rollout/logprob_gap_mean")
     assert len(gaps) == 3, "one for each policy iteration"
     assert 0 < max(gaps) < 1e-5
-    checkpoint = run / "checkpoints/last.ckpt"
     scored = vapo(
         "validate",
         *("--config", "conf/vapo.yaml"),
         *SMALL,
         *options(policy),
-        *("--ckpt_path", str(checkpoint)),
+        *("--ckpt_path", str(whole_run / "checkpoints/last.ckpt")),
     )
     assert scored.returncode == 0, scored.stderr
     lines = dict(line.split(": ") for line in scored.stdout.splitlines() if ": " in line)
-    assert float(lines["eval/avg_at_k"]) == pytest.approx(summary(run)["score_after"], abs=1e-4)
+    expected = summary(whole_run)["score_after"]
+    assert float(lines["eval/avg_at_k"]) == pytest.approx(expected, abs=1e-4)
 
-    where = [f"output_dir={tmp_path / 'cut/runs'}", f"tracking.uri={store(tmp_path / 'cut')}"]
-    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
-    process = subprocess.Popen(
-        [*command, *SMALL, *where, *options(policy)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    seen = 0
-    for line in process.stdout:
-        seen += line.startswith("iteration")
-        if seen == 4:
-            break
+    process = start_fit(tmp_path, *options(policy))
+    wait_for_iteration(process, 4)
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    resumed = fit(tmp_path / "cut", *options(policy), "--ckpt_path", "last")
-    whole, cut = (
-        network_state(read_checkpoint(r / "checkpoints/last.ckpt"), "actor") for r in (run, resumed)
-    )
-    for name, tensor in whole.items():
-        assert torch.allclose(tensor, cut[name], atol=1e-6), name
+    resumed = fit(tmp_path, *options(policy), "--ckpt_path", "last")
+    assert_same_actor(whole_run, resumed)
 
 
-def test_a_cache_that_is_too_small_says_so(policy: Path, tmp_path: Path) -> None:
-    result = vapo(
-        "fit",
-        *("--config", "conf/vapo.yaml"),
-        *SMALL,
+def test_two_sharded_processes(policy: Path, tmp_path: Path) -> None:
+    """An engine in each process, weights gathered from the shards, the trainer's group kept."""
+    run = fit(
+        tmp_path,
         *options(policy),
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
-        "rollouts.vllm.kv_cache_memory_bytes=1000",
+        "trainer.devices=2",
+        "trainer.strategy=fsdp",
+        "evaluation.every_n_iterations=100",
     )
+    gaps = metric(run, tmp_path, "rollout/logprob_gap_mean")
+    assert len(gaps) == 3
+    assert 0 < max(gaps) < 1e-5
+    changed = network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
+    before = vllm_model().state_dict()
+    assert any(not torch.equal(changed[name], before[name]) for name in before)
+
+
+def test_a_server_that_dies_in_a_rollout(policy: Path, whole_run: Path, tmp_path: Path) -> None:
+    """One error, no half batch trained on; a new server and `--ckpt_path last` end the run."""
+    served = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=vllm"]
+    served += ["rollouts.vllm.mode=server"]
+    with real_server(policy) as (url, server):
+        process = start_fit(tmp_path, *served, f"rollouts.vllm.server_urls={url}")
+        wait_for_iteration(process, 3)
+        server.kill()
+        _, said = process.communicate(timeout=240)
+    assert process.returncode == 2
+    assert f"the rollout server {url}" in said
+    assert "--ckpt_path last" in said
+    assert "Traceback" not in said
+    with real_server(policy) as (url, _):
+        resumed = fit(tmp_path, *served, f"rollouts.vllm.server_urls={url}", "--ckpt_path", "last")
+    assert_same_actor(whole_run, resumed)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            "rollouts.vllm.kv_cache_memory_bytes=1000",
+            ["vapo: the vLLM engine could not start", "kv_cache_memory_bytes"],
+        ),
+        (
+            "rollouts.vllm.engine_args.max_num_batched_token=64",
+            ["did you mean max_num_batched_tokens?"],
+        ),
+    ],
+)
+def test_options_that_cannot_work(
+    policy: Path, tmp_path: Path, option: str, said: list[str]
+) -> None:
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *options(policy), *where, option)
     assert result.returncode == 2
-    assert "vapo: the vLLM engine could not start" in result.stderr
-    assert "kv_cache_memory_bytes" in result.stderr
+    for text in said:
+        assert text in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_mistyped_engine_argument_names_the_nearest(policy: Path, tmp_path: Path) -> None:
-    result = vapo(
-        "fit",
-        *("--config", "conf/vapo.yaml"),
-        *SMALL,
-        *options(policy),
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
-        "rollouts.vllm.engine_args.max_num_batched_token=64",
-    )
-    assert result.returncode == 2
-    assert "did you mean max_num_batched_tokens?" in result.stderr

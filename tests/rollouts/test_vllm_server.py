@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.config.fits import ROOT
 from tests.rollouts.sampler_contract import ids_of, largest_gap
 from tests.tiny_model import ragged_prompts, save_tiny_folder
 from tests.tiny_model import sample as sample_with_transformers
-from tests.vllm_engine import make_vllm_sampler, vllm_model
+from tests.vllm_engine import make_vllm_sampler, real_server, vllm_model
 from vapo.rollouts import SamplingSettings
 from vapo.rollouts.vllm.engine import EngineError, Request
 from vapo.rollouts.vllm.remote import RemoteEngine
@@ -93,42 +88,6 @@ def test_nobody_there() -> None:
 
 
 # ---- a real server --------------------------------------------------------------------------
-
-
-@contextmanager
-def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
-    options = [
-        *("--config", "conf/vapo.yaml"),
-        f"actor.path={folder}",
-        "critic.init=policy",
-        "rollouts.engine=vllm",
-        "rollouts.vllm.kv_cache_memory_bytes=33554432",
-        "rollouts.max_concurrent_sequences=64",
-        "data.max_prompt_tokens=96",
-        "trainer.num_threads=1",
-    ]
-    process = subprocess.Popen(
-        [*command, *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if found := re.search(r"listening on (\S+)", line):
-                yield found[1], process
-                return
-        raise AssertionError(f"the server did not start: {said}")
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.vllm
