@@ -224,7 +224,7 @@ def _vllm(actor: _Network, config: FitConfig) -> Bytes:
         )
     dtype = options.dtype_name(config.trainer.precision, config.actor.dtype)
     return {
-        "vLLM weights": actor.parameters.total * float(_BYTES[dtype]),
+        "vLLM weights": actor.parameters.total * _BYTES[dtype] / options.tensor_parallel_size,
         "vLLM KV cache": float(options.kv_cache_memory_bytes),
     }
 

@@ -222,6 +222,10 @@ def test_every_rule_belongs_to_a_schema() -> None:
             ],
             "'gpu2' is not like http://gpu2:8100",
         ),
+        (
+            ["rollouts.engine=vllm", "rollouts.vllm.tensor_parallel_size=2"],
+            "does not divide trainer.devices 1",
+        ),
         (["rollouts.engine=vllm", "rollouts.temperature=0.001"], "below 0.01"),
         (["rollouts.engine=vllm", "evaluation.temperature=0.001"], "below 0.01"),
     ],

@@ -105,11 +105,14 @@ def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) 
     assert_same_actor(whole_run, resumed)
 
 
-def test_two_sharded_processes(policy: Path, tmp_path: Path) -> None:
-    """An engine in each process, weights gathered from the shards, the trainer's group kept."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
+    """An engine in each process, or one for both; weights are gathered from the shards."""
+    policy = save_tiny_folder(tmp_path / "policy", vllm_model(num_key_value_heads=2))
     run = fit(
         tmp_path,
         *options(policy),
+        f"rollouts.vllm.tensor_parallel_size={parts}",
         "trainer.devices=2",
         "trainer.strategy=fsdp",
         "evaluation.every_n_iterations=100",
@@ -118,7 +121,7 @@ def test_two_sharded_processes(policy: Path, tmp_path: Path) -> None:
     assert len(gaps) == 3
     assert 0 < max(gaps) < 1e-5
     changed = network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
-    before = vllm_model().state_dict()
+    before = vllm_model(num_key_value_heads=2).state_dict()
     assert any(not torch.equal(changed[name], before[name]) for name in before)
 
 

@@ -14,6 +14,7 @@ _COLOCATED_ONLY = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "enforce_eager",
+    "tensor_parallel_size",
     "sleep_level",
     "engine_args",
 )
@@ -72,6 +73,19 @@ def server_urls_are_addresses(config: Any) -> Problem | None:
     return None
 
 
+def engine_parts_fill_a_host(config: Any) -> Problem | None:
+    """The parts of an engine exchange activations in every layer: not over a network of hosts."""
+    parts = config.rollouts.vllm.tensor_parallel_size
+    if config.rollouts.engine != "vllm" or config.trainer.devices % parts == 0:
+        return None
+    key = f"{_VLLM}.tensor_parallel_size"
+    return Problem(
+        (key, "trainer.devices"),
+        f"{key} {parts} does not divide trainer.devices {config.trainer.devices}: the processes "
+        "of a host are shared out to engines without remainder",
+    )
+
+
 def vllm_temperature_is_kept(config: Any) -> Problem | None:
     """vLLM raises a lower temperature to 0.01."""
     if config.rollouts.engine != "vllm":
@@ -101,5 +115,6 @@ ENGINE_RULES = (
     vllm_options_are_used,
     server_options_are_used,
     server_urls_are_addresses,
+    engine_parts_fill_a_host,
     vllm_temperature_is_kept,
 )

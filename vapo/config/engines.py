@@ -26,6 +26,12 @@ class VllmConfig:
         "the KV cache in bytes; null: what gpu_memory_utilization leaves, 1 GiB on a CPU",
         ge=1,
     )
+    tensor_parallel_size: int = option(
+        1,
+        "colocated: so many neighbouring processes share one engine, each with a part of every "
+        "layer; for a policy whose weights and KV cache are too large for one device",
+        ge=1,
+    )
     enforce_eager: bool | None = option(
         None, "no torch.compile and no CUDA graphs in the engine; null: true on a CPU"
     )

@@ -22,6 +22,7 @@ from vapo.rollouts.vllm.engine_args import EngineSize
 from vapo.rollouts.vllm.remote import RemoteEngine
 from vapo.rollouts.vllm.sampler import VllmSampler, Weights
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
+from vapo.rollouts.vllm.tensor_parallel import TensorParallelEngine
 
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -87,6 +88,8 @@ def _make_vllm_sampler(
         engine = make_colocated_engine(
             config, actor.model.config, actor.device, local_rank=actor.local_rank
         )
+        if options.tensor_parallel_size > 1:
+            engine = TensorParallelEngine(engine, options.tensor_parallel_size)
     else:
         urls = [url.strip() for url in options.server_urls.split(",")]
         engine = RemoteEngine(urls, timeout_s=options.timeout_s)

@@ -32,7 +32,7 @@ _OWN = {
     "seed": "vapo: every response has a seed of its own",
     "distributed_executor_backend": "the trainer's processes",
     "disable_log_stats": "vapo",
-    "tensor_parallel_size": "nothing: an engine is one device",
+    "tensor_parallel_size": "rollouts.vllm.tensor_parallel_size",
     "trust_remote_code": "nothing: vapo runs no code out of model folders",
 }
 
@@ -67,6 +67,7 @@ def engine_arguments(
         "max_num_seqs": size.max_num_seqs,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_bytes,
+        "tensor_parallel_size": options.tensor_parallel_size,
         "enforce_eager": eager,
         "enable_sleep_mode": on_gpu and options.sleep_level > 0,
         "logprobs_mode": "processed_logprobs",

@@ -69,8 +69,6 @@ class VllmSampler:
         check_lengths(prompts, settings.max_response_tokens, self._engine.max_tokens)
         if not self._engine.has_weights:
             self.sync(self._weights())
-        if not prompts:
-            return []
         responses = requested_responses(prompts, group_size)
         generated = self._engine.generate(
             [
