@@ -1,10 +1,12 @@
-"""Both sampling engines on one model and the same prompts: response tokens a second, and a sync.
+"""Both sampling engines on one model and the same prompts: tokens a second, log-probs, a sync.
 
     python experiments/bench/vllm_engine.py [--policy FOLDER] [--threads 1] [--repeats 3]
+        [--responses 64 256] [--budgets 16 384]
 
-Prompts are random, so that responses end at random: short and nearly even with a budget of 16
-tokens, very unequal with 384. The engines alternate, so that a busy machine slows both; the first
-round warms up and is not counted. Needs vLLM (`make vllm`).
+Prompts are random, so that the default policy's responses end at random: short and nearly even with
+a budget of 16 tokens, very unequal with 384. The engines alternate, so that a busy machine slows
+both; the first round warms up and is not counted. The gap is between the log-probs that vLLM gave
+with its tokens and the trainer's own for the same tokens. Needs vLLM (`make vllm`).
 """
 
 from __future__ import annotations
@@ -29,25 +31,26 @@ from vapo.rollouts.vllm.colocated import ColocatedEngine
 from vapo.rollouts.vllm.cpu_heads import padded_heads
 from vapo.rollouts.vllm.engine_args import EngineSize
 from vapo.rollouts.vllm.sampler import VllmSampler
-from vapo.rollouts.vllm.sync_check import SyncCheck
-from vapo.types import Prompt
+from vapo.rollouts.vllm.sync_check import Score, SyncCheck
+from vapo.types import Prompt, Rollout
 
 GROUP_SIZE = 8
-SHORT, LONG = 16, 384
+LONGEST_PROMPT, SHORT, LONG = 32, 16, 384
 DEFAULT_POLICY = Path(__file__).parents[2] / "models/state_tracking/policy"
 
 
 def make_prompts(num: int, vocab_size: int) -> list[Prompt]:
     draw = random.Random(0)
     rows = [
-        tuple(draw.randrange(2, vocab_size) for _ in range(draw.randint(8, 32))) for _ in range(num)
+        tuple(draw.randrange(2, vocab_size) for _ in range(draw.randint(8, LONGEST_PROMPT)))
+        for _ in range(num)
     ]
     return [Prompt(f"made-up:{i}", "", ids, "") for i, ids in enumerate(rows)]
 
 
 def engines(
-    folder: str, model: PreTrainedModel, rows: int
-) -> tuple[TransformersSampler, VllmSampler]:
+    folder: str, model: PreTrainedModel, *, rows: int, max_tokens: int
+) -> tuple[TransformersSampler, VllmSampler, Score]:
     tokenizer = load_tokenizer(folder)
     actor, device = Actor(model), torch.device("cpu")
     access = ActorAccess(
@@ -58,14 +61,15 @@ def engines(
     )
     engine = ColocatedEngine(
         VllmConfig(),
-        EngineSize(32 + LONG, rows),
+        EngineSize(max_tokens, rows),
         model_path=folder,
         dtype="float32",
         device=device,
         heads=padded_heads(model.config),
     )
+    score = score_with(access, pad_id=int(tokenizer.pad_token_id))
     check = SyncCheck(
-        score_with(access, pad_id=int(tokenizer.pad_token_id)),
+        score,
         vocab_size=model.config.vocab_size,
         max_tokens=engine.max_tokens,
         max_logprob_gap=1e-3,
@@ -80,17 +84,30 @@ def engines(
     )
     vllm.sync(access.weights())
     ours = TransformersSampler(model, tokenizer, max_concurrent_sequences=rows, device=device)
-    return ours, vllm
+    return ours, vllm, score
 
 
-def speed(sampler: Sampler, prompts: list[Prompt], budget: int, seed: int) -> float:
-    """Tokens a second."""
+def speed(
+    sampler: Sampler, prompts: list[Prompt], budget: int, seed: int
+) -> tuple[float, list[Rollout]]:
+    """Tokens a second, and what was sampled."""
     start = time.perf_counter()
     rollouts = sampler.sample(
         prompts, group_size=GROUP_SIZE, settings=SamplingSettings(budget), seed=seed
     )
     num_tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-    return num_tokens / (time.perf_counter() - start)
+    return num_tokens / (time.perf_counter() - start), rollouts
+
+
+def logprob_gaps(score: Score, rollouts: list[Rollout]) -> list[float]:
+    """Of every token, engine against trainer, a few responses at a time."""
+    gaps = []
+    for start in range(0, len(rollouts), GROUP_SIZE):
+        rows = rollouts[start : start + GROUP_SIZE]
+        scores = score([(row.prompt.prompt_ids, row.response_ids) for row in rows])
+        for row, mine in zip(rows, scores, strict=True):
+            gaps += [abs(a - b) for a, b in zip(row.rollout_logprobs, mine, strict=True)]
+    return gaps
 
 
 def main() -> None:
@@ -98,25 +115,37 @@ def main() -> None:
     parser.add_argument("--policy", default=str(DEFAULT_POLICY))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--responses", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[SHORT, LONG])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load_causal_lm(options.policy, dtype="float32", attn_implementation="auto")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    ours, vllm = engines(options.policy, model, rows=256)
+    ours, vllm, score = engines(
+        options.policy,
+        model,
+        rows=max(options.responses),
+        max_tokens=LONGEST_PROMPT + max(options.budgets),
+    )
     print(f"{num_parameters / 1e6:.2f} M parameters, {options.threads} CPU threads, float32,")
     print(f"median of {options.repeats}, engines alternating\n")
-    print("| responses | budget | transformers tok/s | vllm tok/s | ratio |")
-    print("|---|---|---|---|---|")
-    for num_responses in (64, 256):
+    columns = ("responses", "budget", "transformers tok/s", "vllm tok/s", "ratio")
+    print("| " + " | ".join([*columns, "mean log-prob gap", "largest"]) + " |")
+    print("|---" * 7 + "|")
+    for num_responses in options.responses:
         prompts = make_prompts(num_responses // GROUP_SIZE, model.config.vocab_size)
-        for budget in (SHORT, LONG):
-            pairs = [
-                [speed(sampler, prompts, budget, seed) for sampler in (ours, vllm)]
-                for seed in range(options.repeats + 1)
-            ][1:]
-            slow, fast = (statistics.median(column) for column in zip(*pairs, strict=True))
+        for budget in options.budgets:
+            speeds = []
+            for seed in range(options.repeats + 1):
+                (theirs, _), (vllms, rollouts) = (
+                    speed(sampler, prompts, budget, seed) for sampler in (ours, vllm)
+                )
+                speeds.append((theirs, vllms))
+            slow, fast = (statistics.median(column) for column in zip(*speeds[1:], strict=True))
+            gaps = logprob_gaps(score, rollouts)
             print(
-                f"| {num_responses} | {budget} | {slow:,.0f} | {fast:,.0f} | {fast / slow:.2f}x |",
+                f"| {num_responses} | {budget} | {slow:,.0f} | {fast:,.0f} | {fast / slow:.2f}x "
+                f"| {statistics.fmean(gaps):.1e} | {max(gaps):.1e} |",
                 flush=True,
             )
     seconds = []
