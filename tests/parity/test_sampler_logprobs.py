@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.rollouts.sampler_contract import largest_gap
 from tests.tiny_model import full_forward_logits, ragged_prompts, sample, tiny_model
-from vapo.types import Rollout
-
-
-def largest_gap(model, rollouts: list[Rollout], temperature: float) -> float:
-    gaps = []
-    for rollout in rollouts:
-        logprobs = torch.log_softmax(full_forward_logits(model, rollout) / temperature, dim=-1)
-        expected = logprobs.gather(1, torch.tensor(rollout.response_ids)[:, None]).squeeze(1)
-        gaps.append((expected - torch.tensor(rollout.rollout_logprobs)).abs().max())
-    return float(torch.stack(gaps).max())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
@@ -42,21 +33,6 @@ def test_logprobs_under_both_kernels(attn_implementation):
     model = tiny_model(attn_implementation=attn_implementation)
     assert model.config._attn_implementation == attn_implementation
     assert largest_gap(model, sample(model, ragged_prompts(6), rows=5), 1.0) < 1e-5
-
-
-def test_filtered_logprobs_are_renormalised():
-    """Under top-k and top-p: the plain forward's probabilities, over the kept set's mass."""
-    model = tiny_model()
-    for rollout in sample(model, ragged_prompts(6), rows=5, top_k=6, top_p=0.8):
-        probs = torch.softmax(full_forward_logits(model, rollout), dim=-1)
-        steps = zip(probs, rollout.response_ids, rollout.rollout_logprobs, strict=True)
-        for p, token, logprob in steps:
-            best, ids = p.topk(6)
-            best = best / best.sum()
-            num_kept = int((best.cumsum(0) < 0.8).sum()) + 1
-            kept = dict(zip(ids[:num_kept].tolist(), best[:num_kept].tolist(), strict=True))
-            assert token in kept
-            assert abs(kept[token] / sum(kept.values()) - torch.tensor(logprob).exp()) < 1e-5
 
 
 def test_bfloat16_weights_stay_close():

@@ -238,29 +238,23 @@ def test_a_missing_output_layer_is_found(engine, model):
         sampler.sync(other.named_parameters())
 
 
-def test_a_stale_prefix_is_found(engine, model):
+def test_a_stale_prefix_is_found(engine, model, monkeypatch):
     """The prefix cache of the old weights under the new ones."""
     sampler = make_vllm_sampler(engine, model)
     other = vllm_model()
     with torch.no_grad():
         other.model.layers[0].self_attn.k_proj.weight.mul_(1.1)
         other.model.layers[1].mlp.down_proj.weight.mul_(0.9)
-    engine._engine.reset_prefix_cache = lambda: True
-    try:
-        with pytest.raises(EngineError, match="max_logprob_gap"):
-            sampler.sync(other.state_dict().items())
-    finally:
-        del engine._engine.reset_prefix_cache
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda: True)
+    with pytest.raises(EngineError, match="max_logprob_gap"):
+        sampler.sync(other.state_dict().items())
 
 
-def test_a_prefix_cache_in_use_is_an_error(engine, model):
+def test_a_prefix_cache_in_use_is_an_error(engine, model, monkeypatch):
     sampler = make_vllm_sampler(engine, model)
-    engine._engine.reset_prefix_cache = lambda: False
-    try:
-        with pytest.raises(EngineError, match="prefix cache"):
-            sampler.sync(model.state_dict().items())
-    finally:
-        del engine._engine.reset_prefix_cache
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda: False)
+    with pytest.raises(EngineError, match="prefix cache"):
+        sampler.sync(model.state_dict().items())
 
 
 def test_the_gaps_limit_is_the_configs(engine, model):

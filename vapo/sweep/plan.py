@@ -45,6 +45,7 @@ _NO_INFLUENCE = (
     "algorithm.dual_clip",
     "algorithm.entropy_coef",
     "algorithm.kl",
+    "algorithm.mismatch",
     "actor.optimizer",
     "actor.gradient_checkpointing",
     "training.num_iterations",
