@@ -3,25 +3,29 @@
     python experiments/bench/vllm_engine.py [--policy FOLDER] [--threads 1] [--repeats 3]
         [--responses 64 256] [--budgets 16 384]
 
-Prompts are random, so that the default policy's responses end at random: short and nearly even with
-a budget of 16 tokens, very unequal with 384. The engines alternate, so that a busy machine slows
-both; the first round warms up and is not counted. The gap is between the log-probs that vLLM gave
+Random weights of the default policy's shape, unless a folder is named, and random prompts:
+responses end at random, as in sampler.py. With a budget of 16 tokens they are short and nearly
+even, with 384 very unequal. The engines alternate, so that a busy machine slows both; the first round warms up and
+is not counted. The gap is between the log-probs that vLLM gave
 with its tokens and the trainer's own for the same tokens. Needs vLLM (`make vllm`).
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from sampler import CASES, GROUP_SIZE, make_model, make_prompts  # beside this file
 from transformers import PreTrainedModel
 
 from vapo.config.engines import VllmConfig
+from vapo.config.schema import NewModelConfig
 from vapo.models import load_causal_lm, load_tokenizer
+from vapo.new_model import make_tokenizer
 from vapo.policies import Actor
 from vapo.rollouts import Sampler, SamplingSettings
 from vapo.rollouts.contract import end_token_ids
@@ -34,18 +38,13 @@ from vapo.rollouts.vllm.sampler import VllmSampler
 from vapo.rollouts.vllm.sync_check import Score, SyncCheck
 from vapo.types import Prompt, Rollout
 
-GROUP_SIZE = 8
 LONGEST_PROMPT, SHORT, LONG = 32, 16, 384
-DEFAULT_POLICY = Path(__file__).parents[2] / "models/state_tracking/policy"
 
 
-def make_prompts(num: int, vocab_size: int) -> list[Prompt]:
-    draw = random.Random(0)
-    rows = [
-        tuple(draw.randrange(2, vocab_size) for _ in range(draw.randint(8, LONGEST_PROMPT)))
-        for _ in range(num)
-    ]
-    return [Prompt(f"made-up:{i}", "", ids, "") for i, ids in enumerate(rows)]
+def save_random_policy(folder: Path) -> None:
+    tokenizer = make_tokenizer(NewModelConfig().alphabet)
+    make_model(CASES[-1], tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def engines(
@@ -112,24 +111,31 @@ def logprob_gaps(score: Score, rollouts: list[Rollout]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default=str(DEFAULT_POLICY))
+    parser.add_argument("--policy", help="a model folder; default: random weights")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--responses", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--budgets", type=int, nargs="+", default=[SHORT, LONG])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = load_causal_lm(options.policy, dtype="float32", attn_implementation="auto")
+    with TemporaryDirectory() as folder:
+        if options.policy is None:
+            save_random_policy(Path(folder))
+        measure(options, options.policy or folder)
+
+
+def measure(options: argparse.Namespace, folder: str) -> None:
+    model = load_causal_lm(folder, dtype="float32", attn_implementation="auto")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     ours, vllm, score = engines(
-        options.policy,
+        folder,
         model,
         rows=max(options.responses),
         max_tokens=LONGEST_PROMPT + max(options.budgets),
     )
     print(f"{num_parameters / 1e6:.2f} M parameters, {options.threads} CPU threads, float32,")
     print(f"median of {options.repeats}, engines alternating\n")
-    columns = ("responses", "budget", "transformers tok/s", "vllm tok/s", "ratio")
+    columns = ("responses", "tokens: mean, longest", "transformers tok/s", "vllm tok/s", "ratio")
     print("| " + " | ".join([*columns, "mean log-prob gap", "largest"]) + " |")
     print("|---" * 7 + "|")
     for num_responses in options.responses:
@@ -143,8 +149,10 @@ def main() -> None:
                 speeds.append((theirs, vllms))
             slow, fast = (statistics.median(column) for column in zip(*speeds[1:], strict=True))
             gaps = logprob_gaps(score, rollouts)
+            lengths = [len(rollout.response_ids) for rollout in rollouts]
             print(
-                f"| {num_responses} | {budget} | {slow:,.0f} | {fast:,.0f} | {fast / slow:.2f}x "
+                f"| {num_responses} | {statistics.fmean(lengths):.0f}, {max(lengths)} "
+                f"| {slow:,.0f} | {fast:,.0f} | {fast / slow:.2f}x "
                 f"| {statistics.fmean(gaps):.1e} | {max(gaps):.1e} |",
                 flush=True,
             )

@@ -175,6 +175,16 @@ def test_the_next_iterations_own_prompts_and_seeds_are_sampled_ahead() -> None:
     assert len(batch) == 8
 
 
+def test_rollouts_of_another_iteration_are_not_trained_on() -> None:
+    made, sampler = overlapped(ON)
+    made.sample_ahead()
+    _, metrics = made.next_batch(2)
+    assert metrics["rollout/staleness_iterations"] == 0.0
+    again, expected = overlapped()
+    sample(again, 2)
+    assert sampler.calls[1:] == expected.calls
+
+
 def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
     made, _ = overlapped(ON)
     made.module.phase = Phase.VALUE_PRETRAINING
