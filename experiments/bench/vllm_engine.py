@@ -5,9 +5,9 @@
 
 Random weights of the default policy's shape, unless a folder is named, and random prompts:
 responses end at random, as in sampler.py. With a budget of 16 tokens they are short and nearly
-even, with 384 very unequal. The engines alternate, so that a busy machine slows both; the first round warms up and
-is not counted. The gap is between the log-probs that vLLM gave
-with its tokens and the trainer's own for the same tokens. Needs vLLM (`make vllm`).
+even, with 384 very unequal. The engines alternate, so that a busy machine slows both; the first
+round warms up and is not counted. The gap is between the log-probs that vLLM gave with its tokens
+and the trainer's own for the same tokens. Needs vLLM (`make vllm`).
 """
 
 from __future__ import annotations
