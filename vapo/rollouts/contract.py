@@ -72,6 +72,8 @@ def make_rollouts(
     end_ids: frozenset[int],
 ) -> list[Rollout]:
     """The finished responses as rollouts: STOP if the last token is an end token."""
+    if not responses:
+        return []  # a batch of none decodes to one text
     texts = tokenizer.batch_decode(
         [response.ids for response in responses], skip_special_tokens=True
     )
