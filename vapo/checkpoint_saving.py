@@ -112,6 +112,8 @@ def together(action: Callable[[], object], what: str, *, first_only: bool = Fals
         problems = [""] * world_size()
         dist.all_gather_object(problems, problem)
     found = next((text for text in problems if text), None)
+    if found is not None and rank() > 0:
+        raise InterruptedRunError("")  # the first process says it
     if found is not None:
         raise InterruptedRunError(
             f"{what}: {found}; earlier checkpoints are whole and the iteration's rollouts are "

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
-        print(f"vapo: {error}", file=sys.stderr)
+        if str(error):
+            print(f"vapo: {error}", file=sys.stderr)
         return error.exit_code
     except StopRequested as stop:
         if is_main_process():

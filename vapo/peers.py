@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import lightning as L
 
-from vapo.errors import InterruptedRunError, StopRequested
+from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.progress import is_main_process
 from vapo.run_dirs import RunDir, how_to_go_on
 from vapo.stopping import end_now
@@ -72,6 +72,9 @@ class Peers:
             stopped = stop if isinstance(stop, StopRequested) else StopRequested(signal.SIGINT)
             stopped.how_to_go_on = how_to_go_on(run_dir)
             raise stopped from None
+        except UserError:
+            self.close()  # all processes have it, and end
+            raise
         except RuntimeError as error:
             if (lost := self.explain(error)) is None:
                 raise

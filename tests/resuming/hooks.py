@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 
@@ -99,20 +98,6 @@ def _traced(
     return wrapped
 
 
-def count_samples(path: str) -> None:
-    """One line a call of the collection's sampling."""
-    from vapo.rollout_collection import RolloutCollection
-
-    inner = RolloutCollection.sample_groups
-
-    def wrapped(self: Any, iteration: int, *args: Any) -> Any:
-        with Path(path).open("a") as file:
-            file.write(f"{iteration}\n")
-        return inner(self, iteration, *args)
-
-    RolloutCollection.sample_groups = wrapped  # type: ignore[method-assign]
-
-
 def dump_at_collect(path: str) -> None:
     """Write what has been restored to one file, and end before the first rollout."""
     from vapo.datamodule import RolloutDataModule
@@ -122,11 +107,3 @@ def dump_at_collect(path: str) -> None:
         os._exit(0)
 
     RolloutDataModule.collect = collect  # type: ignore[method-assign]
-
-
-def small_files(num_bytes: str) -> None:
-    """A real error of the system while a checkpoint is written."""
-    import resource
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(num_bytes), int(num_bytes)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_all_of_it_comes_back(kept: KeptRollouts) -> None:
     [{"iteration": 4}, {"rank": 1}, {"world_size": 2}, {"identity": "abd"}, {"weights": "124"}],
     ids=lambda other: next(iter(other)),
 )
-def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str, int]) -> None:
+def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str, Any]) -> None:
     """Even under the file name that would be asked for."""
     origin = replace(ORIGIN, **other)
     source = kept.path(ORIGIN.iteration, ORIGIN.rank)

@@ -107,10 +107,10 @@ def test_another_number_of_processes_begins_with_the_same_state(
 
 def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> None:
     """The command itself, with two processes of its own: it says so and ends within seconds."""
-    arguments = [FSDP, "trainer.devices=2", "training.num_iterations=50"]
+    arguments = [*SMALL, FSDP, "trainer.devices=2", "training.num_iterations=50"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
-        + [*SMALL, *runs.where(tmp_path, store), *arguments],
+        [*command, *arguments, *runs.where(tmp_path, store)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
