@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning gpu vllm vllm-test bench lock
+.PHONY: help install fit validate ui test check lint format types learning kills soak gpu vllm vllm-test bench lock
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -46,7 +46,7 @@ test: install ## run the tests (not those of `learning`, `gpu` and `vllm-test`)
 
 check: lint types ## lint, types and all tests but the slow ones, in under five minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "not slow and not learning and not gpu and not vllm" $(ARGS)
+		-m "not slow and not learning and not gpu and not vllm and not kills and not soak" $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -61,6 +61,12 @@ types: install ## mypy over package and tests
 
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
+
+kills: install ## kill runs at random moments; they must end as uninterrupted ones do (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m kills -s $(ARGS)
+
+soak: install ## 500 iterations; memory, open files and threads must stay (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
 gpu: install ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)

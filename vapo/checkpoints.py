@@ -1,7 +1,8 @@
-"""Reading a run's checkpoint outside of a Trainer."""
+"""A run's checkpoints: which there are, which one to take, and reading one without a Trainer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,74 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vapo.errors import UserError
+from vapo.manifests import DamagedCheckpointError, read_manifest, verify
+from vapo.progress import is_main_process
+
+STATE_NAME = "state.pt"
+_SHARDS_NAME = "meta.pt"  # Lightning's
+FOLDERS = "iteration_[0-9]*"
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's contents: a file, or the folder of a sharded run (without optimizers).
+def checkpoint_name(iteration: int) -> str:
+    return f"iteration_{iteration:06d}"
 
-    Files hold tensors and plain values only, never pickled objects. The index of a folder is
-    a pickle that torch reads itself: open only folders of your own runs.
 
-    Raises: UserError when the file is missing, damaged or not one of ours.
+def is_sharded(checkpoint: Path) -> bool:
+    return (checkpoint / _SHARDS_NAME).is_file()
+
+
+def path_for_lightning(checkpoint: Path) -> Path:
+    """What a Trainer resumes from: the file, or the folder of shards."""
+    return checkpoint if is_sharded(checkpoint) else checkpoint / STATE_NAME
+
+
+def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
+    """The checkpoint behind `last.ckpt`; if it is damaged, the newest sound one before it.
+
+    None when there is none at all. Only the main process reads every file.
+
+    Raises: UserError when there are checkpoints and none is sound.
+    """
+    target = link.resolve()
+    older = sorted((p for p in link.parent.glob(FOLDERS) if p.name < target.name), reverse=True)
+    candidates = [*([target] if target.exists() else []), *older]
+    reasons = []
+    for candidate in candidates:
+        try:
+            check(candidate)
+        except DamagedCheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            warn(f"{reason}; taking {candidate.name} instead")
+        return candidate
+    if reasons:
+        raise UserError(f"no checkpoint in {link.parent} is sound: {'; '.join(reasons)}")
+    return None
+
+
+def check(checkpoint: Path) -> None:
+    """Raises: DamagedCheckpointError. All files are read by the main process alone."""
+    if is_main_process():
+        verify(checkpoint)
+    else:
+        read_manifest(checkpoint)
+
+
+def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
+    """A checkpoint's contents; one of a sharded run without optimizers.
+
+    Files hold tensors and plain values only, never pickled objects. The index of shards is
+    a pickle that torch reads itself: open only checkpoints of your own runs.
+
+    Raises: UserError when the checkpoint is missing, damaged or not one of ours.
     """
     if not path.exists():
         raise UserError(f"no checkpoint {path}")
+    if not verified:
+        verify(path)
     try:
-        contents = _read_shards(path) if path.is_dir() else _read_file(path)
+        contents = _read_shards(path) if is_sharded(path) else _read_file(path / STATE_NAME)
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
     if not isinstance(contents, dict) or not {"config", "state_dict"} <= contents.keys():
@@ -38,7 +93,7 @@ def _read_file(path: Path) -> Any:
 
 def _read_shards(folder: Path) -> Any:
     """The weights of all shards put together, and what every shard shares."""
-    contents = _read_file(folder / "meta.pt")
+    contents = _read_file(folder / _SHARDS_NAME)
     reader, prefix = FileSystemReader(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

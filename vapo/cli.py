@@ -18,8 +18,9 @@ from vapo.arguments import (
     positive,
     split_overrides,
 )
-from vapo.errors import UserError
+from vapo.errors import StopRequested, UserError
 from vapo.parsers import CONFIGURED, PLAIN, make_parser, sweep_parser
+from vapo.progress import is_main_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
-        print(f"vapo: {error}", file=sys.stderr)
-        return 2
+        if str(error):
+            print(f"vapo: {error}", file=sys.stderr)
+        return error.exit_code
+    except StopRequested as stop:
+        if is_main_process():
+            print(f"vapo: stopped by {stop}; {stop.how_to_go_on}", file=sys.stderr)
+        return stop.exit_code
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)
         return 130

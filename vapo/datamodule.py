@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from vapo.config import FitConfig, resolve
-from vapo.distributed import rank, world_size
+from vapo.distributed import all_ranks, rank, world_size
 from vapo.iteration_metrics import iteration_metrics
+from vapo.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.mismatch import correct_mismatch, correction_metrics
 from vapo.module import VapoModule
@@ -51,6 +52,8 @@ class RolloutDataModule(L.LightningDataModule):
         make_sampler: Callable[[VapoModule], Sampler],
         progress: Progress,
         pad_id: int,
+        kept: KeptRollouts | None = None,
+        safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -59,6 +62,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.scorer = scorer
         self.progress = progress
         self.pad_id = pad_id
+        self.kept = kept
+        self.safe_point = safe_point
         self.metrics: dict[str, float] = {}
         self.positions: Profile = {}
         self._make_sampler = make_sampler
@@ -93,11 +98,14 @@ class RolloutDataModule(L.LightningDataModule):
         """One iteration's minibatches, by the policy as it is now, or as it was when sampled."""
         phase, total = self.module.phase, self.module.trainer.max_epochs or 0
         self.progress.iteration(iteration + 1, total, phase.value)
+        self.safe_point()
         batch, metrics = self.next_batch(iteration)
+        self.safe_point()
         self.sampler.sleep()
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
+        self.safe_point()
         with self.progress.stage("advantages"):
             self.module.estimate_advantages(batch)
             correct_mismatch(batch, self.config.algorithm.mismatch)
@@ -120,7 +128,7 @@ class RolloutDataModule(L.LightningDataModule):
         if not self.config.training.overlap_rollouts or self.is_last_iteration():
             return
         iteration, phase = int(self.module.iteration) + 1, self.module.phase
-        policy_iterations = int(self.module.policy_iterations)
+        policy_iterations = self.policy_iterations
 
         def work(stage: Stage) -> SampledAhead:
             batch, metrics = self.collection.sample_batch(iteration, phase, stage)
@@ -139,23 +147,57 @@ class RolloutDataModule(L.LightningDataModule):
         """Until the rollouts ahead are there, so that engine and scorer are free."""
         if self._ahead.is_pending:
             with self.progress.stage("rollout_wait"):
-                self._ahead.wait()
+                ahead = self._ahead.wait()
+            if ahead is not None:
+                self.keep(ahead)
 
     def next_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """The rollouts that were sampled ahead; else, as after a resume, fresh ones.
+        """The rollouts that were sampled ahead, or kept by a run that was stopped; else fresh ones.
 
         Those of value pretraining, which keeps all prompts, are not what dynamic sampling wants.
         """
         ahead, phase = self._ahead.take(), self.module.phase
+        times = {} if ahead is None else {"rollout/ahead_s": self._ahead.seconds}
+        ahead = ahead or self.kept_rollouts(iteration)
         changes = self.config.algorithm.dynamic_sampling_attempts > 0
         if ahead is None or ahead.iteration != iteration or (changes and ahead.phase is not phase):
             batch, metrics = self.collection.sample_batch(iteration, phase)
+            self.keep(SampledAhead(iteration, self.policy_iterations, phase, batch, metrics))
             return batch, metrics | {"rollout/staleness_iterations": 0.0}
-        staleness = int(self.module.policy_iterations) - ahead.policy_iterations
-        return ahead.batch, ahead.metrics | {
-            "rollout/staleness_iterations": float(staleness),
-            "rollout/ahead_s": self._ahead.seconds,
-        }
+        staleness = self.policy_iterations - ahead.policy_iterations
+        metrics = ahead.metrics | {"rollout/staleness_iterations": float(staleness)}
+        return ahead.batch, metrics | times
+
+    @property
+    def policy_iterations(self) -> int:
+        return int(self.module.policy_iterations)
+
+    # ---- rollouts kept for a run that is stopped ---------------------------------------------
+
+    def keep(self, sampled: SampledAhead) -> None:
+        """Onto the disk, until the iteration's checkpoint is written."""
+        if self.kept is None:
+            return
+        try:
+            self.kept.write(self.origin(sampled.iteration), sampled)
+        except OSError as error:  # they can be sampled again
+            self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
+
+    def kept_rollouts(self, iteration: int) -> SampledAhead | None:
+        """Those of exactly this iteration and these weights, if every process has its own."""
+        if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
+            return None
+        found = self.kept.read(self.origin(iteration))
+        if not all_ranks(found is not None):
+            self.progress.note("the kept rollouts are of other weights or data, or damaged")
+            return None
+        self.progress.note("the iteration's rollouts were kept: they are not sampled again")
+        return found
+
+    def origin(self, iteration: int) -> Origin:
+        assert self.kept is not None
+        weights = weights_digest(self.module.actor)
+        return Origin(iteration, rank(), world_size(), self.kept.identity, weights)
 
     def on_exception(self, exception: BaseException) -> None:
         """Lightning's hook, Ctrl-C included: no thread outlives the run."""

@@ -68,6 +68,11 @@ def max_over_ranks(tensor: Tensor) -> Tensor:
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
+def all_ranks(is_true: bool) -> bool:
+    """Whether it is true on every rank."""
+    return int(max_over_ranks(torch.tensor(int(not is_true)))) == 0
+
+
 def gather_over_ranks(tensor: Tensor) -> Tensor:
     """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
     if world_size() == 1:

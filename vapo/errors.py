@@ -1,5 +1,35 @@
-"""The one error that a user's input can cause; the command line prints it without a traceback."""
+"""The errors that the command line prints without a traceback, and what it exits with."""
+
+from __future__ import annotations
+
+import signal
+from typing import ClassVar
 
 
 class UserError(Exception):
     """Bad config, data, model folder or environment: names the key, file or row, and the mend."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InterruptedRunError(UserError):
+    """The run cannot go on, for a reason outside of it: a full disk, a process that was lost.
+
+    The same command may succeed later (EX_TEMPFAIL of sysexits.h).
+    """
+
+    exit_code = 75
+
+
+class StopRequested(BaseException):
+    """A signal asked the run to stop, and it has reached a point where it can; no error."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        self.how_to_go_on = ""
+        super().__init__(signal.Signals(signum).name)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells and schedulers count: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
+        return 128 + self.signum

@@ -65,14 +65,15 @@ class WorkAhead:
             raise RuntimeError("there is work ahead already")
         self._future = self._executor.submit(self._timed, work)
 
-    def wait(self) -> None:
-        """Block until the work is done; without work, return at once."""
+    def wait(self) -> SampledAhead | None:
+        """Block until the work is done, and look at its result; without work, None at once."""
         if self._future is None:
-            return
+            return None
         try:
-            self._future.result()
+            return self._future.result()
         except CancelledAheadError:
             self._future = None
+            return None
         except BaseException:
             if self._future.done():  # the work's own error, not an interrupt of this wait
                 self._future = None
@@ -80,9 +81,9 @@ class WorkAhead:
 
     def take(self) -> SampledAhead | None:
         """Wait for the result and hand it out; None if there is no work."""
-        self.wait()
-        future, self._future = self._future, None
-        return None if future is None else future.result()
+        result = self.wait()
+        self._future = None
+        return result
 
     def cancel(self) -> None:
         """End the work and join the thread; nothing can be started afterwards."""

@@ -52,6 +52,16 @@ PLAIN = {
 }
 
 
+EXIT_CODES = """exit codes:
+  0    finished
+  1    an error of our own, with a traceback
+  2    a mistake in config, data or environment, said in one line
+  75   stopped by its surroundings (full disk, lost process): the same command may go on later
+  130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last goes on
+See docs/resuming.md.
+"""
+
+
 def make_parser(name: str, command: Command) -> Parser:
     parser = Parser(
         prog=f"vapo {name}",
@@ -59,6 +69,7 @@ def make_parser(name: str, command: Command) -> Parser:
         description=f"{command.doc[0].upper()}{command.doc[1:]}.\n\n"
         "Config files are merged in order, then the overrides; the last wins. An override is\n"
         "written KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
+        epilog=EXIT_CODES if name == "fit" else None,
     )
     parser.add_argument(
         "--config", action="append", metavar="FILE", help=f"YAML file, as {command.example}"

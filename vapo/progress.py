@@ -77,6 +77,7 @@ class Progress:
         live = _is_live_terminal(stream) if live is None else live
         enabled = is_main_process() if enabled is None else enabled
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
+        self.poll: Callable[[], None] = lambda: None  # may raise, to stop the stage
         self.stage_seconds: dict[str, float] = {}
         self._iteration_seconds: dict[str, float] = {}
         self._line_seconds: dict[str, float] = {}
@@ -152,6 +153,7 @@ class Progress:
             state.done += n
             if self._display:
                 self._display.advanced(state)
+            self.poll()
 
         completed = False
         try:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from vapo.delivery import InputData, Record
 from vapo.errors import UserError
+from vapo.recorded_steps import RecordedSteps
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -171,11 +172,14 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 class MlflowSink:
-    """Writes records to one MLflow run."""
+    """Writes records to one MLflow run; with `recorded`, no metric that is there already."""
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(
+        self, client: MlflowClient, run_id: str, recorded: RecordedSteps | None = None
+    ) -> None:
         self._client = client
         self._run_id = run_id
+        self._recorded = recorded
 
     def is_outage(self, error: Exception) -> bool:
         from mlflow.exceptions import MlflowException
@@ -206,9 +210,13 @@ class MlflowSink:
     def _send_metrics(self, items: list[tuple[str, float, int, int]]) -> None:
         from mlflow.entities import Metric
 
+        if self._recorded is not None:
+            items = self._recorded.unseen(items)
         metrics = [Metric(*item) for item in items]
         for start in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
+            if self._recorded is not None:
+                self._recorded.add(items[start : start + _MAX_METRICS])
 
     def _send_params(self, params: dict[str, str]) -> None:
         from mlflow.entities import Param

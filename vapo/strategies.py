@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from vapo.checkpoint_saving import SAVE_ERRORS
 from vapo.config.schema import TrainerConfig
 
 
@@ -33,30 +33,20 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
 
 
 class ShardedCheckpoints(ModelParallelStrategy):
-    """Writes a checkpoint's folder aside, then puts it in its place.
+    """Keeps an error while shards are written in `problem`, for `checkpoint_saving` to raise.
 
-    A run that is killed while it saves keeps the checkpoint it had; shards of two saves, or of
-    two numbers of processes, never lie in one folder.
+    Raised here, on one process, it would leave the others waiting.
     """
+
+    problem: BaseException | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        path = Path(self.broadcast(filepath))
-        aside, old = (path.with_name(f".{path.name}.{part}") for part in ("new", "old"))
-        if self.is_global_zero:
-            for left_over in (aside, old):
-                shutil.rmtree(left_over, ignore_errors=True)
-        self.barrier()
-        super().save_checkpoint(checkpoint, aside, storage_options)
-        self.barrier()
-        if self.is_global_zero:
-            if path.is_dir():
-                path.rename(old)
-            path.unlink(missing_ok=True)
-            aside.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
-        self.barrier()
+        try:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        except SAVE_ERRORS as error:
+            self.problem = error
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:

@@ -21,6 +21,7 @@ from vapo.delivery import Delivery, DeliveryReport, InputData, Record, now_ms
 from vapo.errors import UserError
 from vapo.progress import is_main_process
 from vapo.provenance import provenance_tags
+from vapo.recorded_steps import recorded_steps
 from vapo.stores import MlflowSink, Store, locate_store, open_store, short_patience
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ class RunLogger(MLFlowLogger):
         self._experiment_id = experiment_id
         try:
             client = self.experiment  # creates the run
+            recorded = None
             if self._resumed:
+                recorded = recorded_steps(client, str(self._run_id))
                 client.update_run(self._run_id, "RUNNING")
                 tags = client.get_run(self._run_id).data.tags
                 self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
@@ -120,7 +123,7 @@ class RunLogger(MLFlowLogger):
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.uri}: {error}")
             ) from error
         assert self._run_id is not None
-        self._delivery = Delivery(MlflowSink(client, self._run_id), self._note)
+        self._delivery = Delivery(MlflowSink(client, self._run_id, recorded), self._note)
         atexit.register(self.close, "KILLED")
         if self._resumed:
             self.set_tags(self.tags or {})

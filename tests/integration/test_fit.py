@@ -289,7 +289,8 @@ def test_a_sharded_checkpoint_needs_a_sharded_run(tmp_path: Path) -> None:
     from vapo.errors import UserError
     from vapo.run_dirs import check_resumable
 
+    check_resumable(tmp_path, TrainerConfig())
+    (tmp_path / "meta.pt").touch()
     with pytest.raises(UserError, match="sharded checkpoint: set trainer"):
         check_resumable(tmp_path, TrainerConfig())
     check_resumable(tmp_path, TrainerConfig(strategy="fsdp"))
-    check_resumable(tmp_path / "last.ckpt", TrainerConfig())

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.callbacks.checkpointing import Checkpointing
 from vapo.callbacks.diagnostics import PositionDiagnostics
 from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.profiling import Profiling
 from vapo.callbacks.recording import Recording
+from vapo.callbacks.stopping import NoSignals, StopAtSafePoints
 from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.callbacks.weight_sync import WeightSync, actor_weights
+from vapo.checkpoint_saving import PlainFile
+from vapo.checkpoints import path_for_lightning
+from vapo.compatibility import check_compatible
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
@@ -26,15 +31,19 @@ from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
 from vapo.distributed import check_launch
 from vapo.inputs import dataset_inputs, model_tags, params
+from vapo.kept_rollouts import KeptRollouts
+from vapo.manifests import read_manifest
 from vapo.minibatches import TokenInputs
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule
 from vapo.networks import critic_path
+from vapo.peers import Peers
 from vapo.progress import Progress
-from vapo.prompts import load_prompts
+from vapo.prompts import PromptSplit, load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
-from vapo.run_dirs import RunDir, check_resumable, find_checkpoint, open_run_dir
+from vapo.run_dirs import RunDir, check_resumable, choose_resume, open_run_dir, tell
+from vapo.stopping import Stopping
 from vapo.strategies import gathered, lightning_precision, make_strategy
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking import RunLogger, make_run_logger
@@ -60,11 +69,28 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     tokenizer = load_tokenizer(config.actor.path)
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
-    checkpoint = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
+    resume = choose_resume(config, ckpt_path, tell)
+    checkpoint = None if resume is None else resume.checkpoint
     if checkpoint is not None:
         check_resumable(checkpoint, config.trainer)
-    name = config.tracking.run_name or f"vapo-seed{config.seed}"
-    run_dir = open_run_dir(config, name, resume_from=checkpoint)
+        check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
+    with (
+        closing(open_run_dir(config, run_name(config), resume=resume)) as run_dir,
+        Stopping(config.checkpoints.stop_grace_s) as stopping,
+    ):
+        return train(config, run_dir, checkpoint, tokenizer, prompts, stopping, started)
+
+
+def train(
+    config: FitConfig,
+    run_dir: RunDir,
+    checkpoint: Path | None,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSplit,
+    stopping: Stopping,
+    started: float,
+) -> FitResult:
+    """The run itself, once everything has been checked."""
     critic = critic_path(config) if config.algorithm.has_critic else None
     with (
         Progress() as progress,
@@ -73,13 +99,14 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
         ) as scorer,
         make_run_logger(
             config.tracking,
-            run_name=name,
+            run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,
             tags={"command": "fit", **component_tags(config), **model_tags(config, critic)},
             note=progress.note,
         ) as logger,
     ):
-        run_dir.record_mlflow_run(logger.run_id)
+        progress.poll = stopping.poll
+        run_dir.record("running", logger.run_id)
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, prompts))
         progress.note(prompts.report.describe())
@@ -91,17 +118,25 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             pad_id=module.pad_id,
+            kept=KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None,
+            safe_point=stopping.safe_point,
         )
         evaluation = Evaluation(logger, progress)
-        trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
-        with closing(datamodule):
-            trainer.fit(module, datamodule, ckpt_path=checkpoint)
-    run_path = Path(trainer.strategy.broadcast(str(run_dir.path)))
+        guard = StopAtSafePoints(stopping, Peers())
+        trainer = make_trainer(config, module, evaluation, guard, logger, progress, run_dir)
+        with closing(datamodule), guard.peers.ends_clearly(run_dir):
+            path = None if checkpoint is None else path_for_lightning(checkpoint)
+            trainer.fit(module, datamodule, ckpt_path=path)
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
         recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
         print(summarize(config, module, evaluation, recording, run_dir, seconds))
-    return FitResult(run_path, evaluation.first, evaluation.latest)
+    run_dir.record("finished", logger.run_id)
+    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+
+
+def run_name(config: FitConfig) -> str:
+    return config.tracking.run_name or f"vapo-seed{config.seed}"
 
 
 def summarize(
@@ -182,15 +217,16 @@ def make_trainer(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    guard: StopAtSafePoints,
     logger: RunLogger,
     progress: Progress,
     run_dir: RunDir,
 ) -> L.Trainer:
     """Lightning's Trainer: one epoch is one iteration, checkpoints at the iteration's end."""
     pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
-    every_n = config.trainer.checkpoint_every_n_iterations
     callbacks: list[Callback] = [
         RolloutOverlap(),
+        guard,
         ValuePretraining(
             config.components.value_pretraining,
             num_iterations=pretraining,
@@ -201,13 +237,16 @@ def make_trainer(
         evaluation,
         Recording(logger, progress),
         PositionDiagnostics(logger),
-        # one for each: `save_last` would follow the best, and leave last.ckpt behind
-        make_checkpointing(run_dir, "last", every_n_iterations=every_n),
-        make_checkpointing(run_dir, "best", every_n_iterations=1, monitor="eval/avg_at_k"),
+        Checkpointing(
+            run_dir,
+            logger,
+            every_n_iterations=config.trainer.checkpoint_every_n_iterations,
+            keep=config.checkpoints.keep,
+        ),
     ]
     if config.trainer.profile:
         callbacks.append(Profiling(run_dir.path, progress))
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
@@ -222,20 +261,7 @@ def make_trainer(
         callbacks=callbacks,
         enable_progress_bar=False,
         enable_model_summary=False,
+        plugins=[PlainFile()],
     )
-
-
-def make_checkpointing(
-    run_dir: RunDir, name: str, *, every_n_iterations: int, monitor: str | None = None
-) -> ModelCheckpoint:
-    """Keeps one file `name`.ckpt: the newest, or the one with the highest `monitor`."""
-    return ModelCheckpoint(
-        dirpath=run_dir.checkpoints,
-        filename=name,
-        monitor=monitor,
-        mode="max",
-        save_top_k=1,
-        every_n_epochs=every_n_iterations,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
+    trainer._signal_connector = NoSignals(trainer)
+    return trainer

@@ -32,7 +32,8 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
     )
     if ckpt_path is not None:
         checkpoint = find_checkpoint(config.output_dir, ckpt_path)
-        model.load_state_dict(network_state(read_checkpoint(checkpoint), "actor"))
+        contents = read_checkpoint(checkpoint, verified=True)
+        model.load_state_dict(network_state(contents, "actor"))
     device = pick_device(config.trainer)
     model.to(device)  # type: ignore[arg-type]
     actor = Actor(model)

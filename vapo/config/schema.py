@@ -12,6 +12,7 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
+from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
@@ -237,6 +238,7 @@ class FitConfig:
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
+    checkpoints: CheckpointConfig = section(CheckpointConfig, "stopping and going on")
 
 
 @dataclass

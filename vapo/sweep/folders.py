@@ -68,7 +68,7 @@ class TaskFolder:
     def checkpoint(self) -> Path | None:
         """Where an interrupted run goes on."""
         found = [path / "checkpoints" / "last.ckpt" for path in self.attempts()]
-        return next((path for path in reversed(found) if path.is_file()), None)
+        return next((path for path in reversed(found) if path.exists()), None)
 
     def finished(self) -> Outcome | None:
         """The outcome of a run that was completed earlier."""

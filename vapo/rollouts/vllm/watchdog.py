@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import Any
 
 from vapo.rollouts.vllm.engine import RESUME_HINT, EngineError
 
@@ -18,6 +19,7 @@ class Watchdog:
     """A `with` block in which `heard()` must be called at least every `timeout_s` seconds.
 
     After a silence the block's thread is interrupted, and the block ends in an `EngineError`.
+    A run's own handler of interrupts only takes note of them, so it is put aside in here.
     A thread that does not return from native code (a collective that waits for a dead rank)
     cannot be interrupted: the process is ended, as nothing else would end it.
     """
@@ -25,6 +27,7 @@ class Watchdog:
     def __init__(self, timeout_s: float, *, grace_s: float = _GRACE_S) -> None:
         self._timeout_s, self._grace_s = timeout_s, grace_s
         self._fired = False
+        self._handler: Any = None
         self._done = threading.Event()
         self._last = time.monotonic()
         self._watched = threading.current_thread()
@@ -35,6 +38,8 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         self.heard()
+        if self._watched is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         self._thread.start()
         return self
 
@@ -45,6 +50,8 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         self._done.set()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
         if self._fired and kind is KeyboardInterrupt:
             raise EngineError(self._message()) from None
 

@@ -1,0 +1,63 @@
+"""What a run keeps so that it can go on, and which configs are the same run's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vapo.config.fields import option
+
+
+@dataclass
+class CheckpointConfig:
+    """See docs/resuming.md; how often one is written is trainer.checkpoint_every_n_iterations."""
+
+    resume: Literal["never", "auto"] = option(
+        "never",
+        "auto: go on with the newest unfinished run of this config in output_dir, or start one if "
+        "there is none; --ckpt_path wins over it",
+    )
+    keep: int = option(
+        2, "the newest so many are kept, and the best: if one is damaged, the next is taken", ge=2
+    )
+    keep_rollouts: bool = option(
+        True,
+        "keep an iteration's rollouts on disk until its checkpoint is written, so that a stopped "
+        "run does not sample them again",
+    )
+    stop_grace_s: float = option(
+        20.0,
+        "from a stop signal to the exit at the latest, whatever the run does then; below the "
+        "scheduler's own (SLURM's KillWait: 30)",
+        gt=0,
+    )
+
+
+# Keys that may change between two sessions of one run: where it runs, what it keeps and reports.
+FREE_KEYS = (
+    "output_dir",
+    "tracking",
+    "checkpoints",
+    "rollouts.vllm",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.num_threads",
+    "trainer.checkpoint_every_n_iterations",
+    "trainer.sharded_checkpoints",
+    "trainer.profile",
+    "trainer.peak_tflops",
+)
+
+
+def run_identity(values: dict[str, Any]) -> str:
+    """12 hex digits of a flattened config (`loading.flatten`) without `FREE_KEYS`."""
+    kept = {
+        key: value
+        for key, value in values.items()
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+    }
+    canonical = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
