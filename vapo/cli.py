@@ -18,7 +18,7 @@ from vapo.arguments import (
     positive,
     split_overrides,
 )
-from vapo.errors import UserError
+from vapo.errors import StoppedRun, UserError
 from vapo.parsers import CONFIGURED, PLAIN, make_parser, sweep_parser
 
 
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"vapo: {error}", file=sys.stderr)
         return 2
+    except StoppedRun as stop:
+        print(f"vapo: the run stopped: {stop}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)
         return 130

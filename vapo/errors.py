@@ -1,5 +1,12 @@
-"""The one error that a user's input can cause; the command line prints it without a traceback."""
+"""What the command line prints without a traceback."""
 
 
 class UserError(Exception):
     """Bad config, data, model folder or environment: names the key, file or row, and the mend."""
+
+
+class StoppedRun(Exception):
+    """The run ended itself: too many bad updates, or a watcher's limit. Says which and what next.
+
+    Raised on all ranks alike; the command's exit code is 3.
+    """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.profiling import Profiling
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.value_pretraining import ValuePretraining
+from vapo.callbacks.watch import HeldCheckpoint, Watch
 from vapo.callbacks.weight_sync import WeightSync, actor_weights
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
@@ -25,12 +27,13 @@ from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
 from vapo.distributed import check_launch
+from vapo.errors import StoppedRun
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.minibatches import TokenInputs
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule
 from vapo.networks import critic_path
-from vapo.progress import Progress
+from vapo.progress import Progress, is_main_process
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
@@ -50,7 +53,10 @@ class FitResult:
 
 
 def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
-    """Train; returns the folder of the run and the first and last evaluation."""
+    """Train; returns the folder of the run and the first and last evaluation.
+
+    Raises: StoppedRun, once the run's summary is written, when the run ended itself.
+    """
     started = time.monotonic()
     quiet_libraries()
     check_launch(config.trainer)
@@ -93,14 +99,23 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             pad_id=module.pad_id,
         )
         evaluation = Evaluation(logger, progress)
-        trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
-        with closing(datamodule):
-            trainer.fit(module, datamodule, ckpt_path=checkpoint)
-    run_path = Path(trainer.strategy.broadcast(str(run_dir.path)))
-    if trainer.is_global_zero:
+        watch = Watch(config.watch, run_dir.path, logger, progress)
+        trainer = make_trainer(config, module, evaluation, watch, logger, progress, run_dir)
+        stop: StoppedRun | None = None
+        try:
+            with closing(datamodule):
+                trainer.fit(module, datamodule, ckpt_path=checkpoint)
+        except StoppedRun as stopped:
+            stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
+            logger.set_tags({"stopped": str(stop)})
+            logger.close("FAILED")
+    run_path = run_dir.path if stop else Path(trainer.strategy.broadcast(str(run_dir.path)))
+    if is_main_process():
         seconds = time.monotonic() - started
         recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
-        print(summarize(config, module, evaluation, recording, run_dir, seconds))
+        print(summarize(config, module, evaluation, watch, recording, run_dir, seconds, stop))
+    if stop is not None:
+        raise stop
     return FitResult(run_path, evaluation.first, evaluation.latest)
 
 
@@ -108,9 +123,11 @@ def summarize(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    watch: Watch,
     recording: Recording,
     run_dir: RunDir,
     seconds: float,
+    stop: StoppedRun | None,
 ) -> str:
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     logger = recording.logger
@@ -127,6 +144,10 @@ def summarize(
         tracking_uri=config.tracking.uri,
         config_hash=config_hash(config),
         undelivered_records=logger.close(),
+        status="FAILED" if stop else "FINISHED",
+        stopped="" if stop is None else str(stop),
+        warnings=list(watch.warnings.values()),
+        faults=watch.faults,
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"
@@ -141,6 +162,15 @@ def summarize(
         ),
         checkpoint=best,
     )
+
+
+def describe_checkpoints(folder: Path) -> str:
+    """Where to go on from when a run has stopped itself."""
+    last, best = folder / "last.ckpt", folder / "best.ckpt"
+    if not last.exists():
+        return "there is no checkpoint from before it"
+    best_too = f"; best score: {best}" if best.exists() else ""
+    return f"checkpoint from before it: {last}{best_too}"
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -182,6 +212,7 @@ def make_trainer(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    watch: Watch,
     logger: RunLogger,
     progress: Progress,
     run_dir: RunDir,
@@ -200,9 +231,12 @@ def make_trainer(
         WeightSync(progress),
         evaluation,
         Recording(logger, progress),
+        watch,
         PositionDiagnostics(logger),
         # one for each: `save_last` would follow the best, and leave last.ckpt behind
-        make_checkpointing(run_dir, "last", every_n_iterations=every_n),
+        make_checkpointing(
+            run_dir, "last", every_n_iterations=every_n, is_held=lambda: watch.holds_checkpoint
+        ),
         make_checkpointing(run_dir, "best", every_n_iterations=1, monitor="eval/avg_at_k"),
     ]
     if config.trainer.profile:
@@ -226,10 +260,16 @@ def make_trainer(
 
 
 def make_checkpointing(
-    run_dir: RunDir, name: str, *, every_n_iterations: int, monitor: str | None = None
+    run_dir: RunDir,
+    name: str,
+    *,
+    every_n_iterations: int,
+    monitor: str | None = None,
+    is_held: Callable[[], bool] = lambda: False,
 ) -> ModelCheckpoint:
     """Keeps one file `name`.ckpt: the newest, or the one with the highest `monitor`."""
-    return ModelCheckpoint(
+    return HeldCheckpoint(
+        is_held,
         dirpath=run_dir.checkpoints,
         filename=name,
         monitor=monitor,
