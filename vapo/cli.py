@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except StoppedRun as stop:
         print(f"vapo: the run stopped: {stop}", file=sys.stderr)
-        return 3
+        return stop.exit_code
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)
         return 130

@@ -44,10 +44,14 @@ class Watch(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         assert isinstance(pl_module, VapoModule)
-        self._faults = pl_module.faults
-        self._faults.note = self.progress.note
+        self.watched(pl_module.faults)
         run_dir = trainer.strategy.broadcast(str(self.run_dir))
-        self._faults.rollouts.open(Path(run_dir), rank())
+        pl_module.faults.rollouts.open(Path(run_dir), rank())
+
+    def watched(self, faults: Faults) -> None:
+        """Take the module's faults; their lines go to the console."""
+        self._faults = faults
+        faults.note = self.progress.note
 
     def state_dict(self) -> dict[str, Any]:
         return {state.name: state.state_dict() for state in self.watchers}
@@ -85,20 +89,30 @@ class Watch(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         metrics = {**datamodule_of(trainer).metrics, **mean_of_steps(self._steps)}
-        if pl_module.trained_phase is Phase.VALUE_PRETRAINING:
-            metrics.pop("critic/explained_variance", None)  # what the phase is there to raise
-        logged, stops = pl_module.faults.pop_metrics(), []
-        for state in self.watchers:
-            is_alarm = state.look(int(pl_module.iteration) + 1, agreed(metrics, state))
-            if is_alarm is None:
-                continue
+        iteration, phase = int(pl_module.iteration) + 1, pl_module.trained_phase
+        logged = pl_module.faults.pop_metrics()
+        stops: list[WatcherState] = []
+        for state, is_alarm in self.look(iteration, phase, metrics):
             logged[f"watch/{state.name}"] = float(is_alarm)
-            if is_alarm:
-                self.warn(state)
-                stops += [state] if state.watcher.action == "stop" else []
+            stops += [state] if is_alarm and state.watcher.action == "stop" else []
         self.logger.log_metrics(logged, step=trainer.global_step)
         if stops:
             raise StoppedRun("; ".join(f"{s.describe()}; {s.advise()}" for s in stops))
+
+    def look(
+        self, iteration: int, phase: Phase, metrics: dict[str, float]
+    ) -> list[tuple[WatcherState, bool]]:
+        """The watchers that find their figure in an iteration, and whether they are in alarm."""
+        looks = []
+        for state in self.watchers:
+            if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
+                continue  # it is what the phase is there to raise
+            is_alarm = state.look(iteration, agreed(metrics, state))
+            if is_alarm:
+                self.warn(state)
+            if is_alarm is not None:
+                looks.append((state, is_alarm))
+        return looks
 
     def warn(self, state: WatcherState) -> None:
         """Once an episode, on the console and as a tag; the summary has the latest figure."""
