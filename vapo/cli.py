@@ -18,7 +18,7 @@ from vapo.arguments import (
     positive,
     split_overrides,
 )
-from vapo.errors import StopRequested, UserError
+from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.parsers import CONFIGURED, PLAIN, make_parser, sweep_parser
 from vapo.progress import is_main_process
 
@@ -32,9 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(error):
             print(f"vapo: {error}", file=sys.stderr)
         return error.exit_code
-    except StopRequested as stop:
+    except StopRequested as signalled:
         if is_main_process():
-            print(f"vapo: stopped by {stop}; {stop.how_to_go_on}", file=sys.stderr)
+            print(f"vapo: stopped by {signalled}; {signalled.how_to_go_on}", file=sys.stderr)
+        return signalled.exit_code
+    except StoppedRun as stop:
+        print(f"vapo: the run stopped: {stop}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
 from vapo.config import FitConfig, resolve
-from vapo.distributed import all_ranks, rank, world_size
+from vapo.distributed import all_ranks, rank
 from vapo.iteration_metrics import iteration_metrics
 from vapo.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.minibatches import Minibatch, make_minibatches
@@ -27,6 +28,7 @@ from vapo.rollout_collection import RolloutCollection
 from vapo.rollouts import Sampler
 from vapo.seeding import derive_seed
 from vapo.types import Phase, RolloutBatch
+from vapo.watching.rows import CheckedBatch, check_batch, first_rows
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
@@ -106,6 +108,8 @@ class RolloutDataModule(L.LightningDataModule):
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
         self.safe_point()
+        checked = self.check(batch, iteration)
+        batch = checked.batch
         with self.progress.stage("advantages"):
             self.module.estimate_advantages(batch)
             correct_mismatch(batch, self.config.algorithm.mismatch)
@@ -116,7 +120,21 @@ class RolloutDataModule(L.LightningDataModule):
             self.hyperparameters,
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
-        return self.minibatches(batch, iteration)
+        minibatches = self.minibatches(first_rows(batch, checked.num_rows), iteration)
+        return [replace(m, fault=checked.fault) for m in minibatches]
+
+    def check(self, batch: RolloutBatch, iteration: int) -> CheckedBatch:
+        """Without the rollouts that have numbers which are not finite; they are counted."""
+        place, faults = f"iteration {iteration + 1}", self.module.faults
+        checked = check_batch(
+            batch,
+            num_minibatches=self.num_minibatches,
+            by_group=self.config.algorithm.compares_groups,
+            records=faults.rollouts,
+            place=place,
+        )
+        faults.left_out(checked.num_left_out, place, checked.reason)
+        return checked
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
@@ -209,11 +227,15 @@ class RolloutDataModule(L.LightningDataModule):
         """Micro-batches are moved one at a time, in the module's `training_step`."""
         return batch
 
+    @property
+    def num_minibatches(self) -> int:
+        total = self.hyperparameters.num_prompts * self.hyperparameters.group_size
+        return total // (self.config.training.minibatch_size or total)
+
     def minibatches(self, batch: RolloutBatch, iteration: int) -> list[Minibatch]:
-        size = self.config.training.minibatch_size or len(batch) * world_size()
         return make_minibatches(
             batch,
-            num_minibatches=len(batch) * world_size() // size,
+            num_minibatches=self.num_minibatches,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
             packed=self.module.reads_packed,

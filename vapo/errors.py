@@ -21,6 +21,15 @@ class InterruptedRunError(UserError):
     exit_code = 75
 
 
+class StoppedRun(Exception):
+    """The run ended itself: too many bad updates, or a watcher's limit. Says which and what next.
+
+    Raised on all ranks alike.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+
 class StopRequested(BaseException):
     """A signal asked the run to stop, and it has reached a point where it can; no error."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from vapo.distributed import sum_over_ranks
 from vapo.functional.masking import LossReduction
 from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
-from vapo.types import RolloutBatch
+from vapo.types import Rollout, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,13 @@ class Microbatch:
     importance_weights: Float[Tensor, "b T"] | None
     old_values: Float[Tensor, "b T"] | None
     value_targets: Float[Tensor, "b T"] | None
+    rollouts: tuple[Rollout, ...]
 
     def to(self, device: torch.device) -> Microbatch:
         moved: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            moved[item.name] = None if value is None else value.to(device)
+            moved[item.name] = value.to(device) if hasattr(value, "to") else value
         return Microbatch(**moved)
 
 
@@ -53,7 +54,8 @@ class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
-    loss; without such they are `num_tokens` and `num_responses`.
+    loss; without such they are `num_tokens` and `num_responses`. With a `fault`, which says why,
+    nothing of it may be trained on.
     """
 
     microbatches: list[Microbatch]
@@ -63,6 +65,7 @@ class Minibatch:
     num_policy_tokens: int
     num_policy_responses: int
     max_response_tokens: int | None = None
+    fault: str | None = None
 
     def denominator(self, reduction: LossReduction) -> int:
         """What `losses.aggregate` divides this minibatch's losses over `loss_mask` by."""
@@ -186,4 +189,5 @@ def _make_microbatch(
         importance_weights=cut(batch.importance_weights),
         old_values=cut(batch.old_values),
         value_targets=cut(batch.value_targets),
+        rollouts=tuple(batch.rollouts[row] for row in rows),
     )

@@ -20,16 +20,18 @@ from vapo.attention import choose_packing
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
-from vapo.distributed import world_size
+from vapo.distributed import sum_over_ranks, world_size
 from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
 from vapo.networks import make_actor, make_critic
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
 from vapo.policies import Actor
-from vapo.strategies import is_sharded, set_gradient_sync
+from vapo.strategies import is_sharded, reshard, set_gradient_sync
 from vapo.timing import timed
 from vapo.token_inputs import cut_by_tokens
 from vapo.types import Phase, RolloutBatch
+from vapo.watching.faults import Faults, finite_over_ranks
+from vapo.watching.inspection import inspect_minibatch
 
 PHASES = list(Phase)
 
@@ -59,10 +61,13 @@ class VapoModule(L.LightningModule):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.phase = Phase.POLICY_OPTIMIZATION
         self.trained_phase = self.phase
+        self.policy_steps_before = 0  # at the beginning of this iteration
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self._reference: tuple[Actor, ...] = ()
         self.reads_packed = False
+        watch = config.watch
+        self.faults = Faults(watch.max_bad_updates, watch.max_saved_rollouts)
 
     @property
     def phase(self) -> Phase:
@@ -161,6 +166,7 @@ class VapoModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.trained_phase = self.phase
+        self.policy_steps_before = int(self.policy_steps)
         self.update_seconds.clear()
         self.update_flops = 0.0
 
@@ -168,16 +174,15 @@ class VapoModule(L.LightningModule):
         """One network after the other: losses, then update. Returns metrics, over all ranks."""
         totals = Totals()
         metrics: dict[str, float] = {}
-        trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
-        if trains_actor:
-            with timed(self.update_seconds, "actor_update"):
-                self._accumulate(self.actor, self._policy_loss, minibatch, totals)
-                metrics |= self._update("actor", counted=True)
-            self.policy_steps += 1
+        losses: dict[str, Callable[[Microbatch, Minibatch, Totals], Tensor]] = {}
+        if self.trained_phase is Phase.POLICY_OPTIMIZATION:
+            losses["actor"] = self._policy_loss
         if self.critic is not None:
-            with timed(self.update_seconds, "critic_update"):
-                self._accumulate(self.critic, self._value_loss, minibatch, totals)
-                metrics |= self._update("critic", counted=not trains_actor)
+            losses["critic"] = self._value_loss
+        for index, (name, loss_share) in enumerate(losses.items()):
+            with timed(self.update_seconds, f"{name}_update"):
+                loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
+                metrics |= self._update(name, loss, minibatch, counted=index == 0)
         return totals.reduce() | metrics
 
     def _accumulate(
@@ -186,18 +191,23 @@ class VapoModule(L.LightningModule):
         loss_share: Callable[[Microbatch, Minibatch, Totals], Tensor],
         minibatch: Minibatch,
         totals: Totals,
-    ) -> None:
-        """The network's gradient of a minibatch, micro-batch by micro-batch."""
+    ) -> Tensor:
+        """The network's gradient of a minibatch, micro-batch by micro-batch; its loss here."""
+        if minibatch.fault is not None:
+            return torch.tensor(torch.nan, device=self.device)
+        total = torch.zeros((), device=self.device)
         for index, microbatch in enumerate(minibatch.microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
             self._backward_share(network, loss, index == len(minibatch.microbatches) - 1)
             self.update_flops += 3 * network.forward_flops.count(microbatch.inputs)
+            total += loss.detach()
+        return total
 
     def _policy_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        logprobs, entropy = self.actor(micro.inputs, temperature=self.config.rollouts.temperature)
+        policy = self._read_policy(micro)
         return policy_objective(
-            micro.inputs.scatter(logprobs),
-            micro.inputs.scatter(entropy),
+            policy["logprobs"],
+            policy["entropy"],
             micro,
             minibatch,
             self.hyperparameters,
@@ -206,20 +216,32 @@ class VapoModule(L.LightningModule):
         )
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        assert self.critic is not None
-        values = micro.inputs.scatter(self.critic(micro.inputs))
+        values = self._read_values(micro)["values"]
         return value_objective(values, micro, minibatch, self.config.algorithm, totals)
+
+    def _read_policy(self, micro: Microbatch) -> dict[str, Tensor]:
+        inputs = micro.inputs.to(self.device)
+        logprobs, entropy = self.actor(inputs, temperature=self.config.rollouts.temperature)
+        return {"logprobs": inputs.scatter(logprobs), "entropy": inputs.scatter(entropy)}
+
+    def _read_values(self, micro: Microbatch) -> dict[str, Tensor]:
+        assert self.critic is not None
+        inputs = micro.inputs.to(self.device)
+        return {"values": inputs.scatter(self.critic(inputs))}
 
     def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
         """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""
         set_gradient_sync(network, last or self.config.trainer.reduce_every_microbatch)
         self.manual_backward(loss * world_size())
 
-    def _update(self, name: str, *, counted: bool) -> dict[str, float]:
-        """Clip and step one network. One minibatch is one `trainer.global_step`.
+    def _update(
+        self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
+    ) -> dict[str, float]:
+        """Clip and step one network, unless its loss or gradient norm is not finite.
 
-        Lightning counts every step of its optimizer wrappers, so only one of the two networks
-        steps through its wrapper (`counted`).
+        One minibatch is one `trainer.global_step`: Lightning counts every step of its optimizer
+        wrappers, so only one of the two networks steps through its wrapper (`counted`). Without
+        gradients a step changes nothing, so a minibatch whose update is skipped counts as well.
         """
         index = ("actor", "critic").index(name)
         wrappers, schedulers = self.optimizers(), self.lr_schedulers()
@@ -229,13 +251,37 @@ class VapoModule(L.LightningModule):
         assert isinstance(scheduler, LambdaLR)
         optimizer = wrapper.optimizer
         max_norm = getattr(self.config, name).optimizer.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        clipped = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
+        clipped = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
+        norm, is_finite = finite_over_ranks(clipped.to(loss.device), loss)
         lr = optimizer.param_groups[0]["lr"]
+        if not is_finite:
+            optimizer.zero_grad(set_to_none=True)
         (wrapper if counted else optimizer).step()
-        scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        return {f"{name}/grad_norm": float(norm), f"{name}/lr": lr}
+        if is_finite:
+            scheduler.step()
+            self.policy_steps += name == "actor"
+            self.faults.stepped(name)
+        else:
+            self._skip(name, minibatch, loss, norm)
+        return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
+
+    def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
+        """Say which numbers were not finite, and count; raises when it has been too often."""
+        place = f"iteration {int(self.iteration) + 1}, step {self.trainer.global_step}"
+        reason = minibatch.fault
+        if reason is None:
+            loss_value = float(sum_over_ranks(loss))
+            reason = inspect_minibatch(
+                minibatch,
+                self._read_policy if name == "actor" else self._read_values,
+                sums=f"loss {loss_value:.3g}, gradient norm {norm:.3g}",
+                records=self.faults.rollouts,
+                place=f"{name} update, {place}",
+            )
+            reshard(getattr(self, name))
+        self.faults.skipped(name, place, reason)
 
     def on_train_epoch_end(self) -> None:
         """Count the iteration. Runs after the callbacks and before the checkpoint is written."""

@@ -80,7 +80,7 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
 
-    def record(self, state: Literal["running", "finished"], run_id: str | None) -> None:
+    def record(self, state: Literal["running", "stopped", "finished"], run_id: str | None) -> None:
         if is_main_process():
             contents = {"state": state, "identity": self.identity, "mlflow_run_id": run_id}
             write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")

@@ -117,9 +117,14 @@ def gathered(network: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+def reshard(network: nn.Module) -> None:
+    """After a forward without backward, the root's own parameters stay whole until this."""
+    if isinstance(network, FSDPModule):
+        network.reshard()
+
+
 def full_state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The full tensors of a network's state dict, one by one; every rank must walk it."""
-    if isinstance(network, FSDPModule):
-        network.reshard()  # after a forward without backward, the root's parameters stay whole
+    reshard(network)
     for name, tensor in network.state_dict().items():
         yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

@@ -25,7 +25,8 @@ class RunSummary:
     """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
 
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
-    last evaluation. Use `make_summary`.
+    last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
+    `faults` how many updates were skipped and rollouts left out. Use `make_summary`.
     """
 
     score_before: float | None
@@ -41,6 +42,9 @@ class RunSummary:
     tracking_uri: str
     config_hash: str
     status: str = "FINISHED"
+    stopped: str = ""
+    warnings: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
     undelivered_records: int = 0
     profile: str = ""
     versions: dict[str, str] = field(default_factory=versions)
@@ -119,6 +123,9 @@ def render_summary(
     rows = [
         ("score before", _score(summary.score_before, summary.score_before_ci, summary.k)),
         ("score after", _score(summary.score_after, summary.score_after_ci, summary.k)),
+        *([("stopped", summary.stopped)] if summary.stopped else []),
+        *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
+        *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
         ("took", _times(summary)),
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
@@ -136,6 +143,11 @@ def render_summary(
         rows.insert(index, ("", f"{summary.undelivered_records} records were not delivered"))
     lines = [f"{label:<13} {text}" for label, text in rows]
     return "\n".join(["", *lines, "run folder:", str(run_dir)])
+
+
+def _faults(faults: Mapping[str, int]) -> str:
+    counts = (f"{number} {key.replace('_', ' ')}" for key, number in faults.items() if number)
+    return f"{', '.join(counts)}: numbers that are not finite"
 
 
 def _how_to_open(tracking_uri: str) -> str:

@@ -79,14 +79,16 @@ class RecordsGradients(VapoModule):
     gradients: dict[str, torch.Tensor]
     step_metrics: dict[str, float]
 
-    def _update(self, name: str, *, counted: bool) -> dict[str, float]:
+    def _update(
+        self, name: str, loss: torch.Tensor, minibatch: Minibatch, *, counted: bool
+    ) -> dict[str, float]:
         self.gradients = getattr(self, "gradients", {})
         for key, parameter in getattr(self, name).named_parameters():
             grad = parameter.grad
             assert grad is not None, key
             full = grad.full_tensor() if isinstance(grad, DTensor) else grad
             self.gradients[f"{name}.{key}"] = full.clone()
-        metrics = super()._update(name, counted=counted)
+        metrics = super()._update(name, loss, minibatch, counted=counted)
         optimizer = self.trainer.optimizers[("actor", "critic").index(name)]
         beta1 = optimizer.param_groups[0]["betas"][0]
         squares = 0.0

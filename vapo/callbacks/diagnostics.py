@@ -30,11 +30,10 @@ class PositionDiagnostics(Callback):
         if not datamodule.positions or not self.is_due(pl_module):
             return
         iteration = int(pl_module.iteration) + 1
-        steps = trainer.num_training_batches if in_policy_phase(pl_module) else 0
         table = {
             "iteration": iteration,
             "phase": pl_module.trained_phase.value,
-            "policy_steps": int(pl_module.policy_steps) - int(steps),
+            "policy_steps": pl_module.policy_steps_before,
             "columns": datamodule.positions,
         }
         self.logger.log_text(

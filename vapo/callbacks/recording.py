@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 
@@ -96,6 +97,9 @@ def memory_metrics() -> dict[str, float]:
 
 
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """The iteration's optimizer steps averaged, for the display."""
+    """The iteration's optimizer steps averaged, those with a finite number; nan without one."""
     keys = {key for step in steps for key in step}
-    return {key: sum(s.get(key, 0.0) for s in steps) / len(steps) for key in keys}
+    values = {
+        key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
+    }
+    return {key: sum(v) / len(v) if v else math.nan for key, v in values.items()}

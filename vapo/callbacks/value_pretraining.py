@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import lightning as L
@@ -54,7 +55,7 @@ class ValuePretraining(Callback):
     ) -> None:
         if batch_idx == 0:
             self._value_losses.clear()
-        if isinstance(outputs, dict) and "critic/value_loss" in outputs:
+        if isinstance(outputs, dict) and math.isfinite(outputs.get("critic/value_loss", math.nan)):
             self._value_losses.append(outputs["critic/value_loss"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -65,7 +66,8 @@ class ValuePretraining(Callback):
         explained_variance = trainer.datamodule.metrics[  # type: ignore[attr-defined]
             "critic/explained_variance"
         ]
-        value_loss = sum(self._value_losses) / len(self._value_losses)
+        losses = self._value_losses  # none, where every update was skipped
+        value_loss = sum(losses) / len(losses) if losses else math.nan
         if finished < self.num_iterations and not self.stop_rule_met(
             finished, explained_variance=explained_variance, value_loss=value_loss
         ):

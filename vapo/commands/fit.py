@@ -20,6 +20,7 @@ from vapo.callbacks.profiling import Profiling
 from vapo.callbacks.recording import Recording
 from vapo.callbacks.stopping import NoSignals, StopAtSafePoints
 from vapo.callbacks.value_pretraining import ValuePretraining
+from vapo.callbacks.watch import Watch
 from vapo.callbacks.weight_sync import WeightSync, actor_weights
 from vapo.checkpoint_saving import PlainFile
 from vapo.checkpoints import path_for_lightning
@@ -30,6 +31,7 @@ from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
 from vapo.distributed import check_launch
+from vapo.errors import StoppedRun
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.kept_rollouts import KeptRollouts
 from vapo.manifests import read_manifest
@@ -38,7 +40,7 @@ from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule
 from vapo.networks import critic_path
 from vapo.peers import Peers
-from vapo.progress import Progress
+from vapo.progress import Progress, is_main_process
 from vapo.prompts import PromptSplit, load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
@@ -59,7 +61,10 @@ class FitResult:
 
 
 def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
-    """Train; returns the folder of the run and the first and last evaluation."""
+    """Train; returns the folder of the run and the first and last evaluation.
+
+    Raises: StoppedRun, once the run's summary is written, when the run ended itself.
+    """
     started = time.monotonic()
     quiet_libraries()
     check_launch(config.trainer)
@@ -122,16 +127,25 @@ def train(
             safe_point=stopping.safe_point,
         )
         evaluation = Evaluation(logger, progress)
+        watch = Watch(config.watch, run_dir.path, logger, progress)
         guard = StopAtSafePoints(stopping, Peers())
-        trainer = make_trainer(config, module, evaluation, guard, logger, progress, run_dir)
-        with closing(datamodule), guard.peers.ends_clearly(run_dir):
-            path = None if checkpoint is None else path_for_lightning(checkpoint)
-            trainer.fit(module, datamodule, ckpt_path=path)
-    if trainer.is_global_zero:
+        trainer = make_trainer(config, module, evaluation, watch, guard, logger, progress, run_dir)
+        path = None if checkpoint is None else path_for_lightning(checkpoint)
+        stop: StoppedRun | None = None
+        try:
+            with closing(datamodule), guard.peers.ends_clearly(run_dir):
+                trainer.fit(module, datamodule, ckpt_path=path)
+        except StoppedRun as stopped:
+            stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
+            logger.set_tags({"stopped": str(stop)})
+            logger.close("FAILED")
+    if is_main_process():
         seconds = time.monotonic() - started
         recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
-        print(summarize(config, module, evaluation, recording, run_dir, seconds))
-    run_dir.record("finished", logger.run_id)
+        print(summarize(config, module, evaluation, watch, recording, run_dir, seconds, stop))
+    run_dir.record("finished" if stop is None else "stopped", logger.run_id)
+    if stop is not None:
+        raise stop
     return FitResult(run_dir.path, evaluation.first, evaluation.latest)
 
 
@@ -143,9 +157,11 @@ def summarize(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    watch: Watch,
     recording: Recording,
     run_dir: RunDir,
     seconds: float,
+    stop: StoppedRun | None,
 ) -> str:
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     logger = recording.logger
@@ -162,6 +178,10 @@ def summarize(
         tracking_uri=config.tracking.uri,
         config_hash=config_hash(config),
         undelivered_records=logger.close(),
+        status="FAILED" if stop else "FINISHED",
+        stopped="" if stop is None else str(stop),
+        warnings=list(watch.warnings.values()),
+        faults=watch.faults,
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"
@@ -176,6 +196,15 @@ def summarize(
         ),
         checkpoint=best,
     )
+
+
+def describe_checkpoints(folder: Path) -> str:
+    """Where to go on from when a run has stopped itself."""
+    last, best = folder / "last.ckpt", folder / "best.ckpt"
+    if not last.exists():
+        return "there is no checkpoint from before it"
+    best_too = f"; best score: {best}" if best.exists() else ""
+    return f"checkpoint from before it: {last}{best_too}"
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -217,6 +246,7 @@ def make_trainer(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    watch: Watch,
     guard: StopAtSafePoints,
     logger: RunLogger,
     progress: Progress,
@@ -236,12 +266,14 @@ def make_trainer(
         WeightSync(progress),
         evaluation,
         Recording(logger, progress),
+        watch,
         PositionDiagnostics(logger),
         Checkpointing(
             run_dir,
             logger,
             every_n_iterations=config.trainer.checkpoint_every_n_iterations,
             keep=config.checkpoints.keep,
+            held=lambda: watch.holds_checkpoint,
         ),
     ]
     if config.trainer.profile:

@@ -40,6 +40,7 @@ FREE_KEYS = (
     "output_dir",
     "tracking",
     "checkpoints",
+    "watch",
     "rollouts.vllm",
     "trainer.accelerator",
     "trainer.devices",

@@ -14,6 +14,7 @@ from vapo.config.components import resolve
 from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.watch_rules import WATCH_RULES
 
 
 def first_problem(config: Any) -> Problem | None:
@@ -251,6 +252,7 @@ _COMMON: tuple[Rule, ...] = (
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *ALGORITHM_RULES,
+        *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,

@@ -1,0 +1,1 @@
+"""Numbers gone bad, and the watchers of a run: docs/watching.md."""

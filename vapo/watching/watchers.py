@@ -1,0 +1,148 @@
+"""The watchers' rules: which figure, how long beyond its limit, and what it may mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from vapo.config.watch import Watcher
+
+Metrics = Mapping[str, float]
+
+
+class Sign(NamedTuple):
+    """What a watcher looks at. The figure is the sum of `metrics`.
+
+    `of_first`: as a share of the run's first; `is_floor`: bad below the limit, else above.
+    """
+
+    metrics: tuple[str, ...]
+    symptom: str
+    cause: str
+    switch: str
+    is_floor: bool = False
+    of_first: bool = False
+
+
+SIGNS = {
+    "entropy": Sign(
+        ("actor/entropy",),
+        "the policy's entropy collapses",
+        "the policy repeats what it found first and explores no more",
+        "components.clip_higher.eps_high up, actor.optimizer.lr down, or algorithm.entropy_coef",
+        is_floor=True,
+        of_first=True,
+    ),
+    "response_length": Sign(
+        ("rollout/response_length_mean",),
+        "responses become short",
+        "the value model undervalues unfinished responses, or short ones are paid as well",
+        "components.value_pretraining, components.decoupled_gae.lambda_critic=1",
+        is_floor=True,
+        of_first=True,
+    ),
+    "explained_variance": Sign(
+        ("critic/explained_variance",),
+        "the critic explains none of the returns",
+        "it does not keep up with the policy, or rewards have nothing to do with responses",
+        "critic.optimizer.lr, more components.value_pretraining.num_iterations; check the verifier",
+        is_floor=True,
+    ),
+    "logprob_gap": Sign(
+        ("rollout/logprob_gap_mean",),
+        "the sampling engine's log-probs are not the trainer's",
+        "the engine's dtype or kernels, rollouts.top_p or top_k, or weights that did not arrive",
+        "rollouts.vllm dtype as the trainer's, rollouts.top_p=1, or algorithm.mismatch.tis_cap",
+    ),
+    "clip_fraction": Sign(
+        ("actor/clip_fraction_low", "actor/clip_fraction_high"),
+        "many tokens are clipped",
+        "the policy moves too far within an iteration",
+        "actor.optimizer.lr down, training.minibatch_size up",
+    ),
+    "approx_kl": Sign(
+        ("actor/approx_kl",),
+        "the policy moves far from the one that sampled",
+        "updates are too large, or some tokens become very unlikely",
+        "actor.optimizer.lr down, actor.optimizer.max_grad_norm down, algorithm.kl.coef",
+    ),
+    "truncation_rate": Sign(
+        ("rollout/truncation_rate",),
+        "responses do not end within their budget",
+        "the budget is too small, or the policy rambles",
+        "rollouts.max_response_tokens up, rewards.overlong.soft_punishment=true",
+    ),
+}
+
+
+@dataclass
+class Episode:
+    """Iterations in a row beyond the limit. `alarmed`: there were `patience` of them."""
+
+    since: int
+    count: int = 0
+    alarmed: bool = False
+
+
+@dataclass
+class WatcherState:
+    """One watcher through a run; `first` is what its figure is a share of."""
+
+    name: str
+    watcher: Watcher
+    first: float | None = None
+    episode: Episode | None = None
+    figure: float = math.nan
+
+    @property
+    def sign(self) -> Sign:
+        return SIGNS[self.name]
+
+    def look(self, iteration: int, metrics: Metrics) -> bool | None:
+        """Whether it is in alarm; None where the iteration has no such figure, or a nan."""
+        figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
+        figure = math.fsum(figures) if all(map(math.isfinite, figures)) else math.nan
+        if not math.isfinite(figure):
+            return None
+        if self.sign.of_first:
+            if self.first is None:
+                self.first = figure
+            if self.first <= 0:
+                return None
+            figure /= self.first
+        self.figure = figure
+        limit = self.watcher.limit
+        if not (figure < limit if self.sign.is_floor else figure > limit):
+            self.episode = None
+            return False
+        self.episode = self.episode or Episode(iteration)
+        self.episode.count += 1
+        return self.episode.count >= self.watcher.patience
+
+    @property
+    def holds_checkpoint(self) -> bool:
+        """Whether the run may be about to be stopped: the checkpoint is to stay from before."""
+        return self.episode is not None and self.watcher.action == "stop"
+
+    def describe(self) -> str:
+        """Symptom, figure, limit, since when."""
+        assert self.episode is not None
+        sign, of = self.sign, " of the first" if self.sign.of_first else ""
+        bound = "below" if sign.is_floor else "above"
+        return (
+            f"{sign.symptom}: {' + '.join(sign.metrics)} {self.figure:.3g}{of}, {bound} "
+            f"watch.{self.name}.limit {self.watcher.limit:g} since iteration {self.episode.since}"
+        )
+
+    def advise(self) -> str:
+        return f"likely: {self.sign.cause}; try: {self.sign.switch}"
+
+    def state_dict(self) -> dict[str, Any]:
+        episode = None if self.episode is None else vars(self.episode)
+        return {"first": self.first, "episode": episode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first = state["first"]
+        self.episode = None if state["episode"] is None else Episode(**state["episode"])
