@@ -77,6 +77,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             run_id=run_dir.mlflow_run_id,
             tags={"command": "fit", **component_tags(config), **model_tags(config, critic)},
             note=progress.note,
+            journal=run_dir.path / "tracking",
         ) as logger,
     ):
         run_dir.record_mlflow_run(logger.run_id)
