@@ -6,34 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 
 from vapo.rewards.hostile_text import MAX_BITS, UnsafeTextError, power_bits
 
 MAX_TERMS = 5_000
-_GROWING = frozenset(
-    [
-        "factorial",
-        "factorial2",
-        "subfactorial",
-        "gamma",
-        "loggamma",
-        "binomial",
-        "RisingFactorial",
-        "FallingFactorial",
-        "fibonacci",
-        "lucas",
-        "bell",
-        "catalan",
-        "bernoulli",
-        "euler",
-        "harmonic",
-        "partition",
-        "primepi",
-        "prime",
-        "zeta",
-    ]
-)
+_GROWING = frozenset({
+    "factorial", "factorial2", "subfactorial", "gamma", "loggamma", "binomial", "RisingFactorial",
+    "FallingFactorial", "fibonacci", "lucas", "bell", "catalan", "bernoulli", "euler", "harmonic",
+    "partition", "primepi", "prime", "zeta",
+})  # fmt: skip
 _EXPONENTIAL = frozenset(["exp", "sinh", "cosh"])
 
 

@@ -28,49 +28,13 @@ _NODES = (
     ast.expr_context, ast.Call, ast.keyword, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Compare,
     ast.cmpop, ast.BoolOp, ast.boolop,
 )  # fmt: skip
-_FUNCTIONS = frozenset(
-    [
-        "Integer",
-        "Float",
-        "Rational",
-        "Symbol",
-        "Function",
-        "Add",
-        "Mul",
-        "Pow",
-        "Eq",
-        "Abs",
-        "abs",
-        "sign",
-        "sqrt",
-        "cbrt",
-        "root",
-        "exp",
-        "log",
-        "ln",
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "asin",
-        "acos",
-        "atan",
-        "acot",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "floor",
-        "ceiling",
-        "factorial",
-        "hex",
-    ]
-)
+_FUNCTIONS = frozenset({
+    "Integer", "Float", "Rational", "Symbol", "Function", "Add", "Mul", "Pow", "Eq", "Abs", "abs",
+    "sign", "sqrt", "cbrt", "root", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
+    "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "floor", "ceiling", "factorial", "hex",
+})  # fmt: skip
+_LIBRARY_SOURCES = ("from sympy import *", b"from sympy import *")
 _DENIED_EVENTS = (
     "os.", "subprocess.", "shutil.", "socket.", "ctypes.", "open", "tempfile.", "pty.",
     "urllib.", "ftplib.", "smtplib.", "webbrowser.", "signal.", "fcntl.", "mmap.",
@@ -88,6 +52,8 @@ class UnsafeTextError(ValueError):
 def check_source(source: Any) -> None:
     """Raises: UnsafeTextError for all but one bounded expression of numbers and literals."""
     if isinstance(source, (str, bytes)):
+        if source in _LIBRARY_SOURCES:
+            return
         if len(source) > MAX_SOURCE_CHARS:
             raise UnsafeTextError("source too long")
         try:

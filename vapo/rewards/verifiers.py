@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,8 @@ MAX_PLAIN_CHARS = 4_000
 
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
+
+_RELATION = re.compile(r"[<>\u2260\u2264\u2265]|!=|\\(?:n(?:eq?|ot)|leq?|geq?|lt|gt)(?![A-Za-z])")
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -97,7 +99,7 @@ def make_math() -> Verifier:
         except UnsafeTextError:
             candidate = []
         gold = reference(answer)
-        if not candidate or not gold:
+        if not candidate or not gold or _relates_to_a_number(str(candidate[-1]), gold):
             return Judgement(False, extracted=None if box is None else box[:MAX_EXTRACTED_CHARS])
         is_correct = bool(verify(gold, candidate, timeout_seconds=None))
         # correct answers vote together in maj@k, however they are written
@@ -105,6 +107,11 @@ def make_math() -> Verifier:
         return Judgement(is_correct, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return math
+
+
+def _relates_to_a_number(text: str, gold: Sequence[Any]) -> bool:
+    r"""`\neq 42` and `> 42`: math-verify reads them as 42."""
+    return getattr(gold[0], "is_number", False) and _RELATION.search(text) is not None
 
 
 def _readable(response_text: str, box: str | None) -> str:
