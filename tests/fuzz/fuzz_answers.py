@@ -15,8 +15,9 @@ with atheris.instrument_imports(include=["vapo.rewards", "math_verify", "latex2s
     from vapo.rewards.hostile_text import guarded, install
     from vapo.rewards.verifiers import exact, last_boxed, make_math, make_regex
 
+    MATH = make_math()  # imports math_verify
+
 ANSWER = "90210"
-MATH = make_math()
 REGEX = make_regex(r"answer: (\d+)")
 PIECES = (
     "\\boxed{", "}", "\\frac{", "\\sqrt{", "^{", "$", "\\text{", "\\left(", "\\right)", "(", ")",
