@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning kills soak gpu vllm vllm-test bench lock
+.PHONY: help install fit validate ui test check lint format types learning kills soak gpu vllm vllm-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -77,6 +77,16 @@ vllm: install ## add the vLLM engine for machines without a GPU
 
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
+
+hostile: install ## 10,000 adversarial responses through every verifier (minutes)
+	$(TEST_ENV) $(BIN)/python -m tests.rewards.adversarial 10000 $(ARGS)
+
+fuzz: install ## ten minutes of coverage-guided fuzzing of answer extraction; needs atheris
+	@$(BIN)/python -c "import atheris" 2> /dev/null || { \
+		echo "make: install the fuzzer first: $(BIN)/python -m pip install atheris" >&2; exit 1; }
+	mkdir -p build/fuzz
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz.fuzz_answers -max_total_time=600 \
+		-artifact_prefix=build/fuzz/ $(ARGS) build/fuzz
 
 bench: install ## time the advantage kernels against a plain loop
 	$(BIN)/python experiments/bench/gae.py $(ARGS)

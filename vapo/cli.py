@@ -65,6 +65,8 @@ def _dispatch(argv: list[str]) -> None:
         _export(rest)
     elif name == "ui":
         _ui(rest)
+    elif name == "deliver":
+        _deliver(rest)
     elif name == "doctor":
         _doctor(rest)
     else:
@@ -209,6 +211,23 @@ def _ui(argv: list[str]) -> None:
     options = parse_plain(parser, argv)
     if options is not None:
         _load_command("ui")(options.tracking_uri, options.host, options.port)
+
+
+def _deliver(argv: list[str]) -> None:
+    parser = Parser(prog="vapo deliver", description=PLAIN["deliver"].capitalize() + ".")
+    parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's folder")
+    parser.add_argument(
+        "--tracking_uri",
+        "--tracking-uri",
+        metavar="URI",
+        help="default: where the run was recorded; needed where that has a password",
+    )
+    parser.add_argument("--list", action="store_true", help="say what is left, send nothing")
+    options = parse_plain(parser, argv)
+    if options is not None:
+        _load_command("deliver")(
+            options.run_dirs, tracking_uri=options.tracking_uri, only_list=options.list
+        )
 
 
 def _doctor(argv: list[str]) -> None:

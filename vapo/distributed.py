@@ -11,12 +11,14 @@ from torch import Tensor
 
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
+from vapo.ports import check_port
+from vapo.progress import is_main_process
 
 
 def check_launch(trainer: TrainerConfig) -> None:
     """Under torchrun or srun, the config must say how many processes they started.
 
-    Without them there is nothing to check: Lightning starts `trainer.devices` itself.
+    Without them only MASTER_PORT is checked: Lightning starts `trainer.devices` itself.
 
     Raises: UserError naming the keys and their values.
     """
@@ -25,6 +27,7 @@ def check_launch(trainer: TrainerConfig) -> None:
     elif SLURMEnvironment.detect():
         launcher, count, per_host = "SLURM", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"
     else:
+        _check_master_port(trainer)
         return
     world = int(os.environ[count])
     local = os.environ.get(per_host, "")
@@ -37,6 +40,17 @@ def check_launch(trainer: TrainerConfig) -> None:
         f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}: set trainer.devices="
         f"{devices} trainer.num_nodes={max(world // max(devices, 1), 1)}{strategy}"
     )
+
+
+def _check_master_port(trainer: TrainerConfig) -> None:
+    """Lightning starts the processes, which meet at MASTER_PORT, or else at a free port."""
+    port = os.environ.get("MASTER_PORT", "")
+    if trainer.devices * trainer.num_nodes == 1 or not port or not is_main_process():
+        return
+    mend = "set MASTER_PORT to a free port, or unset it where there is one host"
+    if not port.isdigit():
+        raise UserError(f"MASTER_PORT is {port!r}, not a port; {mend}")
+    check_port("", int(port), mend=mend)
 
 
 def world_size() -> int:

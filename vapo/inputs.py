@@ -10,9 +10,9 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.loading import flatten
-from vapo.delivery import InputData
 from vapo.fingerprint import fingerprint
 from vapo.prompts import PromptSplit
+from vapo.records import InputData
 from vapo.types import Prompt
 
 

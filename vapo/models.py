@@ -28,6 +28,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from vapo.errors import UserError
+from vapo.model_files import check_weight_files
 from vapo.saved_tokenizers import read_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,20 +56,21 @@ _LOGIT_TRANSFORMS = {
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub id, with an end token and a padding id.
 
-    Without a padding token the end token's id fills padding: masks never derive from ids, so
-    the two are not confused.
+    Without a padding token the end token's id fills padding: masks never derive from ids.
 
     Raises:
-        UserError: no such folder, no config.json or tokenizer in it, no end token, or ids that
+        UserError: no such folder, a file of it missing or damaged, no end token, or ids that
             the model's embedding does not have.
     """
     config = read_model_config(path)
     folder = _local_folder(path)
-    if folder and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise UserError(
-            f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
-            "save one into it with tokenizer.save_pretrained"
-        )
+    if folder:
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise UserError(
+                f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
+                "save one into it with tokenizer.save_pretrained"
+            )
+        check_weight_files(folder)
     with refusals(path, "tokenizer"), _quiet():
         tokenizer = read_tokenizer(path)
     if tokenizer.eos_token_id is None:
@@ -89,9 +91,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
-    """Two networks that read the same ids must mean the same tokens by them.
-
-    The padding token is not compared: it is masked everywhere.
+    """Two networks that read the same ids must mean the same by them; padding is masked.
 
     Raises:
         UserError: the vocabularies, or the begin or end token, differ.

@@ -48,6 +48,7 @@ PLAIN = {
     "report": "table and figures of a sweep, or of any recorded runs",
     "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
     "ui": "open the MLflow UI on recorded runs",
+    "deliver": "send records that a tracking store did not take while it was away",
     "doctor": "say which sampling engines work here, and what is missing",
 }
 

@@ -28,6 +28,7 @@ class PromptReport:
     num_heldout: int
     num_too_long: int
     num_overlapping: int
+    num_without_answer: int = 0
 
     def describe(self) -> str:
         """One line for the console."""
@@ -36,6 +37,11 @@ class PromptReport:
             text += f"; left out {self.num_too_long} longer than data.max_prompt_tokens"
         if self.num_overlapping:
             text += f"; left out {self.num_overlapping} training prompts that are held out too"
+        if self.num_without_answer:
+            text += (
+                f"; {self.num_without_answer} have an empty answer, which no verifier but your own "
+                "calls correct"
+            )
         return text
 
 
@@ -72,7 +78,9 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
             f"data.train: all {len(train)} training prompts are held out too; use another source "
             "or seed for data.heldout"
         )
-    return PromptSplit(kept, heldout, PromptReport(len(kept), len(heldout), too_long, overlapping))
+    unanswered = sum(not p.answer.strip() for p in [*kept, *heldout] if not p.metadata)
+    report = PromptReport(len(kept), len(heldout), too_long, overlapping, unanswered)
+    return PromptSplit(kept, heldout, report)
 
 
 def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -98,6 +106,17 @@ def _read_prompts(
     if not rows:
         raise UserError(f"{key}: the source has no rows")
     texts = [_render(row, data, tokenizer) for row in rows]
+    # a text of so many characters has more tokens than fit: tokenizing it could take hours
+    longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+    max_chars = data.max_prompt_tokens * longest_token
+    num_rows = len(rows)
+    shown = [index for index, text in enumerate(texts) if len(text) <= max_chars]
+    if not shown:
+        raise UserError(
+            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
+            f"{data.max_prompt_tokens}; the shortest has {min(map(len, texts))} characters"
+        )
+    rows, texts = [rows[index] for index in shown], [texts[index] for index in shown]
     prompts = [
         Prompt(
             prompt_id=row.place,
@@ -113,10 +132,10 @@ def _read_prompts(
     if not fitting:
         shortest = min(len(p.prompt_ids) for p in prompts)
         raise UserError(
-            f"{key}: none of {len(prompts)} prompts fits data.max_prompt_tokens = "
+            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
             f"{data.max_prompt_tokens}; the shortest has {shortest} tokens"
         )
-    return fitting, len(prompts) - len(fitting)
+    return fitting, num_rows - len(fitting)
 
 
 def _render(row: Row, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> str:

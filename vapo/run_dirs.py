@@ -52,6 +52,7 @@ class RunDir:
     path: Path
     identity: str = ""
     mlflow_run_id: str | None = None
+    is_same_config: bool = True  # as the run's, if it is gone on with
     _lock: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -157,7 +158,9 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     identity = identity_of(config)
     if resume is not None:
         path = resume.run_dir
-        run_dir = RunDir(path, identity, read_record(path).get("mlflow_run_id"))
+        record = read_record(path)
+        is_same = record.get("identity") == identity
+        run_dir = RunDir(path, identity, record.get("mlflow_run_id"), is_same_config=is_same)
         try:
             run_dir.lock()
             if is_main_process():

@@ -76,8 +76,31 @@ def _jsonl_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
             try:
                 record = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{place}: not a line of JSON in UTF-8 ({error})") from None
+                raise UserError(
+                    f"{place}: not a line of JSON in UTF-8 ({error}){_hint(line)}"
+                ) from None
             yield place, record
+
+
+def _hint(line: bytes) -> str:
+    """What the file is instead, where its first bytes or a line's end tell."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line[1:2] == b"\0":
+        return "; it is UTF-16: save it as UTF-8"
+    if line.startswith(b"\x1f\x8b"):
+        return "; it is compressed: unpack it with gunzip"
+    if line.startswith(b"PAR1"):
+        return "; it is a Parquet file: set kind to parquet"
+    if line.strip() in (b"{", b"["):
+        return "; it is JSON over several lines: write one object on each, as with `jq -c`"
+    if b"\r{" in line:
+        return "; its lines end with CR alone: convert it, as with `tr '\\r' '\\n'`"
+    if not line.endswith(b"\n"):
+        return "; it is the last line: was the file cut short?"
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return "; convert the file, as with `iconv -f LATIN1 -t UTF-8`"
+    return ""
 
 
 def _parquet_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
@@ -189,7 +212,7 @@ def _reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
 
 def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
     if not isinstance(record, Mapping):
-        raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
+        raise UserError(f"{place}: a row is one JSON object with columns, this is {_kind(record)}")
     columns = [source.prompt_column, source.answer_column]
     config_keys = ["prompt_column", "answer_column"]
     if source.demonstration_column is not None:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from vapo.delivery import InputData, Record
 from vapo.errors import UserError
-from vapo.recorded_steps import RecordedSteps
+from vapo.records import InputData, Record
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,6 +96,28 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
             raise UserError(_startup_message(store, error)) from error
 
 
+def client_of(store: Store, run_id: str) -> MlflowClient:
+    """A client of a store that answers and has this run.
+
+    Raises: UserError within seconds if it does not.
+    """
+    for name, value in _RUN.items():
+        os.environ.setdefault(name, value)
+    if store.database and not store.database.is_file():
+        raise UserError(f"tracking_uri: there is no file {store.database}")
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with short_patience():
+        try:
+            client = MlflowClient(store.uri)
+            client.get_run(run_id)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise UserError(_startup_message(store, error)) from error
+    return client
+
+
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     from mlflow.exceptions import MlflowException
 
@@ -172,22 +193,26 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 class MlflowSink:
-    """Writes records to one MLflow run; with `recorded`, no metric that is there already."""
+    """Writes records to one MLflow run."""
 
-    def __init__(
-        self, client: MlflowClient, run_id: str, recorded: RecordedSteps | None = None
-    ) -> None:
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._recorded = recorded
 
-    def is_outage(self, error: Exception) -> bool:
+    def may_pass_later(self, error: Exception) -> bool:
         from mlflow.exceptions import MlflowException
 
         if isinstance(error, MlflowException):
             status = error.get_http_status_code()
             return status >= 500 or status == 429
         return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+
+    def answers(self) -> bool:
+        """A run that is deleted, or that these credentials may not see, is an outage too."""
+        try:
+            return bool(self._client.get_run(self._run_id).info.lifecycle_stage == "active")
+        except Exception:
+            return False
 
     def send(self, records: Sequence[Record]) -> None:
         first = records[0]
@@ -204,6 +229,8 @@ class MlflowSink:
             self._send_bytes(first.payload, first.name)
         elif first.kind == "inputs":
             self._send_inputs(first.payload)
+        elif first.kind == "status":
+            self._send_status(*first.payload)
         else:
             self._client.log_artifact(self._run_id, first.payload, first.name or None)
 
@@ -215,8 +242,12 @@ class MlflowSink:
         metrics = [Metric(*item) for item in items]
         for start in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
-            if self._recorded is not None:
-                self._recorded.add(items[start : start + _MAX_METRICS])
+
+    def _send_status(self, status: str, at_ms: int) -> None:
+        if status == "RUNNING":
+            self._client.update_run(self._run_id, status)
+        else:
+            self._client.set_terminated(self._run_id, status, end_time=at_ms)
 
     def _send_params(self, params: dict[str, str]) -> None:
         from mlflow.entities import Param

@@ -140,7 +140,8 @@ def render_summary(
     rows += [("" if i else "try next", command) for i, command in enumerate(next_commands)]
     if summary.undelivered_records:
         index = rows.index(("recorded", recorded)) + 1
-        rows.insert(index, ("", f"{summary.undelivered_records} records were not delivered"))
+        text = f"{summary.undelivered_records} records were not delivered: vapo deliver {run_dir}"
+        rows.insert(index, ("", text))
     lines = [f"{label:<13} {text}" for label, text in rows]
     return "\n".join(["", *lines, "run folder:", str(run_dir)])
 

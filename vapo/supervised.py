@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
@@ -54,11 +55,13 @@ def recorded_run(
             run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
             tags={"command": command},
             note=progress.note,
+            journal=Path(config.export_dir) / "tracking",
         ) as logger,
     ):
         logger.log_config(to_yaml(config), flatten(config))
         progress.note(prompts.report.describe())
         yield progress, scorer, logger
+    logger.discard_journal()  # a supervised run is not resumed
 
 
 class Batches(IterableDataset[SupervisedBatch]):

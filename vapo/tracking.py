@@ -7,8 +7,8 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,12 +17,20 @@ from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import Delivery, DeliveryReport, InputData, Record, now_ms
+from vapo.delivery import Delivery, DeliveryReport
 from vapo.errors import UserError
+from vapo.journal import Journal
 from vapo.progress import is_main_process
 from vapo.provenance import provenance_tags
-from vapo.recorded_steps import recorded_steps
-from vapo.stores import MlflowSink, Store, locate_store, open_store, short_patience
+from vapo.records import Clock, InputData, Record
+from vapo.run_journals import (
+    Recorded,
+    bind,
+    recorded_so_far,
+    set_aside_others,
+    what_was_not_sent,
+)
+from vapo.stores import MlflowSink, Store, locate_store, open_store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,16 +48,23 @@ def make_run_logger(
     run_id: str | None = None,
     tags: Mapping[str, str] = {},
     note: Callable[[str], None] = print,
+    journal: Path | None = None,
 ) -> RunLogger:
     """Open the store and begin a run, or go on with `run_id`.
 
     `note` receives lines for the user: the wait for a new store, trouble during the run.
+    `journal` is the folder `tracking` of the run's own folder, where records are kept until
+    the store has them; what an interrupted run left there is sent first. None: in memory.
 
-    Raises: UserError, within seconds, if the store cannot be used or has no run `run_id`.
+    Raises: UserError, within seconds, if the store cannot be used or has no run `run_id`, or
+        the journal cannot be written.
     """
     store = locate_store(tracking.uri)
     if not is_main_process():
         return RunLogger(store, tracking.experiment, run_id=run_id)
+    if journal is not None:
+        set_aside_others(journal, run_id, note)
+    records = Journal(journal)
     experiment_id = open_store(store, tracking.experiment, note)
     logger = RunLogger(
         store,
@@ -59,18 +74,19 @@ def make_run_logger(
         tags={**provenance_tags(), **tracking.tags, **tags},
         note=note,
     )
-    logger.begin(experiment_id)
+    logger.begin(experiment_id, records)
     return logger
 
 
 class RunLogger(MLFlowLogger):
     """Lightning's MLflow logger with delivery in the background.
 
-    Every `log_*` returns at once; records arrive in order, all of them by `close`. If the store
-    fails, the run goes on: records wait in memory and are sent again, and `close` says how
-    many never arrived. Lightning's own `finalize` only waits for what was logged so far,
-    because a run outlives its `Trainer.fit`; `close` ends it. On ranks other than 0 every
-    method does nothing. Made by `make_run_logger`; use it as a context manager.
+    Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
+    store fails, the run goes on: records wait in the journal and are sent again, and `close`
+    says how many are left and by which command to send them. Lightning's own `finalize` only
+    waits for what was logged so far, because a run outlives its `Trainer.fit`; `close` ends it.
+    On ranks other than 0 every method does nothing. Made by `make_run_logger`; use it as a
+    context manager.
     """
 
     def __init__(
@@ -103,29 +119,36 @@ class RunLogger(MLFlowLogger):
         self._report: DeliveryReport | None = None
         self._tables: list[dict[str, str]] = []
         self._nonfinite: set[str] = set()
+        self._clock = Clock()
+        self._journal = Journal(None)
+        self._recorded = Recorded()
+        self._skip_up_to: Mapping[str, int] = {}
 
-    def begin(self, experiment_id: str) -> None:
+    def begin(self, experiment_id: str, journal: Journal) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
         from mlflow.exceptions import MlflowException
 
         self._experiment_id = experiment_id
         try:
             client = self.experiment  # creates the run
-            recorded = None
-            if self._resumed:
-                recorded = recorded_steps(client, str(self._run_id))
-                client.update_run(self._run_id, "RUNNING")
-                tags = client.get_run(self._run_id).data.tags
-                self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+            tags = client.get_run(self._run_id).data.tags if self._resumed else {}
         except MlflowException as error:
             what = f"go on with run {self._run_id}" if self._resumed else "begin a run"
             raise UserError(
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.uri}: {error}")
             ) from error
         assert self._run_id is not None
-        self._delivery = Delivery(MlflowSink(client, self._run_id, recorded), self._note)
+        self._journal = journal
+        bind(journal, self.store, self._run_id)
+        self._recorded = recorded_so_far(journal, self._clock)
+        if journal:
+            self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
+        tags = {**tags, **self._recorded.tags}
+        self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+        self._delivery = Delivery(MlflowSink(client, self._run_id), self._note, journal)
         atexit.register(self.close, "KILLED")
         if self._resumed:
+            self._submit(Record("status", ("RUNNING", self._clock.now_ms())))
             self.set_tags(self.tags or {})
 
     @property
@@ -137,8 +160,17 @@ class RunLogger(MLFlowLogger):
         return self._experiment_id
 
     @property
-    def is_resumed(self) -> bool:
-        return self._resumed
+    def recorded_steps(self) -> Mapping[str, int]:
+        """The last step of each metric that earlier processes of this run recorded."""
+        return self._recorded.steps
+
+    def skip_recorded(self) -> None:
+        """From now on leave out every metric at a step that an earlier process recorded.
+
+        For a resumed run that computes the same values again, from its last checkpoint up to
+        where it was interrupted.
+        """
+        self._skip_up_to = self._recorded.steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Values at one step. Infinite ones are recorded as nan, with a note for each key.
@@ -146,14 +178,18 @@ class RunLogger(MLFlowLogger):
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
         items = []
+        at_ms = self._clock.now_ms()
         for name, value in metrics.items():
+            key = re.sub(r"[^\w/. :-]", "_", name)
+            if (step or 0) <= self._skip_up_to.get(key, -1):
+                continue
             number = float(value)
             if math.isinf(number):
                 if name not in self._nonfinite:
                     self._nonfinite.add(name)
                     self._note(f"tracking: {name} is {number} at step {step}; recorded as nan")
                 number = math.nan
-            items.append((re.sub(r"[^\w/. :-]", "_", name), number, now_ms(), step or 0))
+            items.append((key, number, at_ms, step or 0))
         if items:
             self._submit(Record("metrics", items))
 
@@ -195,7 +231,7 @@ class RunLogger(MLFlowLogger):
         self._submit(Record("bytes", buffer.getvalue(), name))
 
     def log_artifact(self, path: str | Path, folder: str = "") -> None:
-        """A local file, read when it is sent: leave it in place until `close` or `finalize`."""
+        """A local file. Without a journal it is read when it is sent: leave it in place."""
         self._submit(Record("file", str(path), folder))
 
     def log_inputs(self, inputs: Sequence[InputData]) -> None:
@@ -211,34 +247,29 @@ class RunLogger(MLFlowLogger):
         if self._delivery is not None and self._report is None:
             self._delivery.flush(_FLUSH_S)
 
+    def sync(self) -> None:
+        """What was logged so far outlives a power cut, in the journal."""
+        if self._delivery is not None and self._report is None:
+            self._delivery.sync()
+
     def close(self, status: RunStatus = "FINISHED") -> int:
         """Deliver the rest and end the run; the number of records that were not delivered."""
         if self._delivery is None:
             return 0
         if self._report is None:
+            self._submit(Record("status", (status, self._clock.now_ms())))
             self._report = self._delivery.close()
             atexit.unregister(self.close)
-            self._end(status, self._report)
+            self._journal.close()
+            for line in what_was_not_sent(self._report, self._journal.folder, self.store):
+                self._note(line)
         return self._report.undelivered
 
-    def _end(self, status: RunStatus, report: DeliveryReport) -> None:
-        with short_patience() if report.undelivered else nullcontext():
-            ended = self._set_terminated(status)
-        if report.undelivered:
-            total = report.delivered + report.undelivered
-            self._note(
-                f"tracking: {report.undelivered} of {total} records were not delivered to "
-                f"{self.store.shown_uri} (last error: {report.last_error})"
-            )
-        if not ended:
-            self._note(f"tracking: run {self._run_id} could not be marked as {status}")
-
-    def _set_terminated(self, status: RunStatus) -> bool:
-        try:
-            self.experiment.set_terminated(self._run_id, status)
-        except Exception:
-            return False
-        return True
+    def discard_journal(self) -> None:
+        """For a run that nothing resumes: remove the journal, unless there is something in it."""
+        report, folder = self._report, self._journal.folder
+        if folder and report and not report.undelivered and not report.refused:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def describe(self) -> str:
         """Where the run is recorded, for the summary."""

@@ -34,8 +34,11 @@ class Sink:
         finally:
             self.tried.set()
 
-    def is_outage(self, error):
+    def may_pass_later(self, error):
         return isinstance(error, ConnectionError)
+
+    def answers(self):
+        return not isinstance(self.error, ConnectionError)
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +77,50 @@ def test_an_outage_delays_and_loses_nothing():
     report = delivery.close()
     assert sink.taken == list(range(5))
     assert (report.delivered, report.undelivered) == (5, 0)
-    assert len(notes) == 1
+    assert len(notes) == 2
     assert "no route" in notes[0]
+    assert "takes records again" in notes[1]
+
+
+def test_an_outage_of_many_attempts_drops_nothing(monkeypatch):
+    monkeypatch.setattr(delivery_module, "_MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(delivery_module, "_FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 0.001)
+
+    class Counting(Sink):
+        num_tries = 0
+
+        def send(self, records):
+            self.num_tries += 1
+            super().send(records)
+
+    sink = Counting()
+    sink.error = ConnectionError("away")
+    delivery = Delivery(sink, lambda text: None)
+    submit_all(delivery, range(5))
+    deadline = time.perf_counter() + 20
+    while sink.num_tries < 12 and time.perf_counter() < deadline:
+        time.sleep(0.005)
+    sink.error = None
+    report = delivery.close()
+    assert sink.num_tries >= 12
+    assert sink.taken == list(range(5))
+    assert (report.delivered, report.undelivered, report.refused) == (5, 0, 0)
+
+
+def test_a_refusal_while_nothing_answers_is_an_outage():
+    """Credentials that expired, a run that was deleted: the records may be sent later."""
+
+    class Locked(Sink):
+        def answers(self):
+            return self.error is None
+
+    sink = Locked()
+    sink.error = PermissionError("403")
+    delivery = Delivery(sink, lambda text: None)
+    submit_all(delivery, range(5))
+    report = delivery.close()
+    assert (report.delivered, report.undelivered, report.refused) == (0, 5, 0)
 
 
 def test_an_outage_until_the_end_is_counted_and_close_returns():
@@ -103,7 +148,8 @@ def test_a_refused_record_costs_only_itself():
     sink.error = None
     report = delivery.close()
     assert sink.taken == [0, 1, 2, 3, 5, 7, 8, 9]
-    assert (report.delivered, report.undelivered, report.last_error) == (8, 2, "refused")
+    assert (report.delivered, report.undelivered, report.refused) == (8, 0, 2)
+    assert report.last_error == "refused"
     assert sum("refused" in note for note in notes) == 1
 
 
@@ -125,7 +171,7 @@ def test_a_record_that_never_passes_does_not_hold_up_the_rest(monkeypatch):
     while sink.taken != [1, 2] and time.perf_counter() < deadline:
         time.sleep(0.01)
     report = delivery.close()
-    assert (report.delivered, report.undelivered) == (2, 1)
+    assert (report.delivered, report.undelivered, report.refused) == (2, 0, 1)
 
 
 def test_a_note_that_cannot_be_printed_does_not_end_the_delivery():
@@ -139,7 +185,7 @@ def test_a_note_that_cannot_be_printed_does_not_end_the_delivery():
     submit_all(delivery, ["a"], kind="text")
     submit_all(delivery, [0], kind="text")
     submit_all(delivery, ["b"], kind="text")
-    assert delivery.close().undelivered == 1
+    assert delivery.close().refused == 1
     assert sink.taken == ["a", "b"]
 
 
@@ -155,12 +201,14 @@ def test_a_store_that_fails_during_the_run_is_reported_at_close(
         raise ConnectionError("server went away")
 
     monkeypatch.setattr(MlflowSink, "send", fail)
+    monkeypatch.setattr(MlflowSink, "answers", lambda self: False)
     for step in range(1, 10):
         logger.log_metrics({"a/b": 1.0}, step=step)
     logger.log_table([{"a": 1}], "samples/x.json")  # the table and its tag
-    assert logger.close() == 11
-    assert logger.close() == 11
+    assert logger.close() == 12  # and the run's status
+    assert logger.close() == 12
     assert len(notes) == 2
     assert "the run goes on" in notes[0]
-    assert "11 of 12 records were not delivered" in notes[1]
+    assert "12 of 13 records were not delivered" in notes[1]
+    assert "are lost" in notes[1]  # there was no journal
     assert "server went away" in notes[1]

@@ -28,7 +28,7 @@ class Checkpointing(Checkpoint):
     """Saves at the end of an iteration: every n-th, the last, and each with a better score.
 
     As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
-    logged is delivered first, so that a resumed run never lacks it; then the rollouts that were
+    logged is on the disk first, so that a resumed run never lacks it; then the rollouts that were
     kept for it are removed.
 
     Args:
@@ -93,7 +93,7 @@ class Checkpointing(Checkpoint):
         name = checkpoint_name(iteration)
         if is_best:
             self.best_score, self.best_name = score, name
-        self.logger.finalize()  # waits until what was logged is delivered; the run goes on
+        self.logger.sync()
         manifest = save_checkpoint(
             trainer,
             self.run_dir.checkpoints / name,

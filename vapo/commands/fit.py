@@ -108,10 +108,18 @@ def train(
             run_id=run_dir.mlflow_run_id,
             tags={"command": "fit", **component_tags(config), **model_tags(config, critic)},
             note=progress.note,
+            journal=run_dir.path / "tracking",
         ) as logger,
     ):
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
+        if run_dir.is_same_config:
+            logger.skip_recorded()
+        else:
+            progress.note(
+                "the config is not the one that this run began with: steps after the checkpoint "
+                "that were recorded before are recorded once more"
+            )
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, prompts))
         progress.note(prompts.report.describe())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vapo.config import RewardModelConfig
 from vapo.console import quiet_libraries
-from vapo.devices import set_threads
+from vapo.devices import pick_device, set_threads
 from vapo.export import save_folder
 from vapo.functional.metrics import explained_variance
 from vapo.models import load_causal_lm, load_tokenizer, load_value_model
@@ -54,6 +54,7 @@ def run(config: RewardModelConfig) -> None:
     """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
     quiet_libraries()
     set_threads(config.trainer)
+    pick_device(config.trainer)
     tokenizer = load_tokenizer(config.policy_path)
     pad_id = int(tokenizer.pad_token_id)
     prompts = load_prompts(config.data, tokenizer)

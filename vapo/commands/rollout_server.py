@@ -11,6 +11,7 @@ from vapo.config import FitConfig
 from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.errors import UserError
+from vapo.ports import check_port
 from vapo.rollouts.selection import check_engine, make_colocated_engine
 from vapo.rollouts.vllm.server import EngineServer
 
@@ -25,6 +26,7 @@ def run(config: FitConfig, *, host: str, port: int) -> None:
     quiet_libraries()
     set_threads(config.trainer)
     check_engine(config)
+    check_port(host, port, mend=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
     model_config = AutoConfig.from_pretrained(config.actor.path)
     engine = make_colocated_engine(config, model_config, pick_device(config.trainer))

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import SftConfig
 from vapo.console import quiet_libraries
-from vapo.devices import set_threads
+from vapo.devices import pick_device, set_threads
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.export import save_folder
@@ -36,6 +36,7 @@ def run(config: SftConfig) -> None:
     """Train on demonstrations, evaluate on held-out prompts, write a Hugging Face folder."""
     quiet_libraries()
     set_threads(config.trainer)
+    pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer = make_or_load(config)
     prompts = load_prompts(config.data, tokenizer)

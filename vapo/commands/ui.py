@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 from vapo.errors import UserError
+from vapo.ports import check_port
 from vapo.stores import Store, locate_store
 
 
@@ -14,7 +14,8 @@ def run(tracking_uri: str, host: str, port: int) -> None:
     """Become the MLflow server of this store, until Ctrl-C."""
     store = locate_store(tracking_uri)
     _check_store(store)
-    _check_port(host, port)
+    other = port + 1 if port < 65535 else 5000
+    check_port(host, port, mend=f"choose another port, as --port {other}")
     # One worker serves one reader; more would only take the training's cores.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
@@ -48,17 +49,3 @@ def _check_store(store: Store) -> None:
             f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
             f"{store.database.name}); run `vapo fit` first, or name another folder"
         )
-
-
-def _check_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(
-                f"cannot listen on {host}:{port}: {reason}; choose another port, as --port "
-                f"{port + 1 if port < 65535 else 5000}"
-            ) from error

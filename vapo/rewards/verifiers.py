@@ -9,24 +9,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards import Judgement, Verifier
+from vapo.rewards.hostile_text import UnsafeTextError, check_latex
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
 
-MAX_BOX_CHARS = 1_000
-"""math: a longer box is incorrect; the parser's time grows fast with nesting."""
+MAX_BOX_CHARS = 500
+"""math: a longer box is incorrect, unless it is the answer's own text."""
 
 MAX_PLAIN_CHARS = 4_000
 """math: without a box, so many characters of the response's end are searched."""
 
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
+
+_RELATION = re.compile(r"[<>\u2260\u2264\u2265]|!=|\\(?:n(?:eq?|ot)|leq?|geq?|lt|gt)(?![A-Za-z])")
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -66,12 +69,16 @@ def make_regex(pattern: str | None) -> Verifier:
 def make_math() -> Verifier:
     """Mathematical equality by math-verify: of the last `\\boxed{...}`, else of the plain end.
 
-    Only the last box counts, so a response cannot collect answers. math-verify's own time
-    limits (signals) are off: the worker's are stricter and also stop C code. Its plain
-    expressions are digits and operators only, whatever the response holds.
+    Only the last box counts, so a response cannot collect answers. The answer's own text is
+    always correct; other text only if it is small enough to be computed (`hostile_text`).
+    math-verify's own time limits (signals) are off: the worker's are stricter and also stop C
+    code.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+    from vapo.rewards.computed_size import check_size
+
+    _limit_parser()
     targets = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
 
     def parsed(text: str) -> list[Any]:
@@ -84,14 +91,15 @@ def make_math() -> Verifier:
 
     def math(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         box = last_boxed(response_text)
-        if box is None:
-            candidate = parsed(response_text[-MAX_PLAIN_CHARS:])
-        elif not box.strip() or len(box) > MAX_BOX_CHARS:
-            return Judgement(False, extracted=box[:MAX_EXTRACTED_CHARS])
-        else:
-            candidate = parsed(f"\\boxed{{{box}}}")
+        if box is not None and box.strip() == answer.strip() != "":
+            return Judgement(True, extracted=answer[:MAX_EXTRACTED_CHARS])
+        try:
+            candidate = parsed(_readable(response_text, box))
+            check_size(candidate)
+        except UnsafeTextError:
+            candidate = []
         gold = reference(answer)
-        if not candidate or not gold:
+        if not candidate or not gold or _relates_to_a_number(str(candidate[-1]), gold):
             return Judgement(False, extracted=None if box is None else box[:MAX_EXTRACTED_CHARS])
         is_correct = bool(verify(gold, candidate, timeout_seconds=None))
         # correct answers vote together in maj@k, however they are written
@@ -99,6 +107,44 @@ def make_math() -> Verifier:
         return Judgement(is_correct, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return math
+
+
+def _relates_to_a_number(text: str, gold: Sequence[Any]) -> bool:
+    r"""`\neq 42` and `> 42`: math-verify reads them as 42."""
+    return getattr(gold[0], "is_number", False) and _RELATION.search(text) is not None
+
+
+def _readable(response_text: str, box: str | None) -> str:
+    """What math-verify is to read. Raises: UnsafeTextError."""
+    if box is None:
+        plain = response_text[-MAX_PLAIN_CHARS:]
+        if any(c.isdigit() and not c.isascii() for c in plain):
+            raise UnsafeTextError("digits that are not ASCII")
+        return plain
+    if not box.strip() or len(box) > MAX_BOX_CHARS:
+        raise UnsafeTextError("no text, or too much, in the box")
+    check_latex(box)
+    return f"\\boxed{{{box}}}"
+
+
+def _limit_parser() -> None:
+    """math-verify calls these two for each text that it finds; ours look at the text first."""
+    from math_verify import parser
+
+    if not hasattr(parser.parse_latex_cached, "is_limited"):
+        parser.parse_latex_cached = _limited(parser.parse_latex_cached)
+        parser.parse_expr_cached = _limited(parser.parse_expr_cached)
+
+
+def _limited(parse_text: Callable[[str], Any]) -> Callable[[str], Any]:
+    def limited(text: str) -> Any:
+        if len(text) > MAX_BOX_CHARS:
+            raise UnsafeTextError("too much text")
+        check_latex(text)
+        return parse_text(text)
+
+    limited.is_limited = True  # type: ignore[attr-defined]
+    return limited
 
 
 def last_boxed(text: str) -> str | None:

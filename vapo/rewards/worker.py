@@ -12,6 +12,7 @@ import math
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards import Verifier
+from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import make_verifier
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
@@ -90,12 +92,16 @@ def serve(connection: Connection) -> None:
         return
     _limit_memory()
     connection.send_bytes(json.dumps({}).encode())
+    # a user's own function may open and start what it likes; ours have no reason to
+    guard = nullcontext if settings.kind == "python" else guarded
+    install()
     while True:
         tasks: list[Task] = connection.recv()
         for task in tasks:
             # should the parent die while a task hangs, the alarm ends this process
             signal.setitimer(signal.ITIMER_REAL, settings.timeout_s + ORPHAN_GRACE_S)
-            reply = judge(verifier, task)
+            with guard():
+                reply = judge(verifier, task)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(json.dumps(reply).encode())
 

@@ -1,0 +1,45 @@
+"""A run that is killed on purpose: `python -m tests.tracking.killed_run STORE JOURNAL WHEN`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from vapo.config.schema import TrackingConfig
+from vapo.journal import Journal
+from vapo.stores import MlflowSink
+from vapo.tracking import make_run_logger
+
+NUM_STEPS = 30
+
+
+def main(uri: str, journal: str, when: str) -> None:
+    logger = make_run_logger(
+        TrackingConfig(uri=uri, experiment="tests"), run_name="killed", journal=Path(journal)
+    )
+    print(logger.run_id, flush=True)
+
+    def die(*args: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail(self: object, records: object) -> None:
+        raise ConnectionError("away")
+
+    if when == "sent, not marked":
+        Journal.settle = die  # type: ignore[method-assign]
+    else:
+        MlflowSink.send = fail  # type: ignore[method-assign]
+        MlflowSink.answers = lambda self: False  # type: ignore[method-assign]
+    for step in range(NUM_STEPS):
+        logger.log_metrics({"a": step / 7, "b": 1.0}, step=step)
+    logger.log_text("text", "notes/a.txt")
+    logger.log_table([{"row": 1}], "samples/one.json")
+    if when == "sent, not marked":
+        logger.finalize()
+    die()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

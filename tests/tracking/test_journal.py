@@ -1,0 +1,276 @@
+"""Records on disk: order, what a kill leaves, damage, a full disk, a run that goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.tracking.killed_run import NUM_STEPS
+from vapo.config.schema import TrackingConfig
+from vapo.delivery import Delivery
+from vapo.errors import UserError
+from vapo.journal import Journal
+from vapo.records import Clock, InputData, Record
+from vapo.run_journals import bind
+from vapo.stores import MlflowSink, locate_store
+from vapo.tracking import make_run_logger
+
+RECORDS = [
+    Record("params", {"lr": "1e-6"}),
+    Record("metrics", [("a/b", 0.1, 17, 3), ("c", math.inf, 17, 3)]),
+    Record("text", "two\nlines, \u0663 and \ud800", "notes/a.txt"),
+    Record("bytes", b"\x89PNG\n\x00", "figures/a.png"),
+    Record("tags", {"k": "v"}),
+    Record("inputs", [InputData("n", "training", "d", 3, "s")]),
+    Record("status", ("FINISHED", 5)),
+]
+
+
+def journal_with(folder: Path, *records: Record) -> Journal:
+    journal = Journal(folder)
+    for record in records:
+        journal.append(record)
+    return journal
+
+
+def test_what_is_written_is_what_another_process_reads(tmp_path: Path):
+    (tmp_path / "file.bin").write_bytes(b"1")
+    file = Record("file", str(tmp_path / "file.bin"), "folder")
+    journal_with(tmp_path / "j", *RECORDS, file).close()
+    (tmp_path / "file.bin").unlink()  # the journal has a copy
+    journal = Journal(tmp_path / "j")
+    assert len(journal) == 8
+    *found, copy = journal.peek(100)
+    expected = list(RECORDS)
+    expected[2] = Record("text", "two\nlines, \u0663 and ?", "notes/a.txt")
+    assert found == expected
+    assert copy is not None
+    assert Path(copy.payload).read_bytes() == b"1"
+    assert Path(copy.payload).name == "file.bin"
+    assert copy.name == "folder"
+
+
+def test_nan_is_null_in_the_file_and_nan_again(tmp_path: Path):
+    journal = journal_with(tmp_path, Record("metrics", [("a", math.nan, 1, 0)]))
+    assert "null" in (tmp_path / "journal.jsonl").read_text()
+    (record,) = journal.peek(1)
+    assert record is not None
+    assert math.isnan(record.payload[0][1])
+
+
+def test_sent_records_are_not_sent_again_and_their_files_go(tmp_path: Path):
+    journal = journal_with(tmp_path, *RECORDS)
+    assert len(list((tmp_path / "files").rglob("content"))) == 2
+    journal.peek(4)
+    journal.settle(3)
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.peek(100) == RECORDS[3:]
+    assert len(list((tmp_path / "files").rglob("content"))) == 1
+
+
+def test_half_a_line_and_a_damaged_line(tmp_path: Path):
+    journal_with(tmp_path, RECORDS[0], RECORDS[4]).close()
+    path = tmp_path / "journal.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"\x00\x00 damaged\n" + second + second[:9])
+    journal = journal_with(tmp_path, RECORDS[6])  # the half line is cut before this one
+    assert journal.peek(9) == [RECORDS[0], None, RECORDS[4], RECORDS[6]]
+    assert list(journal.records()) == [RECORDS[0], RECORDS[4], RECORDS[6]]
+
+
+def test_two_processes_do_not_share_a_journal(tmp_path: Path):
+    journal = journal_with(tmp_path)
+    with pytest.raises(UserError, match="is in use"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write the run's records in .*file/j"):
+        Journal(tmp_path / "file" / "j")
+
+
+class Taking:
+    def __init__(self) -> None:
+        self.taken: list[Record] = []
+        self.error: Exception | None = None
+
+    def send(self, records):
+        if self.error:
+            raise self.error
+        self.taken += records
+
+    def may_pass_later(self, error):
+        return False
+
+    def answers(self):
+        return self.error is None
+
+
+def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatch):
+    notes: list[str] = []
+    sink = Taking()
+    sink.error = ConnectionError("away")
+    journal = Journal(tmp_path)
+    delivery = Delivery(sink, notes.append, journal)
+    records = [Record("tags", {"n": str(n)}) for n in range(6)]
+    delivery.submit(records[0])
+    write = journal._write
+
+    def full(record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "_write", full)
+    for record in records[1:4]:
+        delivery.submit(record)
+    assert sum("No space left" in note for note in notes) == 1
+    monkeypatch.setattr(journal, "_write", write)
+    for record in records[4:]:
+        delivery.submit(record)
+    sink.error = None
+    report = delivery.close()
+    assert sink.taken == records
+    assert (report.delivered, report.undelivered) == (6, 0)
+
+
+def test_records_of_a_full_disk_are_written_once_there_is_room(tmp_path: Path, monkeypatch):
+    sink = Taking()
+    sink.error = ConnectionError("away")
+    journal = Journal(tmp_path)
+    monkeypatch.setattr(os, "ftruncate", lambda *args: None)
+    delivery = Delivery(sink, lambda text: None, journal)
+    journal._in_memory.append(RECORDS[4])
+    delivery.submit(RECORDS[6])
+    assert delivery.close().undelivered == 2
+    journal.close()
+    assert Journal(tmp_path).peek(9) == [RECORDS[4], RECORDS[6]]
+
+
+def test_a_refused_record_is_kept_aside_with_the_reason(tmp_path: Path):
+    class Picky(Taking):
+        def send(self, records):
+            if records[0].kind == "text":
+                raise ValueError("too long")
+            super().send(records)
+
+    sink = Picky()
+    delivery = Delivery(sink, lambda text: None, journal_with(tmp_path, *RECORDS))
+    report = delivery.close()
+    assert (report.delivered, report.undelivered, report.refused) == (6, 0, 1)
+    (line,) = (tmp_path / "refused.jsonl").read_text().splitlines()
+    assert json.loads(line)["reason"] == "too long"
+    kept = tmp_path / json.loads(json.loads(line)["record"])["payload"]
+    assert kept.read_text().startswith("two\nlines")
+    assert len(Journal(None)) == 0
+
+
+def test_the_clock_never_gives_a_time_twice():
+    clock = Clock()
+    times = [clock.now_ms() for _ in range(1000)]
+    assert times == sorted(set(times))
+    clock.after([Record("metrics", [("a", 1.0, times[-1] + 10**9, 0)])])
+    assert clock.now_ms() == times[-1] + 10**9 + 1
+
+
+# ---- with the real store ------------------------------------------------------------------
+
+
+def killed_run(tracking: TrackingConfig, journal: Path, when: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "tests.tracking.killed_run", tracking.uri, str(journal), when]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == -9, done.stderr
+    return done.stdout.splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["sent, not marked", "not sent"])
+def test_a_killed_runs_records_arrive_once_when_it_resumes(tracking, tmp_path: Path, when: str):
+    journal = tmp_path / "tracking"
+    run_id = killed_run(tracking, journal, when)
+    client = MlflowClient(locate_store(tracking.uri).uri)
+    sent_before = len(client.get_metric_history(run_id, "a"))
+    assert (sent_before > 0) == (when == "sent, not marked")
+    notes: list[str] = []
+    logger = make_run_logger(
+        tracking, run_name="x", run_id=run_id, journal=journal, note=notes.append
+    )
+    assert "records of the interrupted run are sent now" in notes[0]
+    assert logger.recorded_steps == {"a": NUM_STEPS - 1, "b": NUM_STEPS - 1}
+    logger.skip_recorded()
+    for step in range(NUM_STEPS - 5, NUM_STEPS + 5):
+        logger.log_metrics({"a": step / 7, "b": 1.0, "new": 0.0}, step=step)
+    logger.log_table([{"row": 2}], "samples/two.json")
+    assert logger.close() == 0
+    history = client.get_metric_history(run_id, "a")
+    assert [(p.step, p.value) for p in history] == [(s, s / 7) for s in range(NUM_STEPS + 5)]
+    assert [p.step for p in client.get_metric_history(run_id, "b")] == list(range(NUM_STEPS + 5))
+    assert len(client.get_metric_history(run_id, "new")) == 10
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert [t["path"] for t in json.loads(run.data.tags["mlflow.loggedArtifacts"])] == [
+        "samples/one.json",
+        "samples/two.json",
+    ]
+    assert {a.path for a in client.list_artifacts(run_id)} == {"notes", "samples"}
+
+
+def test_a_row_that_is_sent_twice_is_stored_once(tracking):
+    logger = make_run_logger(tracking, run_name="twice")
+    assert logger.run_id is not None
+    client = MlflowClient(locate_store(tracking.uri).uri)
+    sink = MlflowSink(client, logger.run_id)
+    rows = [("a", 0.1, 1000 + step, step) for step in range(3)]
+    for upto in (2, 3, 1):
+        sink.send([Record("metrics", rows[:upto])])
+    data = Record("inputs", [InputData("n", "training", "d", 3, "s")])
+    sink.send([data])
+    sink.send([data])
+    assert [p.step for p in client.get_metric_history(logger.run_id, "a")] == [0, 1, 2]
+    assert len(client.get_run(logger.run_id).inputs.dataset_inputs) == 1
+    sink.send([Record("metrics", [("a", 0.1, 1003, 2)])])  # another time: another row
+    assert len(client.get_metric_history(logger.run_id, "a")) == 4
+    logger.close()
+
+
+def test_another_runs_journal_is_set_aside(tracking, tmp_path: Path):
+    journal = tmp_path / "tracking"
+    earlier = journal_with(journal, *RECORDS)
+    bind(earlier, locate_store(tracking.uri), "0123456789abcdef")
+    earlier.close()
+    notes: list[str] = []
+    logger = make_run_logger(tracking, run_name="x", journal=journal, note=notes.append)
+    logger.close()
+    logger.discard_journal()
+    assert not journal.exists()
+    assert str(tmp_path / "tracking-0123456789ab") in notes[0]
+    assert Journal(tmp_path / "tracking-0123456789ab").peek(9)[0] == RECORDS[0]
+
+
+def test_a_resumed_run_skips_what_was_recorded(tracking, tmp_path: Path):
+    first = make_run_logger(tracking, run_name="x", journal=tmp_path / "tracking")
+    for step in range(4):
+        first.log_metrics({"a[1]": float(step)}, step=step)
+    first.close("FAILED")
+    logger = make_run_logger(
+        tracking, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking"
+    )
+    assert dict(logger.recorded_steps) == {"a_1_": 3}
+    logger.log_metrics({"a[1]": 33.0}, step=3)  # not skipped before it is asked for
+    logger.skip_recorded()
+    for step in range(2, 6):
+        logger.log_metrics({"a[1]": float(step), "b": 0.5}, step=step)
+    logger.close()
+    assert logger.run_id is not None
+    client = MlflowClient(locate_store(tracking.uri).uri)
+    values = [(p.step, p.value) for p in client.get_metric_history(logger.run_id, "a_1_")]
+    assert values == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (3, 33.0), (4, 4.0), (5, 5.0)]
+    assert [p.step for p in client.get_metric_history(logger.run_id, "b")] == [2, 3, 4, 5]

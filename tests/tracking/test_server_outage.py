@@ -1,0 +1,127 @@
+"""A real MLflow server that is stopped and started again under a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from vapo import delivery as delivery_module
+from vapo.cli import main
+from vapo.config.schema import TrackingConfig
+from vapo.stores import locate_store
+from vapo.tracking import RunLogger, make_run_logger
+
+START_S = 240.0
+
+
+class Server:
+    """`mlflow server` on a SQLite store, which outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                    return
+            except OSError:
+                assert self.process.poll() is None, (self.folder / "server.log").read_text()
+                time.sleep(0.3)
+        raise AssertionError("the server does not start")
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path)
+    yield running
+    running.stop()
+
+
+def log_steps(logger: RunLogger, steps: range) -> None:
+    for step in steps:
+        logger.log_metrics({"actor/entropy": step / 7, "critic/value_loss": 1.0}, step=step)
+        time.sleep(0.01)
+    logger.log_text(f"up to {steps.stop}", f"notes/{steps.stop}.txt")
+
+
+@pytest.mark.slow
+def test_metrics_of_an_outage_arrive_in_order_and_once(server: Server, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 2.0)
+    server.start()
+    notes: list[str] = []
+    config = TrackingConfig(uri=server.uri)
+    run_dir = tmp_path / "run"
+    logger = make_run_logger(
+        config, run_name="outage", note=notes.append, journal=run_dir / "tracking"
+    )
+    assert logger.run_id is not None
+    log_steps(logger, range(100))
+    logger.finalize()
+    server.stop()
+    began = time.monotonic()
+    log_steps(logger, range(100, 200))
+    assert time.monotonic() - began < 30  # the run does not wait for the server
+    server.start()
+    log_steps(logger, range(200, 300))
+    deadline = time.monotonic() + 60
+    while not any("takes records again" in note for note in notes):
+        assert time.monotonic() < deadline, notes
+        time.sleep(0.1)
+    logger.finalize()
+    server.stop()
+    log_steps(logger, range(300, 400))  # down until after the end
+    left = logger.close()
+    assert left == 102  # 100 steps, a text, the run's status
+    assert f"vapo deliver {run_dir}" in notes[-1]
+
+    assert main(["deliver", str(run_dir)]) == 2  # still down
+    server.start()
+    assert main(["deliver", str(run_dir)]) == 0
+    assert main(["deliver", str(run_dir)]) == 0
+    client = MlflowClient(locate_store(server.uri).uri)
+    for key, value in (("actor/entropy", None), ("critic/value_loss", 1.0)):
+        history = client.get_metric_history(logger.run_id, key)
+        assert [p.step for p in history] == list(range(400))
+        assert [p.value for p in history] == [s / 7 if value is None else value for s in range(400)]
+        times = [p.timestamp for p in history]
+        assert times == sorted(set(times))
+    assert client.get_run(logger.run_id).info.status == "FINISHED"
+    names = {artifact.path for artifact in client.list_artifacts(logger.run_id, "notes")}
+    assert names == {f"notes/{end}.txt" for end in (100, 200, 300, 400)}

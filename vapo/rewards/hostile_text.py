@@ -1,0 +1,252 @@
+"""Bounds on hostile text, before anything expensive is done with it.
+
+Two of the libraries behind the verifiers turn text into Python code and evaluate it: SymPy's
+parser, and several scorers of reasoning_gym. So while a response is judged an audit hook reads
+all source code that this process is about to compile, and lets arithmetic and literals of
+bounded size pass, nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MAX_SOURCE_CHARS = 20_000
+MAX_BITS = 10_000.0
+"""Numbers of more bits (3,000 digits) are not computed."""
+
+MAX_NESTING = 12
+MAX_DIGITS = 100
+
+_NODES = (
+    ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name,
+    ast.expr_context, ast.Call, ast.keyword, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Compare,
+    ast.cmpop, ast.BoolOp, ast.boolop,
+)  # fmt: skip
+_FUNCTIONS = frozenset({
+    "Integer", "Float", "Rational", "Symbol", "Function", "Add", "Mul", "Pow", "Eq", "Abs", "abs",
+    "sign", "sqrt", "cbrt", "root", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
+    "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "floor", "ceiling", "factorial", "hex",
+})  # fmt: skip
+_LIBRARY_SOURCES = ("from sympy import *", b"from sympy import *")
+_DENIED_EVENTS = (
+    "os.", "subprocess.", "shutil.", "socket.", "ctypes.", "open", "tempfile.", "pty.",
+    "urllib.", "ftplib.", "smtplib.", "webbrowser.", "signal.", "fcntl.", "mmap.",
+)  # fmt: skip
+_NO_EFFECT = frozenset({"os.listdir", "os.scandir", "os.walk", "os.fwalk"})
+
+
+class UnsafeTextError(ValueError):
+    """Text that is not evaluated."""
+
+
+# ---- Python source ------------------------------------------------------------------------
+
+
+def check_source(source: Any) -> None:
+    """Raises: UnsafeTextError for all but one bounded expression of numbers and literals."""
+    if isinstance(source, (str, bytes)):
+        if source in _LIBRARY_SOURCES:
+            return
+        if len(source) > MAX_SOURCE_CHARS:
+            raise UnsafeTextError("source too long")
+        try:
+            source = ast.parse(source, mode="eval")
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise UnsafeTextError(f"not an expression: {type(error).__name__}") from None
+    if not isinstance(source, ast.Expression):
+        raise UnsafeTextError("not an expression")
+    for node in ast.walk(source):
+        _check_node(node)
+    try:
+        _bits(source.body)
+    except RecursionError:
+        raise UnsafeTextError("nested too deep") from None
+
+
+def _check_node(node: ast.AST) -> None:
+    if not isinstance(node, _NODES):
+        raise UnsafeTextError(f"{type(node).__name__} in an expression")
+    if isinstance(node, ast.Name) and node.id.startswith("_"):
+        raise UnsafeTextError(f"the name {node.id!r:.40} in an expression")
+    if isinstance(node, ast.Call):
+        _check_call(node)
+    if isinstance(node, ast.BinOp):
+        for side in (node.left, node.right):
+            is_text = isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes))
+            if is_text or isinstance(side, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
+                raise UnsafeTextError("arithmetic with text or lists")
+
+
+def _check_call(node: ast.Call) -> None:
+    function = node.func
+    if isinstance(function, ast.Call):  # Function('f')(x), and Integer(2)(3), which fails
+        function = function.func
+    if not isinstance(function, ast.Name) or function.id not in _FUNCTIONS:
+        raise UnsafeTextError("a call in an expression")
+
+
+def _bits(node: ast.AST) -> float:
+    """A bound on log2 of every number that the expression comes to.
+
+    Raises: UnsafeTextError above MAX_BITS.
+    """
+    bits = 1.0
+    if isinstance(node, ast.Constant):
+        bits = _bits_of_constant(node.value)
+    elif isinstance(node, ast.BinOp):
+        left, right = _bits(node.left), _bits(node.right)
+        bits = _bits_of_operation(node.op, left, right)
+    elif isinstance(node, ast.Call):
+        arguments = [_bits(argument) for argument in node.args]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        bits = max(arguments, default=1.0)
+        if name == "Pow" and len(arguments) == 2:
+            bits = power_bits(*arguments)
+        elif name == "factorial":
+            bits = power_bits(bits, bits)
+        elif name in ("exp", "sinh", "cosh"):
+            bits = power_bits(2.0, bits)
+        elif name in ("Add", "Mul"):
+            bits = sum(arguments) + 1
+    else:
+        bits = max([bits, *(_bits(child) for child in ast.iter_child_nodes(node))])
+    if bits > MAX_BITS:
+        raise UnsafeTextError("a number too large to compute")
+    return bits
+
+
+def _bits_of_constant(value: object) -> float:
+    if isinstance(value, bool) or value is None:
+        return 1.0
+    if isinstance(value, int):
+        return float(max(value.bit_length(), 1))
+    if isinstance(value, float):
+        return abs(math.log2(abs(value))) + 1 if value and math.isfinite(value) else 1.0
+    if isinstance(value, str) and re.fullmatch(r"[\d.eE+-]+", value):  # Float('1e9'), Integer('9')
+        _, _, exponent = value.lower().partition("e")
+        digits = len(value)
+        power = abs(int(exponent)) if re.fullmatch(r"[+-]?\d{1,9}", exponent) else 0
+        return 3.33 * (digits + power)
+    return 1.0
+
+
+def _bits_of_operation(operator: ast.operator, left: float, right: float) -> float:
+    if isinstance(operator, ast.Pow):
+        return power_bits(left, right)
+    if isinstance(operator, ast.LShift):
+        return left + 2.0 ** min(right, 64.0)
+    if isinstance(operator, (ast.Mult, ast.Div, ast.FloorDiv)):
+        return left + right
+    return max(left, right) + 1
+
+
+def power_bits(base: float, exponent: float) -> float:
+    """Bits of base ** exponent, given the bits of both."""
+    return base * 2.0 ** min(exponent, 64.0)
+
+
+# ---- the audit hook -----------------------------------------------------------------------
+
+_guarded = False
+_installed = False
+
+
+def install() -> None:
+    """Once, in a process that judges; a hook cannot be removed, only `guarded` uses it."""
+    global _installed
+    if not _installed:
+        _installed = True
+        sys.dont_write_bytecode = True
+        sys.addaudithook(_audit)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """In here no text becomes code, and nothing is opened for writing, started or connected."""
+    global _guarded
+    _guarded = True
+    try:
+        yield
+    finally:
+        _guarded = False
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    global _guarded
+    if not _guarded or not event.startswith(("compile", *_DENIED_EVENTS)):
+        return
+    _guarded = False  # what follows compiles and imports itself
+    try:
+        if _is_importing() or event in _NO_EFFECT:
+            return
+        if event == "compile":
+            check_source(arguments[0])
+        elif event == "open":
+            mode, flags = arguments[1], arguments[2]
+            is_read = (mode or "r") in ("r", "rb") and not (flags or 0) & 0b11
+            if not is_read:
+                raise UnsafeTextError("opening a file for writing")
+        else:
+            raise UnsafeTextError(f"{event} while judging a response")
+    finally:
+        _guarded = True
+
+
+def _is_importing() -> bool:
+    """Whether a module of a library is being imported, which compiles and opens as it likes."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+# ---- LaTeX --------------------------------------------------------------------------------
+
+_COMPUTING = re.compile(
+    r"\\(?:sum|prod|coprod|i*o?int|lim|liminf|limsup|det|Gamma|gamma|zeta|pmod|bmod|mod|gcd|lcm)"
+    r"(?![A-Za-z])"
+)
+_BRACKETS = re.compile(r"\\[{}|]|\\.|[][(){}|]", re.DOTALL)
+
+
+def check_latex(text: str) -> None:
+    """Raises: UnsafeTextError for LaTeX that would take the parser long.
+
+    The limits are far above what an answer needs; the parser's time grows exponentially with
+    nesting, and sums, integrals and limits would be computed.
+    """
+    if not text.isprintable() and any(ord(c) < 32 and c not in "\n\t\r" for c in text):
+        raise UnsafeTextError("control characters")
+    if any(c.isdigit() and not c.isascii() for c in text):
+        raise UnsafeTextError("digits that are not ASCII")
+    if _COMPUTING.search(text):
+        raise UnsafeTextError("a sum, product, integral, limit or determinant")
+    if re.search(rf"\d{{{MAX_DIGITS + 1}}}", text):
+        raise UnsafeTextError("a very long number")
+    if re.search(r"(?:[-+]\s*){4}|(?:!\s*\)*\s*){3}", text) or re.search(r"\d{5}\s*\)*\s*!", text):
+        raise UnsafeTextError("a chain of signs, or a large factorial")
+    if re.search(r"\\[dt]?binom\D{0,4}\d{4}", text) or text.count("=") > 5:
+        raise UnsafeTextError("a large binomial, or a chain of equations")
+    if text.count("|") > 8 or _nesting(text) > MAX_NESTING:
+        raise UnsafeTextError("nested too deep")
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        bracket = match.group().lstrip("\\")
+        if bracket in ("(", "[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif bracket in (")", "]", "}"):
+            depth -= 1
+    return deepest
