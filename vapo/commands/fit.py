@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.callbacks.diagnostics import PositionDiagnostics
+from vapo.callbacks.diagnostics import PositionDiagnostics, ValuePages
 from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.profiling import Profiling
@@ -93,7 +93,8 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
             pad_id=module.pad_id,
         )
         evaluation = Evaluation(logger, progress)
-        trainer = make_trainer(config, module, evaluation, logger, progress, run_dir)
+        pages = ValuePages(logger, tokenizer, progress)
+        trainer = make_trainer(config, module, evaluation, pages, logger, progress, run_dir)
         with closing(datamodule):
             trainer.fit(module, datamodule, ckpt_path=checkpoint)
     run_path = Path(trainer.strategy.broadcast(str(run_dir.path)))
@@ -182,6 +183,7 @@ def make_trainer(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    pages: ValuePages,
     logger: RunLogger,
     progress: Progress,
     run_dir: RunDir,
@@ -199,6 +201,7 @@ def make_trainer(
         ),
         WeightSync(progress),
         evaluation,
+        pages,
         Recording(logger, progress),
         PositionDiagnostics(logger),
         # one for each: `save_last` would follow the best, and leave last.ckpt behind

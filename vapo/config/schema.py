@@ -16,6 +16,7 @@ from vapo.config.components import Components
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
 from vapo.config.training import TrainingConfig
+from vapo.config.value_pages import ValuePagesConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -235,6 +236,7 @@ class FitConfig:
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "the objective's numbers")
     training: TrainingConfig = section(TrainingConfig, "iterations and batch sizes")
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
+    value_pages: ValuePagesConfig = section(ValuePagesConfig, "pages of tokens by value")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
 
