@@ -28,6 +28,7 @@ from vapo.rollout_collection import RolloutCollection
 from vapo.rollouts import Sampler
 from vapo.seeding import derive_seed
 from vapo.types import Phase, RolloutBatch
+from vapo.value_page.contents import PageContents, page_contents
 from vapo.watching.rows import CheckedBatch, check_batch, first_rows
 
 
@@ -68,6 +69,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.safe_point = safe_point
         self.metrics: dict[str, float] = {}
         self.positions: Profile = {}
+        self.page: PageContents | None = None
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._buffer: tuple[int, list[Minibatch]] = (-1, [])
@@ -104,6 +106,9 @@ class RolloutDataModule(L.LightningDataModule):
         batch, metrics = self.next_batch(iteration)
         self.safe_point()
         self.sampler.sleep()
+        shows_tokens = self.value_page_may_be_due()
+        if shows_tokens and phase is Phase.POLICY_OPTIMIZATION:
+            batch.old_entropy = torch.zeros(batch.response_mask.shape)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
             advance(len(batch))
@@ -120,6 +125,10 @@ class RolloutDataModule(L.LightningDataModule):
             self.hyperparameters,
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
+        self.page = None
+        if shows_tokens:
+            with self.progress.stage("value_page"):
+                self.page = page_contents(batch, self.config, self.positions, iteration)
         minibatches = self.minibatches(first_rows(batch, checked.num_rows), iteration)
         return [replace(m, fault=checked.fault) for m in minibatches]
 
@@ -135,6 +144,24 @@ class RolloutDataModule(L.LightningDataModule):
         )
         faults.left_out(checked.num_left_out, place, checked.reason)
         return checked
+
+    def value_page_may_be_due(self) -> bool:
+        """Whether the iteration's page may be asked for at its end.
+
+        Only then is it known whether value pretraining ended by its stop rule.
+        """
+        every_n, module = self.config.value_pages.every_n_iterations, self.module
+        if every_n is None:
+            return False
+        if module.phase is Phase.POLICY_OPTIMIZATION:
+            finished = int(module.policy_iterations) + 1
+            last, may_stop = self.config.training.num_iterations, False
+        else:
+            finished = int(module.iteration) + 1
+            last = self.hyperparameters.value_pretraining_iterations
+            rule = self.config.components.value_pretraining
+            may_stop = (rule.stop_explained_variance, rule.stop_value_loss) != (None, None)
+        return finished == 1 or finished % every_n == 0 or finished >= last or may_stop
 
     # ---- sampling ahead ----------------------------------------------------------------------
 

@@ -119,6 +119,7 @@ class VapoModule(L.LightningModule):
         """Fill old and reference log-probs (policy phase only) and old values.
 
         The trainer computes them itself: the engine's log-probs differ by its own rounding.
+        Entropies come with the old log-probs; they are kept if `old_entropy` is there for them.
         """
         wants_policy = self.phase is Phase.POLICY_OPTIMIZATION
         shape = batch.response_mask.shape
@@ -144,8 +145,10 @@ class VapoModule(L.LightningModule):
         width = inputs.response_mask.shape[1]
         temperature = self.config.rollouts.temperature
         if batch.old_logprobs is not None:
-            logprobs, _ = self.actor(inputs, temperature=temperature)
+            logprobs, entropy = self.actor(inputs, temperature=temperature)
             batch.old_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
+            if batch.old_entropy is not None:
+                batch.old_entropy[rows, :width] = inputs.scatter(entropy).cpu()
         if batch.ref_logprobs is not None:
             logprobs, _ = self._reference[0](inputs, temperature=temperature)
             batch.ref_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()

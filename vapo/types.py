@@ -88,8 +88,8 @@ class RolloutBatch:
     sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt;
     `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
     losses, None all of them by 1; `policy_mask` marks the tokens that carry policy loss, None
-    those of `loss_mask`. Other fields that are None have not been computed yet (or, for values,
-    there is no critic).
+    those of `loss_mask`. `old_entropy` is kept only where a value page is made. Other fields
+    that are None have not been computed yet (or, for values, there is no critic).
     """
 
     rollouts: list[Rollout]
@@ -105,6 +105,7 @@ class RolloutBatch:
     baseline_rewards: Float[Tensor, " B"] | None = None
     token_rewards: Float[Tensor, "B T"] | None = None
     old_logprobs: Float[Tensor, "B T"] | None = None
+    old_entropy: Float[Tensor, "B T"] | None = None
     ref_logprobs: Float[Tensor, "B T"] | None = None
     old_values: Float[Tensor, "B T"] | None = None
     raw_advantages: Float[Tensor, "B T"] | None = None

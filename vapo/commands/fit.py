@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.callbacks.checkpointing import Checkpointing
-from vapo.callbacks.diagnostics import PositionDiagnostics
+from vapo.callbacks.diagnostics import PositionDiagnostics, ValuePages
 from vapo.callbacks.evaluation import Evaluation
 from vapo.callbacks.overlap import RolloutOverlap
 from vapo.callbacks.profiling import Profiling
@@ -137,7 +137,10 @@ def train(
         evaluation = Evaluation(logger, progress)
         watch = Watch(config.watch, run_dir.path, logger, progress)
         guard = StopAtSafePoints(stopping, Peers())
-        trainer = make_trainer(config, module, evaluation, watch, guard, logger, progress, run_dir)
+        pages = ValuePages(logger, tokenizer, progress)
+        trainer = make_trainer(
+            config, module, evaluation, pages, watch, guard, logger, progress, run_dir
+        )
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
         try:
@@ -254,6 +257,7 @@ def make_trainer(
     config: FitConfig,
     module: VapoModule,
     evaluation: Evaluation,
+    pages: ValuePages,
     watch: Watch,
     guard: StopAtSafePoints,
     logger: RunLogger,
@@ -273,6 +277,7 @@ def make_trainer(
         ),
         WeightSync(progress),
         evaluation,
+        pages,
         Recording(logger, progress),
         watch,
         PositionDiagnostics(logger),

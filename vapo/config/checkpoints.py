@@ -41,6 +41,7 @@ FREE_KEYS = (
     "tracking",
     "checkpoints",
     "watch",
+    "value_pages",
     "rollouts.vllm",
     "trainer.accelerator",
     "trainer.devices",

@@ -17,6 +17,7 @@ from vapo.config.components import Components
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
 from vapo.config.training import TrainingConfig
+from vapo.config.value_pages import ValuePagesConfig
 from vapo.config.watch import WatchConfig
 
 __all__ = [
@@ -238,6 +239,7 @@ class FitConfig:
     training: TrainingConfig = section(TrainingConfig, "iterations and batch sizes")
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     watch: WatchConfig = section(WatchConfig, "numbers that are not finite; watchers of the run")
+    value_pages: ValuePagesConfig = section(ValuePagesConfig, "pages of tokens by value")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "stopping and going on")

@@ -117,14 +117,102 @@ def mean_by_position(
     Units: position in sampled tokens. Tokens past the last bin are left out.
     Padding: ignored, not counted as positions.
     """
+    is_used, bins = _position_bins(mask, bin_tokens=bin_tokens, num_bins=num_bins)
+    samples = x[is_used].double()
+    ones = torch.ones_like(samples)
+    count, total = reduce(torch.stack([_bin_sums(y, bins, num_bins) for y in (ones, samples)]))
+    mean = total / count
+    variance = reduce(_bin_sums((samples - mean[bins]).square(), bins, num_bins)) / count
+    return PositionProfile(count.long(), mean.to(x.dtype), variance.sqrt().to(x.dtype))
+
+
+@torch.no_grad()
+def explained_variance_by_position(
+    values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    bin_tokens: int,
+    num_bins: int,
+    reduce: Reduce = identity,
+) -> Float[Tensor, " bins"]:
+    """Return `explained_variance` over each bin of token positions, as `mean_by_position` cuts.
+
+    A critic that reads the response explains more towards its end; one that judges by the
+    prompt alone explains the same everywhere.
+    Padding: ignored. NaN where a bin has no token or all of its returns are equal.
+    """
+    is_used, bins = _position_bins(mask, bin_tokens=bin_tokens, num_bins=num_bins)
+    target = returns[is_used].double()
+    error = target - values[is_used].double()
+    sums = [_bin_sums(y, bins, num_bins) for y in (torch.ones_like(target), target, error)]
+    count, sum_target, sum_error = reduce(torch.stack(sums))
+    mean_target, mean_error = sum_target / count, sum_error / count
+    deviations = ((target - mean_target[bins]).square(), (error - mean_error[bins]).square())
+    squares = reduce(torch.stack([_bin_sums(y, bins, num_bins) for y in deviations]))
+    var_target, var_error = squares / count
+    is_constant = var_target <= _RELATIVE_VARIANCE_FLOOR * mean_target.square()
+    ratio = torch.where(is_constant, torch.nan, var_error / var_target)
+    return (1.0 - ratio).to(values.dtype)
+
+
+class Calibration(NamedTuple):
+    """Tokens by predicted value; the means are NaN where a bin has no token."""
+
+    num_tokens: Tensor
+    num_clusters: Tensor
+    mean_value: Tensor
+    mean_return: Tensor
+    standard_error: Tensor
+
+
+@torch.no_grad()
+def calibration(
+    values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    edges: Float[Tensor, " edges"],
+    cluster_size: int = 1,
+    reduce: Reduce = identity,
+) -> Calibration:
+    """Average the returns of the tokens whose value lies in edges[i] <= V < edges[i + 1].
+
+    A calibrated critic has mean_return = mean_value in every bin. Values outside the edges are
+    counted in the first or last bin. `standard_error` is that of mean_return with each
+    `cluster_size` rows (the responses to one prompt) as one draw, because the tokens of a
+    response share one return:
+
+        se^2 = K / (K - 1) * sum_k (sum over tokens t of cluster k of (R_t - mean))^2 / n^2
+
+    K the clusters with a token in the bin; NaN for K < 2.
+    Padding: ignored.
+    """
+    num_bins = len(edges) - 1
+    bins = torch.bucketize(values[mask].double(), edges[1:-1].double(), right=True)
+    predicted, achieved = values[mask].double(), returns[mask].double()
+    terms = (torch.ones_like(predicted), predicted, achieved)
+    sums = reduce(torch.stack([_bin_sums(y, bins, num_bins) for y in terms]))
+    count, mean_value, mean_return = sums[0], sums[1] / sums[0], sums[2] / sums[0]
+    num_clusters = -(-len(mask) // cluster_size)
+    cell = (mask.nonzero()[:, 0] // cluster_size) * num_bins + bins
+    shape = (num_clusters, num_bins)
+    residuals = _bin_sums(achieved - mean_return[bins], cell, num_clusters * num_bins)
+    is_hit = _bin_sums(torch.ones_like(achieved), cell, num_clusters * num_bins) > 0
+    per_bin = [residuals.view(shape).square().sum(0), is_hit.view(shape).double().sum(0)]
+    squares, hits = reduce(torch.stack(per_bin))
+    variance = torch.where(hits > 1, hits / (hits - 1) * squares, torch.nan)
+    return Calibration(count.long(), hits.long(), mean_value, mean_return, variance.sqrt() / count)
+
+
+def _position_bins(
+    mask: Tensor, *, bin_tokens: int, num_bins: int
+) -> tuple[Bool[Tensor, "B T"], Int[Tensor, " n"]]:
+    """The tokens that some bin holds, and the bin of each of them."""
     position_bin = (mask.cumsum(dim=1) - 1) // bin_tokens
     is_used = mask & (position_bin < num_bins)
-    bins, samples = position_bin[is_used], x[is_used].double()
+    return is_used, position_bin[is_used]
 
-    def bin_sums(terms: Tensor) -> Tensor:
-        return terms.new_zeros(num_bins).index_add_(0, bins, terms)
 
-    count, total = reduce(torch.stack([bin_sums(torch.ones_like(samples)), bin_sums(samples)]))
-    mean = total / count
-    variance = reduce(bin_sums((samples - mean[bins]).square())) / count
-    return PositionProfile(count.long(), mean.to(x.dtype), variance.sqrt().to(x.dtype))
+def _bin_sums(x: Float[Tensor, " n"], bins: Int[Tensor, " n"], num_bins: int) -> Tensor:
+    return x.new_zeros(num_bins).index_add_(0, bins, x)

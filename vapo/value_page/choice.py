@@ -1,0 +1,116 @@
+"""Which rollouts a page shows: groups that differ, and in each of them right and wrong ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class ChosenGroup:
+    """`rows` of the batch, each with how many of its first tokens are shown."""
+
+    index: int
+    reason: str
+    rows: tuple[int, ...]
+    num_tokens: tuple[int, ...]
+
+
+def choose_groups(
+    batch: RolloutBatch,
+    value_errors: Float[Tensor, "B T"] | None,
+    *,
+    num_groups: int,
+    max_responses: int,
+    max_tokens: int,
+    seed: int,
+) -> list[ChosenGroup]:
+    """One group for each reason, then others at random by `seed`; the same for the same batch.
+
+    The groups share `max_tokens` evenly; what one leaves goes to those after it.
+    """
+    reasons = group_scores(batch, value_errors)
+    total = len(batch) // batch.group_size
+    chosen: dict[int, str] = {}
+    for reason, scores in reasons.items():
+        left = [g for g in range(total) if g not in chosen and scores[g] > 0]
+        if left and len(chosen) < num_groups:
+            chosen[max(left, key=lambda g: (scores[g], -g))] = reason
+    others = [g for g in range(total) if g not in chosen]
+    for group in random.Random(seed).sample(others, min(len(others), num_groups - len(chosen))):
+        chosen[group] = "at random"
+    groups, budget = [], max_tokens
+    for place, (group, reason) in enumerate(chosen.items()):
+        rows = range(group * batch.group_size, (group + 1) * batch.group_size)
+        shown = choose_rows(
+            rows,
+            is_correct=batch.is_correct[rows.start : rows.stop].tolist(),
+            lengths=batch.response_lengths[rows.start : rows.stop].tolist(),
+            max_responses=max_responses,
+            max_tokens=budget // (len(chosen) - place),
+        )
+        budget -= sum(shown.values())
+        groups.append(ChosenGroup(group, reason, tuple(shown), tuple(shown.values())))
+    return [group for group in groups if group.rows]
+
+
+def group_scores(
+    batch: RolloutBatch, value_errors: Float[Tensor, "B T"] | None
+) -> dict[str, list[float]]:
+    """Reason -> a number for each group: the highest is shown for it, none at or below 0."""
+
+    def token_means(x: Tensor) -> Tensor:
+        kept = torch.where(batch.response_mask, x.double().abs(), 0.0)
+        return by_group(kept.sum(dim=1)) / by_group(batch.response_lengths.double())
+
+    def by_group(x: Tensor) -> Tensor:
+        return x.view(-1, batch.group_size).sum(dim=1)
+
+    share = by_group(batch.is_correct.double()) / batch.group_size
+    mixed = torch.minimum(share, 1 - share)
+    longest = batch.response_lengths.double().view(-1, batch.group_size).amax(dim=1)
+    scores: dict[str, Tensor] = {}
+    if value_errors is not None:
+        error = token_means(value_errors)
+        scores["largest value error"] = error
+        mixed = torch.where(mixed > 0, mixed + 1e-6 * error, 0.0)  # of the equal, the worse valued
+    scores["right and wrong answers"] = mixed
+    if batch.advantages is not None:
+        scores["largest advantages"] = token_means(batch.advantages)
+    scores["longest response"] = longest
+    if value_errors is not None:
+        scores["smallest value error"] = 1 / (1 + error)
+    return {reason: score.tolist() for reason, score in scores.items()}
+
+
+def choose_rows(
+    rows: Sequence[int],
+    *,
+    is_correct: Sequence[bool],
+    lengths: Sequence[int],
+    max_responses: int,
+    max_tokens: int,
+) -> dict[int, int]:
+    """Row -> tokens shown: right and wrong ones by turns, as many as fit whole.
+
+    Where none fits, the shortest is cut to the budget.
+    """
+    right = [i for i in range(len(rows)) if is_correct[i]]
+    wrong = [i for i in range(len(rows)) if not is_correct[i]]
+    by_turns = [i for i in chain.from_iterable(zip_longest(right, wrong)) if i is not None]
+    shown: dict[int, int] = {}
+    for i in by_turns:
+        if len(shown) < max_responses and lengths[i] <= max_tokens - sum(shown.values()):
+            shown[rows[i]] = lengths[i]
+    if not shown and max_tokens > 0:
+        shortest = min(by_turns, key=lambda i: lengths[i])
+        shown[rows[shortest]] = max_tokens
+    return dict(sorted(shown.items()))

@@ -1,0 +1,205 @@
+"""Token ids as text for a reader: every byte visible, and no character able to do anything.
+
+A byte-level token need not hold whole characters, so `decode` of one token alone gives
+garbage. Here a token is first its bytes; a character that several tokens share is shown at the
+first of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
+_MAX_MARKS = 3
+_CONTROLS = {"\n": "\u21b5\n", "\t": "\u21e5", "\x7f": "\u2421"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """`text` is safe to show. `partial`: the bytes, in hex, that are no whole characters."""
+
+    text: str
+    is_special: bool = False
+    partial: str = ""
+
+
+class TokenText:
+    """What the tokens of one tokenizer look like. Keeps what it has looked up."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._added = tokenizer.added_tokens_decoder
+        self._special = set(tokenizer.all_special_ids)
+        self._decoders = _decoder_types(tokenizer)
+        self._anchor = _anchor(tokenizer)
+        self._bytes: dict[int, bytes | None] = {}
+
+    def token(self, token_id: int) -> Token:
+        """The token on its own."""
+        raw = self.raw(token_id)
+        if raw is None:
+            return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
+        if token_id in self._special:
+            return Token(visible(raw.decode(errors="surrogateescape")), is_special=True)
+        try:
+            return Token(visible(raw.decode()))
+        except UnicodeDecodeError:
+            text = visible(raw.decode(errors="surrogateescape"))
+            return Token(text, partial=raw.hex(" ").upper())
+
+    def in_context(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
+        """(place, text) of the tokens that read differently beside their neighbours."""
+        found: list[tuple[int, str]] = []
+        place = 0
+        while place < len(token_ids):
+            if not self.token_is_partial(token_ids[place]):
+                place += 1
+                continue
+            run = self._run(token_ids, place)
+            found += zip(range(place, place + len(run)), map(visible, run), strict=True)
+            place += len(run)
+        return found
+
+    def token_is_partial(self, token_id: int) -> bool:
+        raw = self.raw(token_id)
+        return raw is not None and not _is_whole(raw)
+
+    def _run(self, token_ids: Sequence[int], start: int) -> list[str]:
+        """Texts of the tokens from `start` on, up to where a token ends with a character."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+        data, owners, num_tokens = b"", [], 0
+        for token_id in token_ids[start:]:
+            raw = self.raw(token_id)
+            if raw is None or token_id in self._special:
+                break
+            data += raw
+            owners += [num_tokens] * len(raw)
+            num_tokens += 1
+            decoder.decode(raw)
+            if not decoder.getstate()[0]:
+                break
+        texts, offset = [""] * num_tokens, 0
+        for c in data.decode(errors="surrogateescape"):
+            texts[owners[offset]] += c
+            offset += len(c.encode(errors="surrogateescape"))
+        return [text or CONTINUED for text in texts]
+
+    def raw(self, token_id: int) -> bytes | None:
+        """The token's bytes; None for an id that the tokenizer does not know."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._look_up(token_id)
+        return self._bytes[token_id]
+
+    def _look_up(self, token_id: int) -> bytes | None:
+        if token_id in self._added:
+            return _utf8(self._added[token_id].content)
+        piece = self._tokenizer.convert_ids_to_tokens([token_id])[0]
+        if piece is None:
+            return None
+        if "ByteLevel" in self._decoders and set(piece) <= _BYTE_OF.keys():
+            return bytes(_BYTE_OF[c] for c in piece)
+        if "ByteFallback" in self._decoders and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+            return bytes([int(piece[3:5], 16)])
+        text = self._decoded(token_id)
+        return _utf8(piece if "\ufffd" in text else text)
+
+    def _decoded(self, token_id: int) -> str:
+        """As it reads in mid-text: alone, a decoder may drop its leading space."""
+        decode = self._tokenizer.decode
+        if self._anchor is not None:
+            before, both = decode([self._anchor]), decode([self._anchor, token_id])
+            if isinstance(both, str) and isinstance(before, str) and both.startswith(before):
+                return both[len(before) :]
+        alone = decode([token_id])
+        return alone if isinstance(alone, str) else "".join(alone)
+
+
+def visible(text: str) -> str:
+    """The text with nothing hidden: controls, invisible and direction-changing characters named.
+
+    >>> visible("a\\tb\\u202e  ")
+    'a\\u21e5b\\u27e8U+202E\\u27e9\\u2423\\u2423'
+    """
+    text = re.sub(r" {2,}| $|^ $", lambda spaces: "\u2423" * len(spaces[0]), text)
+    shown: list[str] = []
+    marks = 0
+    for place, c in enumerate(text):
+        is_mark = unicodedata.category(c) in ("Mn", "Me")
+        marks = marks + 1 if is_mark else 0
+        if is_mark and marks <= _MAX_MARKS:
+            shown.append(c if place else f"\u25cc{c}")
+        else:
+            shown.append(_named(c) if is_mark else _shown(c))
+    return "".join(shown)
+
+
+def _shown(c: str) -> str:
+    if c in _CONTROLS:
+        return _CONTROLS[c]
+    if c < " ":
+        return chr(0x2400 + ord(c))
+    if "\udc80" <= c <= "\udcff":  # a byte that is no character: surrogateescape
+        return f"\u27e8{ord(c) - 0xDC00:02X}\u27e9"
+    is_plain = c == " " or c.isprintable()  # not: Cc, Cf, Cs, Co, Cn, Zl, Zp, Zs
+    return c if is_plain else _named(c)
+
+
+def _named(c: str) -> str:
+    return f"\u27e8U+{ord(c):04X}\u27e9"
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _is_whole(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _byte_characters() -> Iterator[tuple[str, int]]:
+    """The byte-level alphabet of GPT-2: printable bytes are themselves, others follow at 256."""
+    moved = 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+            yield chr(byte), byte
+        else:
+            yield chr(256 + moved), byte
+            moved += 1
+
+
+_BYTE_OF = dict(_byte_characters())
+
+
+def _decoder_types(tokenizer: Any) -> set[str]:
+    """The kinds of decoder in a fast tokenizer; none for a slow one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = getattr(backend, "decoder", None)
+    if decoder is None:
+        return set()
+    stack, kinds = [json.loads(decoder.__getstate__())], set()
+    while stack:
+        node = stack.pop()
+        kinds.add(node["type"])
+        stack += node.get("decoders", [])
+    return kinds
+
+
+def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """An ordinary token to put before others."""
+    for text in ("a", "0", "x"):
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        if ids and ids[-1] not in tokenizer.all_special_ids:
+            return int(ids[-1])
+    return None
