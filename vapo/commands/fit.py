@@ -69,7 +69,9 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     with (
         Progress() as progress,
         make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+            config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            data=config.data,
         ) as scorer,
         make_run_logger(
             config.tracking,
