@@ -133,7 +133,8 @@ def evaluate(
 
     The seed is the config's own, so that every evaluation draws the same random numbers.
     `max_response_tokens` is the training budget, used when the config sets none. Every rank
-    must call this, with the same prompts.
+    must call this, with the same prompts. Sources of a mixture have the metrics of their own
+    prompts too, as `eval_NAME/...`.
 
     Raises:
         UserError: there are no prompts.
@@ -141,6 +142,7 @@ def evaluate(
     prompts = prompts[: config.num_prompts]
     if not prompts:
         raise UserError("data.heldout: no prompts to evaluate on")
+    sources = sorted({prompt.source for prompt in prompts} - {""})
     prompts = prompts[rank() :: world_size()]
     settings = SamplingSettings(
         max_response_tokens=config.max_response_tokens or max_response_tokens,
@@ -159,8 +161,13 @@ def evaluate(
         )
         with progress.stage("scoring", total=total, unit="responses") as advance_scoring:
             verdicts = scorer.score(rollouts, advance=advance_scoring)
+    metrics = _metrics(rollouts, verdicts, config.k)
+    for source in sources:
+        rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
+        of_source = _metrics([rollouts[i] for i in rows], [verdicts[i] for i in rows], config.k)
+        metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
     return EvaluationResult(
-        _metrics(rollouts, verdicts, config.k),
+        metrics,
         _table(rollouts, verdicts, config.k)[: config.num_table_rows],
     )
 

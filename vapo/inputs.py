@@ -10,6 +10,7 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.loading import flatten
+from vapo.config.schema import SourceConfig
 from vapo.fingerprint import fingerprint
 from vapo.prompts import PromptSplit
 from vapo.records import InputData
@@ -19,10 +20,11 @@ from vapo.types import Prompt
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     """Training and held-out prompts, by the digest of their texts and answers in order."""
     train, heldout = config.data.train, config.data.heldout
-    sets = [
-        ("training", "train", train, prompts.train),
-        ("evaluation", "heldout", heldout or train, prompts.heldout),
+    sets: list[tuple[str, str, SourceConfig, Sequence[Prompt]]] = [
+        ("training", name, source, [p for p in prompts.train if p.source == part])
+        for name, part, source in _parts(config)
     ]
+    sets.append(("evaluation", "heldout", heldout or train, prompts.heldout))
     return [
         InputData(
             name=f"{source.task or source.path or source.kind} ({name})",
@@ -33,6 +35,13 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
         )
         for context, name, source, kept in sets
     ]
+
+
+def _parts(config: FitConfig) -> list[tuple[str, str, SourceConfig]]:
+    """Each training source: how it is called in the record, its name in a mixture, itself."""
+    if config.data.train.kind != "mixture":
+        return [("train", "", config.data.train)]
+    return [(f"train: {name}", name, source) for name, source in config.data.mixture.items()]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

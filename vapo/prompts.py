@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from random import Random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.schema import DataConfig
+from vapo.config.data_rules import sources_of
+from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
+from vapo.generated_rows import stage_source
+from vapo.heldout import interleaved, split_off, without
+from vapo.rows import LeftOut
 from vapo.sources import Row, read_rows
+from vapo.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 
@@ -29,10 +32,15 @@ class PromptReport:
     num_too_long: int
     num_overlapping: int
     num_without_answer: int = 0
+    rows: LeftOut = field(default_factory=LeftOut)
+    sources: Mapping[str, int] = field(default_factory=dict)
 
     def describe(self) -> str:
         """One line for the console."""
         text = f"{self.num_train} training prompts, {self.num_heldout} held out"
+        if self.sources:
+            parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
+            text += f" (training: {parts})"
         if self.num_too_long:
             text += f"; left out {self.num_too_long} longer than data.max_prompt_tokens"
         if self.num_overlapping:
@@ -42,6 +50,12 @@ class PromptReport:
                 f"; {self.num_without_answer} have an empty answer, which no verifier but your own "
                 "calls correct"
             )
+        if self.rows.duplicates:
+            text += f"; left out {self.rows.duplicates} duplicates"
+        if self.rows.contradictions:
+            text += f" ({self.rows.contradictions} of them with another answer)"
+        if self.rows.by_pass_rate:
+            text += f"; left out {self.rows.by_pass_rate} by their pass rate"
         return text
 
 
@@ -49,38 +63,84 @@ class PromptReport:
 class PromptSplit:
     """Prompts to train on and prompts to evaluate on; no text is in both."""
 
-    train: list[Prompt]
+    training: TrainingSet
     heldout: list[Prompt]
     report: PromptReport
+
+    @property
+    def train(self) -> list[Prompt]:
+        """All training prompts, of all sources and stages."""
+        return self.training.prompts
+
+
+@dataclass
+class _Reading:
+    """The tokenizer, and what was left out so far."""
+
+    data: DataConfig
+    tokenizer: PreTrainedTokenizerBase
+    rows: LeftOut = field(default_factory=LeftOut)
+    num_too_long: int = 0
 
 
 def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSplit:
     """Reads both sets; a training prompt whose text is held out is left out and counted.
 
     If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
-    the seed `data.train.seed`, so every run on this data holds out the same ones.
+    the seed `data.train.seed`, so every run on this data holds out the same ones; of a mixture,
+    from each source with its own seed, as many as its weight says.
 
     Raises:
         UserError: a source or row is unusable, or a set is empty; names the key, file and row.
     """
     _check_templates(data, tokenizer)
-    train, too_long = _read_prompts(data, "train", tokenizer)
+    reading = _Reading(data, tokenizer)
+    sources = [_read_stages(reading, *item) for item in sources_of(data, "train").items()]
     if data.heldout is None:
-        train, heldout = _split(train, data)
+        sources, heldout = split_off(sources, data)
     else:
-        heldout, heldout_too_long = _read_prompts(data, "heldout", tokenizer)
-        too_long += heldout_too_long
-    heldout_texts = {prompt.text for prompt in heldout}
-    kept = [prompt for prompt in train if prompt.text not in heldout_texts]
-    overlapping = len(train) - len(kept)
-    if not kept:
-        raise UserError(
-            f"data.train: all {len(train)} training prompts are held out too; use another source "
-            "or seed for data.heldout"
+        heldout = interleaved(
+            [
+                _read_prompts(reading, source, key, _name(key))
+                for key, source in sources_of(data, "heldout").items()
+            ]
         )
-    unanswered = sum(not p.answer.strip() for p in [*kept, *heldout] if not p.metadata)
-    report = PromptReport(len(kept), len(heldout), too_long, overlapping, unanswered)
-    return PromptSplit(kept, heldout, report)
+    heldout_texts = {prompt.text for prompt in heldout}
+    kept = [without(source, heldout_texts) for source in sources]
+    training = TrainingSet(tuple(kept))
+    num_train, num_read = len(training.prompts), len(TrainingSet(tuple(sources)).prompts)
+    counts = {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name}
+    report = PromptReport(
+        num_train,
+        len(heldout),
+        reading.num_too_long,
+        num_read - num_train,
+        sum(not p.answer.strip() for p in [*training.prompts, *heldout] if not p.metadata),
+        reading.rows,
+        counts,
+    )
+    return PromptSplit(training, heldout, report)
+
+
+def _name(key: str) -> str:
+    """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
+    return key.split(".", 2)[2] if key.count(".") == 2 else ""
+
+
+def _read_stages(reading: _Reading, key: str, source: SourceConfig) -> TrainingSource:
+    """One training source; the prompts of all its stages are made now, and so checked."""
+    name, weight = _name(key), getattr(source, "weight", 1)
+    if not source.curriculum:
+        return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
+    stages = []
+    for index, stage in enumerate(source.curriculum):
+        made = stage_source(source, index, key=key)
+        try:
+            prompts = _read_prompts(reading, made, key, name)
+        except UserError as error:
+            raise UserError(f"{key}.curriculum, stage {index}: {error}") from None
+        stages.append(Stage(prompts, stage.from_iteration))
+    return TrainingSource(tuple(stages), name, weight)
 
 
 def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -97,15 +157,14 @@ def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> No
         )
 
 
-def _read_prompts(
-    data: DataConfig, name: str, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[Prompt], int]:
-    """The prompts of one source that fit, and the number that were too long."""
-    key = f"data.{name}"
-    rows = read_rows(getattr(data, name), key=key)
+def _read_prompts(reading: _Reading, source: SourceConfig, key: str, name: str) -> list[Prompt]:
+    """The prompts of one source that fit; those that are too long are counted."""
+    data, tokenizer = reading.data, reading.tokenizer
+    rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
-        raise UserError(f"{key}: the source has no rows")
-    texts = [_render(row, data, tokenizer) for row in rows]
+        raise UserError(f"{key}: the source has no rows{_beyond(source, reading.rows)}")
+    template = data.prompt_template if source.prompt_template is None else source.prompt_template
+    texts = [_render(row, data, template, tokenizer) for row in rows]
     # a text of so many characters has more tokens than fit: tokenizing it could take hours
     longest_token = max(map(len, tokenizer.get_vocab()), default=1)
     max_chars = data.max_prompt_tokens * longest_token
@@ -125,6 +184,8 @@ def _read_prompts(
             answer=row.answer,
             demonstration=row.demonstration,
             metadata=row.metadata,
+            source=name,
+            record=row.record,
         )
         for row, text, ids in zip(rows, texts, _tokenize(rows, texts, data, tokenizer), strict=True)
     ]
@@ -135,13 +196,20 @@ def _read_prompts(
             f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
             f"{data.max_prompt_tokens}; the shortest has {shortest} tokens"
         )
-    return fitting, num_rows - len(fitting)
+    reading.num_too_long += num_rows - len(fitting)
+    return fitting
 
 
-def _render(row: Row, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that the policy reads. `prompt_template` is for plain text, not for messages."""
+def _beyond(source: SourceConfig, left_out: LeftOut) -> str:
+    if (source.min_pass_rate, source.max_pass_rate) == (None, None):
+        return ""
+    return f" with a pass rate in its range ({left_out.by_pass_rate} left out)"
+
+
+def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that the policy reads. The template is for plain text, not for messages."""
     if isinstance(row.problem, str):
-        text = data.prompt_template.replace("{prompt}", row.problem)  # problems contain braces
+        text = template.replace("{prompt}", row.problem)  # problems contain braces
         if not data.chat_template:
             return text
         messages: list[Any] = [{"role": "user", "content": text}]
@@ -187,21 +255,8 @@ def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return (bos,) if bos is not None and bos in with_special[:1] else ()
 
 
-def _split(prompts: list[Prompt], data: DataConfig) -> tuple[list[Prompt], list[Prompt]]:
-    if len(prompts) <= data.heldout_size:
-        raise UserError(
-            f"data.heldout_size is {data.heldout_size}, but data.train has {len(prompts)} usable "
-            "prompts: lower it, or set data.heldout"
-        )
-    order = list(range(len(prompts)))
-    Random(f"heldout/{data.train.seed}").shuffle(order)
-    held = set(order[: data.heldout_size])
-    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
-    return train, [prompts[index] for index in sorted(held)]
-
-
 def group_sampling(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt] | TrainingSet,
     *,
     num_prompts: int,
     seed: int,
@@ -213,8 +268,9 @@ def group_sampling(
 
     The iterations walk seeded permutations of the whole set, one after the other: iteration i
     takes places [i * num_prompts, (i + 1) * num_prompts) of that walk, so no prompt comes
-    again before all were used. Rank r has the r-th of `world_size` equal slices. The sampler
-    completes each prompt to its group of G responses.
+    again before all were used. In a mixture the places are the sources' in turn, by their
+    weights, and each source has a walk of its own. Rank r has the r-th of `world_size` equal
+    slices. The sampler completes each prompt to its group of G responses.
 
     Source: VAPO section 4.3 (fewer prompts, each sampled G times); off is N * G prompts, G = 1.
 
@@ -226,17 +282,10 @@ def group_sampling(
             f"components.group_sampling.num_prompts is {num_prompts}, which {world_size} "
             f"processes cannot share evenly: use a multiple of {world_size}"
         )
+    training = prompts if isinstance(prompts, TrainingSet) else TrainingSet.of(prompts)
     share = num_prompts // world_size
     first = iteration * num_prompts + rank * share
-    picked = []
-    for place in range(first, first + share):
-        epoch, index = divmod(place, len(prompts))
-        picked.append(prompts[_permutation(len(prompts), seed, epoch)[index]])
-    return picked
-
-
-@lru_cache(maxsize=4)
-def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
-    order = list(range(size))
-    Random(f"group_sampling/{seed}/{epoch}").shuffle(order)
-    return tuple(order)
+    return [
+        training.at(place, iteration=iteration, num_prompts=num_prompts, seed=seed)
+        for place in range(first, first + share)
+    ]

@@ -18,6 +18,7 @@ from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, SamplingSettings, sampling_settings
 from vapo.seeding import derive_seed
+from vapo.source_metrics import source_metrics
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 
@@ -72,6 +73,7 @@ class RolloutCollection:
             [verdict for group in groups for verdict in group.verdicts],
             group_size=self.hyperparameters.group_size,
         )
+        metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
         if num_fillers:
             assert batch.loss_mask is not None
             carries_loss = torch.ones(len(batch), 1, dtype=torch.bool)
@@ -94,7 +96,7 @@ class RolloutCollection:
         hp, seed = self.hyperparameters, self.config.seed
         keys = (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
         prompts = group_sampling(
-            self.prompts.train,
+            self.prompts.training,
             num_prompts=hp.num_prompts,
             seed=seed if attempt == 0 else derive_seed(seed, "attempt", attempt),
             iteration=iteration,

@@ -1,7 +1,7 @@
 """Where prompts come from: files, Hugging Face datasets and generators -> `Row`s.
 
 Rows are checked here, so that a malformed one is named by file and line before any model
-loads. `datasets` and `reasoning_gym` are imported only by the sources that need them.
+loads. `datasets` is imported only by the sources that need it.
 """
 
 from __future__ import annotations
@@ -9,49 +9,50 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vapo import procedural
+from vapo.columns import match_answer, take
 from vapo.config.schema import SourceConfig
 from vapo.errors import UserError
-
-Message = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One problem before the template; `place` names it in errors and as the prompt's id."""
-
-    place: str
-    problem: str | list[Message]
-    answer: str
-    demonstration: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+from vapo.generated_rows import procedural_rows, reasoning_gym_rows
+from vapo.rows import LeftOut, Message, Row, first_of_each, passing
 
 
-def read_rows(source: SourceConfig, *, key: str) -> list[Row]:
+def read_rows(source: SourceConfig, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
     """All rows of one source; `key` is the source's place in the config, for error messages.
 
     Raises:
         UserError: the source is missing or a row is malformed; names file and line.
     """
-    if source.kind == "procedural":
-        return _procedural_rows(source, key)
-    if source.kind == "reasoning_gym":
-        return _reasoning_gym_rows(source, key)
-    if source.path is None:
+    left_out = LeftOut() if left_out is None else left_out
+    if source.kind in ("procedural", "reasoning_gym"):
+        generate = procedural_rows if source.kind == "procedural" else reasoning_gym_rows
+        rows: Iterable[Row] = generate(source, key)
+    elif source.path is None:
         raise UserError(f"{key}.path is not set: kind {source.kind!r} needs it")
+    else:
+        records = _records(source)(source, key)
+        rows = (
+            _row_from_record(record, place, source, key)
+            for place, record in passing(records, source, key, left_out)
+        )
+    if source.deduplicate:
+        rows = first_of_each(rows, left_out)
+    return list(islice(rows, source.num_examples))
+
+
+def _records(source: SourceConfig) -> Callable[[SourceConfig, str], Iterator[tuple[str, Any]]]:
+    """A dataset's id may be replaced by a file of its rows: the suffix says which kind."""
+    kind, file = source.kind, Path(str(source.path))
+    if kind == "huggingface" and file.suffix in (".jsonl", ".parquet") and not file.is_dir():
+        kind = "jsonl" if file.suffix == ".jsonl" else "parquet"
     readers = {"jsonl": _jsonl_records, "parquet": _parquet_records}
-    read = readers.get(source.kind, _huggingface_records)
-    return [
-        _row_from_record(record, place, source, key)
-        for place, record in islice(read(source, key), source.num_examples)
-    ]
+    return readers.get(kind, _huggingface_records)
 
 
 def _existing_file(path: str, key: str) -> Path:
@@ -130,7 +131,10 @@ def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
     path = str(source.path)
     folder = Path(path)
     if folder.is_file():
-        raise UserError(f"{key}.path: {path} is a file; set {key}.kind to jsonl or parquet")
+        raise UserError(
+            f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "
+            f"set {key}.kind to jsonl or parquet"
+        )
     saved = any((folder / f).exists() for f in ("dataset_dict.json", "state.json"))
     try:
         if not saved:
@@ -153,86 +157,32 @@ def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
     return rows
 
 
-def _num_generated(source: SourceConfig, key: str) -> int:
-    if source.num_examples is None:
-        raise UserError(f"{key}.num_examples is not set: kind {source.kind!r} needs it")
-    return source.num_examples
-
-
-def _procedural_rows(source: SourceConfig, key: str) -> list[Row]:
-    try:
-        generated = procedural.generate(
-            source.task,
-            source.options,
-            num_examples=_num_generated(source, key),
-            seed=source.seed,
-        )
-    except UserError as error:
-        message = str(error)
-        raise UserError(message if message.startswith(key) else f"{key}.{message}") from None
-    name = f"{source.task}[seed {source.seed}]"
-    return [
-        Row(f"{name}: row {number}", row.problem, row.answer, row.demonstration)
-        for number, row in enumerate(generated, start=1)
-    ]
-
-
-def _reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError:
-        raise UserError(
-            f"{key}.kind is reasoning_gym, which is not installed: pip install 'vapo[reasoning]'"
-        ) from None
-    size = _num_generated(source, key)
-    if source.task not in DATASETS:
-        close = difflib.get_close_matches(str(source.task), list(DATASETS), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see reasoning_gym's gallery"
-        raise UserError(f"{key}.task: reasoning_gym has no dataset {source.task!r}; {hint}")
-    try:
-        dataset = reasoning_gym.create_dataset(
-            source.task, size=size, seed=source.seed, **source.options
-        )
-        entries = [dataset[index] for index in range(size)]
-    except Exception as error:  # options are checked by each dataset in its own way
-        raise UserError(
-            f"{key}.options: reasoning_gym's {source.task} says: {type(error).__name__}: {error}"
-        ) from None
-    return [
-        Row(
-            place=f"{source.task}[seed {source.seed}]: row {number}",
-            problem=entry["question"],
-            answer="" if entry["answer"] is None else str(entry["answer"]),
-            metadata={"reasoning_gym_dataset": source.task, "entry": entry},
-        )
-        for number, entry in enumerate(entries, start=1)
-    ]
-
-
 def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
     if not isinstance(record, Mapping):
         raise UserError(f"{place}: a row is one JSON object with columns, this is {_kind(record)}")
+    problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")
+    value = take(record, source.answer_column, place=place, key=f"{key}.answer_column")
     columns = [source.prompt_column, source.answer_column]
-    config_keys = ["prompt_column", "answer_column"]
+    demonstration = None
     if source.demonstration_column is not None:
         columns.append(source.demonstration_column)
-        config_keys.append("demonstration_column")
-    for column, config_key in zip(columns, config_keys, strict=True):
-        if column not in record:
-            known = procedural.nearest(column, [str(name) for name in record])
-            raise UserError(f"{place}: no column {column!r} ({key}.{config_key}); {known}")
-    demonstration = record[columns[2]] if len(columns) == 3 else None
+        demonstration = take(record, columns[2], place=place, key=f"{key}.demonstration_column")
     if demonstration is not None and not isinstance(demonstration, str):
         raise UserError(
             f"{place}: {columns[2]!r} must be text or null, it is {_kind(demonstration)}"
         )
+    answer = _answer(value, f"{place}: {columns[1]!r}")
+    if source.answer_pattern is not None:
+        answer = match_answer(
+            answer, source.answer_pattern, place=place, key=f"{key}.answer_pattern"
+        )
     return Row(
         place=place,
-        problem=_problem(record[columns[0]], f"{place}: {columns[0]!r}"),
-        answer=_answer(record[columns[1]], f"{place}: {columns[1]!r}"),
+        problem=_problem(problem, f"{place}: {columns[0]!r}"),
+        answer=answer,
         demonstration=demonstration,
         metadata={str(name): v for name, v in record.items() if name not in columns},
+        record=record,
     )
 
 

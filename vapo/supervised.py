@@ -48,7 +48,9 @@ def recorded_run(
     with (
         Progress() as progress,
         make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+            config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            data=config.data,
         ) as scorer,
         make_run_logger(
             config.tracking,

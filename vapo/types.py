@@ -37,7 +37,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One problem. `text` is what the policy reads, after the template."""
+    """One problem. `text` is what the policy reads, after the template.
+
+    `source` is its name in a mixture, else empty; `record` the row of the file it is from.
+    """
 
     prompt_id: str
     text: str
@@ -45,6 +48,8 @@ class Prompt:
     answer: str
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

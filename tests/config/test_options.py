@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import flatten
 from vapo.config.options import Option, Section, describe, is_key, nearest_key
+from vapo.config.schema import MixtureSource, SourceConfig
 
 SCHEMAS = [FitConfig, SftConfig, RewardModelConfig]
 # Numbers that may be anything finite.
@@ -31,8 +34,14 @@ def test_every_default_is_in_its_own_range(schema: type) -> None:
 def test_table_and_flattened_config_have_the_same_keys() -> None:
     options = {key for key, entry in describe(FitConfig).items() if isinstance(entry, Option)}
     inside_null = {key for key in options if key.startswith("data.heldout.")}
-    assert set(flatten(FitConfig())) == (options - inside_null) | {"data.heldout"}
-    assert len(inside_null) == 11
+    named = {key for key in options if ".NAME." in key}
+    assert set(flatten(FitConfig())) == (options - inside_null - named) | {
+        "data.heldout",
+        "data.mixture",
+        "data.heldout_mixture",
+    }
+    assert len(inside_null) == len(dataclasses.fields(SourceConfig))
+    assert len(named) == 2 * len(dataclasses.fields(MixtureSource))
 
 
 def test_entries_carry_type_default_and_range() -> None:
@@ -59,6 +68,10 @@ def test_entries_carry_type_default_and_range() -> None:
         ("data.heldout.path", True),
         ("data.train.options.anything.at_all", True),
         ("tracking.tags.x", True),
+        ("data.mixture.math", True),
+        ("data.mixture.math.weight", True),
+        ("data.mixture.math.options.min_terms", True),
+        ("data.mixture.math.wieght", False),
         ("data.train.nothing", False),
         ("seed.x", False),
         ("nothing", False),

@@ -135,8 +135,11 @@ def test_huggingface_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder.mkdir()
     path = jsonl(folder, GOOD)
     assert len(read(str(folder), kind="huggingface")) == 1
-    with pytest.raises(UserError, match=r"is a file; set data\.train\.kind"):
-        read(path, kind="huggingface")
+    assert [r.place for r in read(path, kind="huggingface")] == [f"{path}:1"]  # stands for the hub
+    with pytest.raises(UserError, match=r"train\.txt is a file, .* set data\.train\.kind"):
+        read(jsonl(folder, GOOD, name="train.txt"), kind="huggingface")
+    with pytest.raises(UserError, match=r"there is no file .*trian\.jsonl; did you mean"):
+        read(str(folder / "trian.jsonl"), kind="huggingface")
 
 
 def test_huggingface_offline_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):

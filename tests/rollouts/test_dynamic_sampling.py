@@ -18,6 +18,7 @@ from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import SamplingSettings
+from vapo.training_set import TrainingSet
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 G, NUM_PROMPTS = 2, 4
@@ -134,7 +135,7 @@ def datamodule(system: str, *overrides: str) -> tuple[RolloutDataModule, FakeSam
     train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
     made = RolloutDataModule(
         config,
-        prompts=PromptSplit(train, [], PromptReport(40, 0, 0, 0)),
+        prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
         scorer=FakeScorer(),
         make_sampler=lambda module: sampler,  # type: ignore[arg-type, return-value]
         progress=Progress(enabled=False),

@@ -31,6 +31,7 @@ from vapo.supervised import (
     train_supervised,
 )
 from vapo.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
+from vapo.training_set import TrainingSet
 from vapo.types import Prompt, Rollout, Verdict
 from vapo.values import Critic
 
@@ -70,7 +71,9 @@ def run(config: RewardModelConfig) -> None:
     )
     with recorded_run(config, "reward-model", prompts) as (progress, scorer, logger):
 
-        def scored(source: list[Prompt], num_batches: int, purpose: str) -> list[Scored]:
+        def scored(
+            source: list[Prompt] | TrainingSet, num_batches: int, purpose: str
+        ) -> list[Scored]:
             chosen = group_sampling(
                 source,
                 num_prompts=-(-num_batches * config.batch_size // config.group_size),
@@ -79,7 +82,7 @@ def run(config: RewardModelConfig) -> None:
             )
             return sample_and_score(config, chosen, sampler, scorer, purpose, progress)
 
-        train = scored(prompts.train, config.num_steps, "train")
+        train = scored(prompts.training, config.num_steps, "train")
         heldout = scored(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout")
         train_supervised(
             SupervisedModule(

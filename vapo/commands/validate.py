@@ -47,7 +47,9 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
         make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+            config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            data=config.data,
         ) as scorer,
     ):
         result = evaluate(

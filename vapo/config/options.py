@@ -20,6 +20,8 @@ _LABELS = {
     str: "text",
     dict[str, str]: "mapping of text",
 }
+NAME = "NAME"
+"""Stands for a name of the user's own in the keys of a block of named blocks."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Option:
         """The type, as help and errors show it."""
         if get_origin(self.type) is Literal:
             label = "|".join(str(value) for value in get_args(self.type))
+        elif get_origin(self.type) is list:
+            label = "list"
         else:
             label = _LABELS.get(self.type, "mapping")
         return f"{label}|null" if self.nullable else label
@@ -79,14 +83,42 @@ class Section:
     key: str
     nullable: bool
     doc: str
+    is_named: bool = False  # holds blocks of one schema, under names of the user's own
 
 
 Entry = Option | Section
 
 
-def describe(schema: type) -> dict[str, Entry]:
+class Entries(dict[str, Entry]):
+    """Dotted key -> entry. Below a named section any name stands for `NAME`."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        super().__init__((entry.key, entry) for entry in entries)
+        self._named = [k for k, e in self.items() if isinstance(e, Section) and e.is_named]
+
+    def __missing__(self, key: str) -> Entry:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and super().__contains__(self._generic(key))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(self._generic(key), default)
+
+    def _generic(self, key: str) -> str:
+        for named in self._named:
+            if key.startswith(f"{named}."):
+                _, dot, rest = key.removeprefix(f"{named}.").partition(".")
+                return f"{named}.{NAME}{dot}{rest}"
+        return key
+
+
+def describe(schema: type) -> Entries:
     """Dotted key -> entry, in the schema's order, sections before their keys."""
-    return {entry.key: entry for entry in _entries(schema(), "")}
+    return Entries(_entries(schema(), ""))
 
 
 def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
@@ -99,6 +131,11 @@ def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
             assert isinstance(kind, type)
             yield Section(key, nullable, doc or (kind.__doc__ or "").splitlines()[0])
             yield from _entries(kind() if default is None else default, f"{key}.")
+        elif get_origin(kind) is dict and dataclasses.is_dataclass(get_args(kind)[1]):
+            block = get_args(kind)[1]
+            yield Section(key, nullable, doc, is_named=True)
+            yield Section(f"{key}.{NAME}", False, (block.__doc__ or "").splitlines()[0])
+            yield from _entries(block(), f"{key}.{NAME}.")
         else:
             yield Option(key, kind, nullable, default, doc, field.metadata.get("bounds", {}))
 

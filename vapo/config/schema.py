@@ -7,13 +7,14 @@ the values for the default task on two CPU cores. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from omegaconf import MISSING
 
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
+from vapo.config.data import DataConfig, MixtureSource, SourceConfig
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
 from vapo.config.training import TrainingConfig
@@ -22,11 +23,14 @@ from vapo.config.watch import WatchConfig
 
 __all__ = [
     "AlgorithmConfig",
+    "DataConfig",
     "FitConfig",
     "KLConfig",
     "MismatchConfig",
+    "MixtureSource",
     "RewardModelConfig",
     "SftConfig",
+    "SourceConfig",
 ]
 
 
@@ -71,46 +75,6 @@ class CriticConfig:
     gradient_checkpointing: bool = option(False, "recompute activations in the backward")
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
         "auto", "attention kernel; auto takes what transformers chooses"
-    )
-
-
-@dataclass
-class SourceConfig:
-    """Where prompts come from."""
-
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym"] = option(
-        "jsonl", "the type of source"
-    )
-    path: str | None = option(None, "file (jsonl, parquet), or dataset id / folder (huggingface)")
-    subset: str | None = option(None, "huggingface: the dataset's configuration name")
-    split: str = option("train", "huggingface: the split")
-    prompt_column: str = option("prompt", "column of the problem text")
-    answer_column: str = option("answer", "column of the reference answer")
-    demonstration_column: str | None = option(None, "column of a worked response, for `vapo sft`")
-    task: str | None = option(
-        None, "procedural: the generator's name; reasoning_gym: the dataset's name"
-    )
-    options: dict[str, Any] = option(
-        {}, "procedural and reasoning_gym: the generator's own parameters"
-    )
-    num_examples: int | None = option(
-        None, "how many rows to take or generate; null: all (file sources)", ge=1
-    )
-    seed: int = option(0, "seed of a generator", ge=0)
-
-
-@dataclass
-class DataConfig:
-    train: SourceConfig = section(SourceConfig, "prompts to train on")
-    heldout: SourceConfig | None = option(
-        None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
-    )
-    heldout_size: int = option(256, "rows split off the training source if heldout is null", ge=1)
-    chat_template: bool = option(False, "apply the tokenizer's chat template to the problem")
-    system_prompt: str | None = option(None, "system message, with chat_template")
-    prompt_template: str = option("{prompt}", "text around the problem; must contain {prompt}")
-    max_prompt_tokens: int = option(
-        1024, "longer prompts are left out, counted and reported, never cut", ge=1
     )
 
 

@@ -7,10 +7,12 @@ in the order in which a reader would want to hear of them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
+from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source, sources_of
 from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
@@ -160,25 +162,30 @@ def system_prompt_is_used(config: Any) -> Problem | None:
     )
 
 
-def sources_are_named(config: Any) -> Problem | None:
-    for name in ("train", "heldout"):
-        source = getattr(config.data, name)
-        if source is None:
-            continue
-        generated = source.kind in ("procedural", "reasoning_gym")
-        needed = ("task", "num_examples") if generated else ("path",)
-        for field in needed:
-            if not getattr(source, field):
-                key = f"data.{name}.{field}"
-                return Problem(
-                    (f"data.{name}.kind", key),
-                    f"data.{name}.kind {source.kind} needs {key}",
-                )
-    return None
-
-
 def verifier_has_what_it_needs(config: Any) -> Problem | None:
-    rewards = config.rewards
+    return _first_verdict(config, _verifier_is_whole)
+
+
+def regex_has_a_group(config: Any) -> Problem | None:
+    return _first_verdict(config, _regex_has_a_group)
+
+
+def function_is_importable(config: Any) -> Problem | None:
+    return _first_verdict(config, _function_is_importable)
+
+
+def _first_verdict(config: Any, check: Callable[[Any, str], Problem | None]) -> Problem | None:
+    """A check of `rewards`, and of every source that names a verifier of its own."""
+    parts: list[tuple[str, Any]] = [("rewards", config.rewards)]
+    for name in ("train", "heldout"):
+        for key, source in sources_of(config.data, name).items():
+            if getattr(source, "verifier", None) is not None:
+                parts.append((key, source))
+    problems = (check(settings, key) for key, settings in parts)
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _verifier_is_whole(rewards: Any, block: str) -> Problem | None:
     needed = {
         "regex": "pattern",
         "python": "function",
@@ -186,15 +193,15 @@ def verifier_has_what_it_needs(config: Any) -> Problem | None:
     }.get(rewards.verifier)
     if needed is None or getattr(rewards, needed):
         return None
-    key = f"rewards.{needed}"
+    key = f"{block}.{needed}"
     return Problem(
-        ("rewards.verifier", key),
-        f"rewards.verifier {rewards.verifier} needs {key}",
+        (f"{block}.verifier", key),
+        f"{block}.verifier {rewards.verifier} needs {key}",
     )
 
 
-def regex_has_a_group(config: Any) -> Problem | None:
-    rewards, key = config.rewards, "rewards.pattern"
+def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
+    key = f"{block}.pattern"
     if rewards.verifier != "regex":
         return None
     try:
@@ -208,8 +215,8 @@ def regex_has_a_group(config: Any) -> Problem | None:
     )
 
 
-def function_is_importable(config: Any) -> Problem | None:
-    rewards, key = config.rewards, "rewards.function"
+def _function_is_importable(rewards: Any, block: str) -> Problem | None:
+    key = f"{block}.function"
     if rewards.verifier != "python" or re.fullmatch(r"[\w.]+:[\w.]+", rewards.function):
         return None
     return Problem((key,), f"{key} {rewards.function!r} is not of the form package.module:function")
@@ -239,7 +246,7 @@ def overlong_ramp_fits(config: Any) -> Problem | None:
 
 
 _COMMON: tuple[Rule, ...] = (
-    sources_are_named,
+    *DATA_RULES,
     prompt_template_has_a_place,
     system_prompt_is_used,
     verifier_has_what_it_needs,
@@ -262,11 +269,19 @@ RULES: dict[type, tuple[Rule, ...]] = {
         overlap_has_an_engine_of_its_own,
         *_COMMON,
     ),
-    SftConfig: (one_process, sharding_options_have_shards, command_samples_by_itself, *_COMMON),
+    SftConfig: (
+        one_process,
+        sharding_options_have_shards,
+        command_samples_by_itself,
+        one_training_source,
+        no_curriculum,
+        *_COMMON,
+    ),
     RewardModelConfig: (
         one_process,
         sharding_options_have_shards,
         command_samples_by_itself,
+        no_curriculum,
         *_COMMON,
     ),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from vapo.config.schema import RewardConfig
+    from vapo.config.schema import DataConfig, RewardConfig
     from vapo.rewards.scorer import Scorer
 
 
@@ -32,12 +32,20 @@ class Verifier(Protocol):
     ) -> Judgement: ...
 
 
-def make_scorer(rewards: RewardConfig, *, max_response_tokens: int) -> Scorer:
+def make_scorer(
+    rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
+) -> Scorer:
     """The scorer of this config, its settings checked and its verifier processes started.
+
+    With `data`, sources of a mixture that name a verifier of their own are judged by it.
 
     Raises:
         UserError: a setting is missing or unusable, or the verifier cannot be imported.
     """
+    from vapo.rewards.by_source import ScorerBySource, rewards_by_source
     from vapo.rewards.scorer import Scorer
 
-    return Scorer(rewards, max_response_tokens=max_response_tokens)
+    by_source = {} if data is None else rewards_by_source(rewards, data)
+    if all(own is rewards for own in by_source.values()):
+        return Scorer(rewards, max_response_tokens=max_response_tokens)
+    return ScorerBySource(by_source, max_response_tokens=max_response_tokens)

@@ -1,0 +1,219 @@
+"""Rules between the keys of `data`: sources, mixtures, curricula."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vapo.config.data import DataConfig, MixtureSource, SourceConfig
+from vapo.config.problem import Problem, Rule
+
+GENERATED = ("procedural", "reasoning_gym")
+_OF_ONE_SOURCE = (
+    "answer_pattern",
+    "prompt_template",
+    "deduplicate",
+    "min_pass_rate",
+    "max_pass_rate",
+    "curriculum",
+)
+_MIXTURES = {"train": "mixture", "heldout": "heldout_mixture"}
+
+
+def sources_of(data: DataConfig, name: str) -> dict[str, SourceConfig]:
+    """The sources of `train` or `heldout` by their dotted keys; of a mixture, all its parts."""
+    source = getattr(data, name)
+    if source is None:
+        return {}
+    if source.kind != "mixture":
+        return {f"data.{name}": source}
+    mixture = _MIXTURES[name]
+    return {f"data.{mixture}.{part}": s for part, s in getattr(data, mixture).items()}
+
+
+def _all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
+    for name in _MIXTURES:
+        yield from sources_of(data, name).items()
+
+
+def mixtures_are_used(config: Any) -> Problem | None:
+    for name, mixture in _MIXTURES.items():
+        source, parts = getattr(config.data, name), getattr(config.data, mixture)
+        key, kind = f"data.{mixture}", f"data.{name}.kind"
+        if source is not None and source.kind == "mixture":
+            if not parts:
+                return Problem((kind,), f"{kind} mixture needs sources by name in {key}")
+            for field in _OF_ONE_SOURCE:
+                if getattr(source, field) != getattr(SourceConfig(), field):
+                    own = f"data.{name}.{field}"
+                    return Problem(
+                        (own, kind),
+                        f"{own} has no effect with {kind} mixture: give it to sources of {key}",
+                    )
+        elif parts:
+            return Problem((key, kind), f"{key} has no effect without {kind}=mixture")
+        for part, part_source in parts.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(part)):
+                return Problem(
+                    (f"{key}.{part}",),
+                    f"{key}: the name {part!r} becomes part of metric keys: take small letters, "
+                    "digits and _, a letter first",
+                )
+            if part_source.kind == "mixture":
+                return Problem(
+                    (f"{key}.{part}.kind",), f"{key}.{part}.kind: a mixture has no mixtures in it"
+                )
+            if name == "heldout" and part_source.weight != 1:
+                own = f"{key}.{part}.weight"
+                return Problem((own,), f"{own} has no effect: all held-out prompts are evaluated")
+    return None
+
+
+def sources_are_named(config: Any) -> Problem | None:
+    for key, source in _all_sources(config.data):
+        needed = ("task", "num_examples") if source.kind in GENERATED else ("path",)
+        for field in needed:
+            if not getattr(source, field):
+                own = f"{key}.{field}"
+                return Problem((f"{key}.kind", own), f"{key}.kind {source.kind} needs {own}")
+    return None
+
+
+def source_options_are_used(config: Any) -> Problem | None:
+    """Options of files are not given to generators, or the other way round."""
+    for key, source in _all_sources(config.data):
+        generated = source.kind in GENERATED
+        misplaced = (
+            ("answer_pattern", "min_pass_rate", "max_pass_rate") if generated else ("curriculum",)
+        )
+        for field in misplaced:
+            if getattr(source, field) not in (None, []):
+                own = f"{key}.{field}"
+                return Problem(
+                    (own, f"{key}.kind"), f"{own} has no effect on {key}.kind {source.kind}"
+                )
+        template = source.prompt_template
+        if template is not None and "{prompt}" not in template:
+            own = f"{key}.prompt_template"
+            return Problem((own,), f"{own} {template!r} must contain {{prompt}}")
+    return None
+
+
+def answer_pattern_has_a_group(config: Any) -> Problem | None:
+    for key, source in _all_sources(config.data):
+        pattern, own = source.answer_pattern, f"{key}.answer_pattern"
+        if pattern is None:
+            continue
+        try:
+            num_groups = re.compile(pattern).groups
+        except re.error as error:
+            return Problem((own,), f"{own} {pattern!r} is not a regular expression: {error}")
+        if num_groups != 1:
+            return Problem(
+                (own,), f"{own} {pattern!r} needs one group, (...), around the answer's part"
+            )
+    return None
+
+
+def pass_rates_are_a_range(config: Any) -> Problem | None:
+    for key, source in _all_sources(config.data):
+        low, high = source.min_pass_rate, source.max_pass_rate
+        keys = (f"{key}.min_pass_rate", f"{key}.max_pass_rate")
+        if low is not None and high is not None and low > high:
+            return Problem(keys, f"{keys[0]} {low:g} is above {keys[1]} {high:g}")
+        if (low, high) != (None, None) and config.data.heldout is None:
+            return Problem(
+                keys,
+                f"{keys[0] if low is not None else keys[1]} with data.heldout null would choose "
+                "the held-out prompts by difficulty too: set data.heldout",
+            )
+    return None
+
+
+def curricula_are_schedules(config: Any) -> Problem | None:
+    for key, source in _all_sources(config.data):
+        own, stages = f"{key}.curriculum", source.curriculum
+        if not stages:
+            continue
+        starts = [stage.from_iteration for stage in stages]
+        if key.startswith("data.heldout"):
+            return Problem((own,), f"{own}: held-out prompts stay the same, they have no stages")
+        if config.data.heldout is None:
+            return Problem((own,), f"{own} changes the training prompts: set data.heldout")
+        if starts[0] != 0 or starts != sorted(set(starts)):
+            return Problem((own,), f"{own}: from_iteration begins with 0 and rises, it is {starts}")
+        if any(s < 0 or (level is not None and level < 0) for s, level in _numbers(stages)):
+            return Problem((own,), f"{own}: levels are counted from 0")
+        if source.kind != "reasoning_gym" and any(stage.level is not None for stage in stages):
+            return Problem(
+                (own, f"{key}.kind"), f"{own}: `level` is reasoning_gym's; give `options`"
+            )
+    return None
+
+
+def _numbers(stages: list[Any]) -> list[tuple[int, int | None]]:
+    return [(stage.from_iteration, stage.level) for stage in stages]
+
+
+def heldout_rows_suffice(config: Any) -> Problem | None:
+    data = config.data
+    if data.heldout is not None or data.heldout_size >= len(sources_of(data, "train")):
+        return None
+    return Problem(
+        ("data.heldout_size", "data.mixture"),
+        f"data.heldout_size {data.heldout_size} is below the number of sources of data.mixture",
+    )
+
+
+def source_verifiers_agree(config: Any) -> Problem | None:
+    """The verdicts of a source that is trained on and held out come from one verifier."""
+    seen: dict[str, tuple[str, tuple[str | None, ...]]] = {}
+    for key, source in _all_sources(config.data):
+        name = key.rpartition(".")[2]
+        if not isinstance(source, MixtureSource):
+            continue
+        for field, verifier in (("pattern", "regex"), ("function", "python")):
+            if getattr(source, field) is not None and source.verifier != verifier:
+                own = f"{key}.{field}"
+                return Problem(
+                    (own, f"{key}.verifier"),
+                    f"{own} has no effect without {key}.verifier={verifier}",
+                )
+        settings = (source.verifier, source.pattern, source.function)
+        other_key, other = seen.setdefault(name, (key, settings))
+        if other != settings:
+            return Problem(
+                (f"{key}.verifier", f"{other_key}.verifier"),
+                f"{key} and {other_key} have one name but different verifiers: rename one",
+            )
+    return None
+
+
+def one_training_source(config: Any) -> Problem | None:
+    if config.data.train.kind != "mixture":
+        return None
+    return Problem(
+        ("data.train.kind",),
+        "data.train.kind mixture: this command reads demonstrations of one source",
+    )
+
+
+def no_curriculum(config: Any) -> Problem | None:
+    for key, source in sources_of(config.data, "train").items():
+        if source.curriculum:
+            own = f"{key}.curriculum"
+            return Problem((own,), f"{own} is for `vapo fit`: this command has no iterations")
+    return None
+
+
+DATA_RULES: tuple[Rule, ...] = (
+    mixtures_are_used,
+    sources_are_named,
+    source_options_are_used,
+    answer_pattern_has_a_group,
+    pass_rates_are_a_range,
+    curricula_are_schedules,
+    heldout_rows_suffice,
+    source_verifiers_agree,
+)

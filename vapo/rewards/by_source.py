@@ -1,0 +1,79 @@
+"""A mixture's verdicts: each source's responses by its own verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+from vapo.config.data_rules import sources_of
+from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
+from vapo.rewards.scorer import Scorer
+from vapo.types import Rollout, Verdict
+
+
+def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
+    """For each source's name, the empty one included, the rewards with its own verifier."""
+    found = {}
+    for name in ("train", "heldout"):
+        for key, source in sources_of(data, name).items():
+            if not isinstance(source, MixtureSource):
+                found[""] = rewards
+            elif source.verifier is None:
+                found[key.rpartition(".")[2]] = rewards
+            else:
+                found[key.rpartition(".")[2]] = replace(
+                    rewards,
+                    verifier=source.verifier,
+                    pattern=source.pattern,
+                    function=source.function,
+                )
+    return found
+
+
+class ScorerBySource(Scorer):
+    """A scorer for each verifier in use; each has `num_workers` processes.
+
+    Raises:
+        UserError: a setting is missing or unusable, or a verifier cannot be imported.
+    """
+
+    def __init__(self, rewards: dict[str, RewardConfig], *, max_response_tokens: int) -> None:
+        self.by_source: dict[str, Scorer] = {}
+        made: list[tuple[RewardConfig, Scorer]] = []
+        try:
+            for source, config in rewards.items():
+                scorer = next((s for known, s in made if known == config), None)
+                if scorer is None:
+                    scorer = Scorer(config, max_response_tokens=max_response_tokens)
+                    made.append((config, scorer))
+                self.by_source[source] = scorer
+        except BaseException:
+            self.close()
+            raise
+
+    def score(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        advance: Callable[[int], None] = lambda n: None,
+        shuffle_seed: int | None = None,
+    ) -> list[Verdict]:
+        """As `Scorer.score`; the negative control permutes over all sources together."""
+        verdicts: list[Verdict | None] = [None] * len(rollouts)
+        for scorer in dict.fromkeys(self.by_source.values()):
+            rows = [i for i, r in enumerate(rollouts) if self.by_source[r.prompt.source] is scorer]
+            if not rows:
+                continue
+            judged = scorer.score([rollouts[row] for row in rows], advance=advance)
+            for row, verdict in zip(rows, judged, strict=True):
+                verdicts[row] = verdict
+        whole = [verdict for verdict in verdicts if verdict is not None]
+        assert len(whole) == len(rollouts)
+        if shuffle_seed is not None:
+            Random(f"shuffle/{shuffle_seed}").shuffle(whole)
+        return whole
+
+    def close(self) -> None:
+        for scorer in self.by_source.values():
+            scorer.close()
