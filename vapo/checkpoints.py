@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from vapo.config import FitConfig
+from vapo.config.loading import from_yaml
 from vapo.errors import UserError
+from vapo.lora import merged
 from vapo.manifests import DamagedCheckpointError, read_manifest, verify
 from vapo.progress import is_main_process
 
@@ -106,7 +109,10 @@ def _read_shards(folder: Path) -> Any:
 
 
 def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
-    """The weights of `actor` or `critic`, under the names of its Hugging Face model."""
+    """The weights of `actor` or `critic`, under the names of its Hugging Face model.
+
+    The actor's adapters are merged.
+    """
     prefix = f"{network}.model."
     state = {
         name.removeprefix(prefix): tensor
@@ -115,4 +121,7 @@ def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
     }
     if not state:
         raise UserError(f"the checkpoint has no {network}; a critic-free run has only an actor")
-    return state
+    if network == "critic":
+        return state
+    config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
+    return dict(merged(state.items(), config.actor.lora))

@@ -63,6 +63,8 @@ def _dispatch(argv: list[str]) -> None:
         _report(rest)
     elif name == "export":
         _export(rest)
+    elif name == "import":
+        _import(rest)
     elif name == "ui":
         _ui(rest)
     elif name == "deliver":
@@ -201,6 +203,26 @@ def _export(argv: list[str]) -> None:
     options = parse_plain(parser, argv)
     if options is not None:
         _load_command("export")(options.checkpoint, options.output_dir, options.network)
+
+
+def _import(argv: list[str]) -> None:
+    parser = Parser(
+        prog="vapo import",
+        description=PLAIN["import"].capitalize() + ".",
+        epilog="SOURCE is a model folder, a hub id, a .gguf file, or package:NAME for the .gguf "
+        "file in\nan installed Python package. GGUF needs: pip install 'vapo[gguf]'.",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="see below")
+    parser.add_argument("output_dir", metavar="OUTPUT_DIR", type=Path, help="folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="of the saved weights; default: auto, the source's (float32 of GGUF and float16)",
+    )
+    options = parse_plain(parser, argv)
+    if options is not None:
+        _load_command("import_model")(options.source, options.output_dir, options.dtype)
 
 
 def _ui(argv: list[str]) -> None:

@@ -7,6 +7,7 @@ forward.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,8 @@ class ForwardFlops:
     per_token: int
     per_state: int
     per_squared_length: int
+    frozen_per_token: int = 0  # of these, by weights that get no gradient
+    frozen_per_state: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
@@ -45,13 +48,20 @@ class ForwardFlops:
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-        backbone = sum(p.numel() for p in model.base_model.parameters())
-        backbone -= sum(p.numel() for p in model.get_input_embeddings().parameters())
+        table = {id(p) for p in model.get_input_embeddings().parameters()}
+        backbone = [p for p in model.base_model.parameters() if id(p) not in table]
         return cls(
-            per_token=2 * backbone,
-            per_state=2 * sum(p.numel() for p in head.parameters()),
+            per_token=2 * _num(backbone),
+            per_state=2 * _num(head.parameters()),
             per_squared_length=2 * config.num_hidden_layers * num_heads * head_dim,
+            frozen_per_token=2 * _num(p for p in backbone if not p.requires_grad),
+            frozen_per_state=2 * _num(p for p in head.parameters() if not p.requires_grad),
         )
+
+    def count_update(self, inputs: TokenInputs) -> float:
+        """Of a forward and its backward, which makes no gradient of frozen weights."""
+        spared = self.frozen_per_token * sum(inputs.sequence_lengths)
+        return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
         """Of one forward over all sequences; padding is not counted."""
@@ -61,6 +71,10 @@ class ForwardFlops:
             + self.per_state * len(inputs.targets)
             + self.per_squared_length * sum(length**2 for length in lengths)
         )
+
+
+def _num(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
 
 
 def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> float | None:

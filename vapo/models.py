@@ -71,7 +71,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
                 "save one into it with tokenizer.save_pretrained"
             )
         check_weight_files(folder)
-    with refusals(path, "tokenizer"), _quiet():
+    with refusals(path, "tokenizer"), quiet():
         tokenizer = read_tokenizer(path)
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -209,7 +209,7 @@ def _load_weights(
     options: dict[str, Any] = {}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
-    with refusals(path, "weights"), _quiet():
+    with refusals(path, "weights"), quiet():
         model, info = auto_class.from_pretrained(
             path,
             config=config,
@@ -236,7 +236,7 @@ def refusals(path: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No weight report and no bar: what matters in them is checked and raised here."""
     verbosity = transformers_logging.get_verbosity()
     had_bar = transformers_logging.is_progress_bar_enabled()

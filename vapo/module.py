@@ -22,10 +22,10 @@ from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import sum_over_ranks, world_size
 from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
-from vapo.networks import make_actor, make_critic
+from vapo.networks import make_actor, make_critic, make_reference
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
-from vapo.policies import Actor
+from vapo.policies import Actor, FrozenBase
 from vapo.strategies import is_sharded, reshard, set_gradient_sync
 from vapo.timing import timed
 from vapo.token_inputs import cut_by_tokens
@@ -64,7 +64,7 @@ class VapoModule(L.LightningModule):
         self.policy_steps_before = 0  # at the beginning of this iteration
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
-        self._reference: tuple[Actor, ...] = ()
+        self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.reads_packed = False
         watch = config.watch
         self.faults = Faults(watch.max_bad_updates, watch.max_saved_rollouts)
@@ -90,7 +90,7 @@ class VapoModule(L.LightningModule):
         self.critic = make_critic(self.config, mesh) if self.has_critic else None
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
-            self._reference = (make_actor(self.config, mesh, trained=False),)
+            self._reference = (make_reference(self.config, mesh, self.actor),)
         self.reads_packed = choose_packing(
             self.config.training.packing,
             [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
@@ -202,7 +202,7 @@ class VapoModule(L.LightningModule):
         for index, microbatch in enumerate(minibatch.microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
             self._backward_share(network, loss, index == len(minibatch.microbatches) - 1)
-            self.update_flops += 3 * network.forward_flops.count(microbatch.inputs)
+            self.update_flops += network.forward_flops.count_update(microbatch.inputs)
             total += loss.detach()
         return total
 

@@ -10,8 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from vapo.config import FitConfig
 from vapo.empty_models import empty_model
 from vapo.errors import UserError
+from vapo.lora import add_adapters
 from vapo.models import load_causal_lm, load_value_model
-from vapo.policies import Actor
+from vapo.policies import Actor, FrozenBase
+from vapo.seeding import derive_seed
 from vapo.strategies import fill_from_first_rank, shard
 from vapo.values import Critic
 
@@ -33,13 +35,24 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Actor:
-        return Actor(load_causal_lm(options.path, **kernels))
+        model = load_causal_lm(options.path, **kernels)
+        if trained and options.lora is not None:
+            add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
+        return Actor(model)
 
     actor = load() if mesh is None else Actor(empty_model("causal_lm", options.path, **kernels))
-    actor.requires_grad_(trained)
+    if not trained:
+        actor.requires_grad_(False)
     if trained and options.gradient_checkpointing:
         enable_gradient_checkpointing(actor, "actor")
     return _placed(actor, load, mesh, config)
+
+
+def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> Actor | FrozenBase:
+    """The initial policy: a frozen copy, or with adapters the actor's own frozen weights."""
+    if config.actor.lora is not None:
+        return FrozenBase(actor)
+    return make_actor(config, mesh, trained=False)
 
 
 def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:

@@ -46,6 +46,7 @@ CONFIGURED = {
 PLAIN = {
     "sweep": "run a grid of configs and seeds, as the paper's ablation table",
     "report": "table and figures of a sweep, or of any recorded runs",
+    "import": "write a pretrained model as a Hugging Face folder, and check it",
     "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
     "ui": "open the MLflow UI on recorded runs",
     "deliver": "send records that a tracking store did not take while it was away",

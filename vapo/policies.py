@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from vapo.attention import last_hidden_states
 from vapo.flops import ForwardFlops
 from vapo.functional.logprobs import token_logprobs
+from vapo.lora import adapters_off
 from vapo.token_inputs import TokenInputs
 
 
@@ -36,3 +37,23 @@ class Actor(nn.Module):
             inputs.targets,
             temperature=temperature,
         )
+
+
+class FrozenBase(nn.Module):
+    """An actor with adapters as it was before training: the reference policy."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.actor.model
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """As the actor's, with the adapters off."""
+        with adapters_off(self.actor):
+            logprobs, entropy = self.actor(inputs, temperature=temperature)
+        return logprobs, entropy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -94,10 +95,10 @@ def test_cancel_ends_work_that_would_go_on_and_joins_the_thread() -> None:
 
 def engines() -> tuple[torch.nn.Module, TransformersSampler, DetachedTransformersSampler]:
     model = tiny_model()
-    options = {"max_concurrent_sequences": 8, "device": "cpu"}
+    options: dict[str, Any] = {"max_concurrent_sequences": 8, "device": "cpu"}
     return (
         model,
-        TransformersSampler(model, tiny_tokenizer(), **options),  # type: ignore[arg-type]
+        TransformersSampler(model, tiny_tokenizer(), **options),
         DetachedTransformersSampler(model, tiny_tokenizer(), **options),
     )
 

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vapo.datamodule import datamodule_of
+from vapo.lora import merged
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.strategies import full_state
@@ -19,10 +20,10 @@ def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
     """The actor's state dict in the model folder's names, full tensors; every rank must walk it.
 
     A state dict names a tied weight twice, a list of parameters once: an engine that unties them
-    would miss the second.
+    would miss the second. Adapters are merged.
     """
-    for name, tensor in full_state(module.actor):
-        yield name.removeprefix("model."), tensor
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
+    yield from merged(weights, module.config.actor.lora)
 
 
 class WeightSync(Callback):

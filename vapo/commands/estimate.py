@@ -21,6 +21,10 @@ def run(
     config: FitConfig, *, gpu_memory_gib: float | None = None, model_config: Path | None = None
 ) -> Estimate:
     """Print the table; with `gpu_memory_gib`, whether it fits."""
+    if config.actor.lora is not None:
+        raise UserError(
+            "vapo estimate does not count adapters yet: set actor.lora=null for an upper bound"
+        )
     quiet_libraries()
     path = config.actor.path if model_config is None else _folder(model_config)
     actor = _read(path)

@@ -17,65 +17,25 @@ from vapo.config.components import Components
 from vapo.config.data import DataConfig, MixtureSource, SourceConfig
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
+from vapo.config.networks import ActorConfig, CriticConfig, OptimizerConfig
 from vapo.config.training import TrainingConfig
 from vapo.config.value_pages import ValuePagesConfig
 from vapo.config.watch import WatchConfig
 
 __all__ = [
+    "ActorConfig",
     "AlgorithmConfig",
+    "CriticConfig",
     "DataConfig",
     "FitConfig",
     "KLConfig",
     "MismatchConfig",
     "MixtureSource",
+    "OptimizerConfig",
     "RewardModelConfig",
     "SftConfig",
     "SourceConfig",
 ]
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW with linear warmup, then a constant learning rate."""
-
-    lr: float = option(1e-6, "learning rate (paper: actor 1e-6, critic 2e-6)", gt=0)
-    warmup_steps: int = option(0, "optimizer steps of linear warmup (paper: not stated)", ge=0)
-    weight_decay: float = option(0.0, "AdamW weight decay", ge=0)
-    beta1: float = option(0.9, "AdamW beta1", ge=0, lt=1)
-    beta2: float = option(0.95, "AdamW beta2", ge=0, lt=1)
-    max_grad_norm: float = option(1.0, "gradient norm clip of this network", gt=0)
-
-
-@dataclass
-class ActorConfig:
-    path: str = option(MISSING, "Hugging Face folder or hub id of the initial policy")
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the actor's optimizer")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
-        "auto", "attention kernel; auto takes what transformers chooses"
-    )
-
-
-@dataclass
-class CriticConfig:
-    init: str = option(
-        "reward_model",
-        "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
-        "zero value head), or the folder of a saved critic",
-    )
-    reward_model_path: str | None = option(
-        None, "Hugging Face folder of the reward model, read when init is `reward_model`"
-    )
-    optimizer: OptimizerConfig = section(
-        lambda: OptimizerConfig(lr=2e-6),
-        "the critic's optimizer; it must keep pace with the policy",
-    )
-    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
-        "auto", "attention kernel; auto takes what transformers chooses"
-    )
 
 
 @dataclass

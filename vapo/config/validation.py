@@ -87,6 +87,16 @@ def several_ranks_are_sharded(config: FitConfig) -> Problem | None:
     )
 
 
+def lora_is_one_process(config: FitConfig) -> Problem | None:
+    if config.actor.lora is None or config.trainer.strategy == "auto":
+        return None
+    return Problem(
+        ("trainer.strategy", "actor.lora"),
+        "actor.lora is not supported with trainer.strategy=fsdp: set actor.lora=null, or train in "
+        "one process with trainer.strategy=auto",
+    )
+
+
 def overlap_is_one_process(config: FitConfig) -> Problem | None:
     trainer = config.trainer
     is_alone = trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto"
@@ -265,6 +275,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         several_ranks_are_sharded,
         sharding_options_have_shards,
         ranks_share_evenly,
+        lora_is_one_process,
         overlap_is_one_process,
         overlap_has_an_engine_of_its_own,
         *_COMMON,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.config.networks import LoraConfig
+from vapo.lora import plain_copy
 from vapo.rollouts.transformers import TransformersSampler
 
 
@@ -19,9 +20,14 @@ class DetachedTransformersSampler(TransformersSampler):
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        lora: LoraConfig | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(deepcopy(model).requires_grad_(False), tokenizer, **options)
+        super().__init__(plain_copy(model, lora), tokenizer, **options)
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the actor's weights.

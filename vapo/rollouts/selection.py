@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,10 +56,10 @@ def make_sampler(
     """The sampling engine of the config."""
     if config.rollouts.engine == "vllm":
         return _make_vllm_sampler(config, actor, tokenizer)
-    engine = (
-        DetachedTransformersSampler if config.training.overlap_rollouts else TransformersSampler
-    )
-    return engine(
+    make: Callable[..., TransformersSampler] = TransformersSampler
+    if config.training.overlap_rollouts:
+        make = partial(DetachedTransformersSampler, lora=config.actor.lora)
+    return make(
         actor.model,
         tokenizer,
         max_concurrent_sequences=config.rollouts.max_concurrent_sequences,

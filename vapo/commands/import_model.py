@@ -1,0 +1,48 @@
+"""`vapo import`: a pretrained model as a folder that every other command takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from vapo.console import quiet_libraries
+from vapo.errors import UserError
+from vapo.model_import import Dtype, Imported, check_folder, find_source, read_source, write_folder
+
+
+def run(source: str, output_dir: Path, dtype: Dtype) -> None:
+    """Read, write aside, check what was written, and only then put it in its place."""
+    quiet_libraries()
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise UserError(f"{output_dir} exists: give a new folder, or remove it first")
+    read = read_source(find_source(source), dtype)
+    aside = output_dir.with_name(f".{output_dir.name}.{os.getpid()}")
+    try:
+        write_folder(read, aside)
+        try:
+            check_folder(read, aside)
+        except UserError as error:
+            raise UserError(f"{source}: not written: {error}") from error
+        if output_dir.is_dir():
+            output_dir.rmdir()
+        aside.rename(output_dir)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    print(f"{describe(read)}\n{output_dir}")
+
+
+def describe(read: Imported) -> str:
+    """What a config has to know of the model."""
+    model, tokenizer = read.model, read.tokenizer
+    config = model.config.get_text_config()
+    ends = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    names = tokenizer.convert_ids_to_tokens(ends if isinstance(ends, list) else [ends])
+    tied = "tied" if config.tie_word_embeddings else "untied"
+    chat = "a chat template" if tokenizer.chat_template else "no chat template"
+    return (
+        f"{type(model).__name__}: {model.num_parameters() / 1e6:.1f} M parameters, {model.dtype}, "
+        f"{tied} embeddings, {config.max_position_embeddings} positions\n"
+        f"tokenizer: {len(tokenizer)} tokens, {chat}, responses end with {', '.join(names)}\n"
+        "checked: token ids and logits of the folder are the source's"
+    )

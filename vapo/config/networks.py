@@ -1,0 +1,70 @@
+"""The options of the two networks, actor and critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omegaconf import MISSING
+
+from vapo.config.fields import option, section
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warmup, then a constant learning rate."""
+
+    lr: float = option(1e-6, "learning rate (paper: actor 1e-6, critic 2e-6)", gt=0)
+    warmup_steps: int = option(0, "optimizer steps of linear warmup (paper: not stated)", ge=0)
+    weight_decay: float = option(0.0, "AdamW weight decay", ge=0)
+    beta1: float = option(0.9, "AdamW beta1", ge=0, lt=1)
+    beta2: float = option(0.95, "AdamW beta2", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "gradient norm clip of this network", gt=0)
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters beside the policy's frozen weights: W + alpha / rank * B A."""
+
+    rank: int = option(16, "rows of A, columns of B", ge=1)
+    alpha: float = option(32.0, "the adapters' product is scaled by alpha / rank", gt=0)
+    target_modules: str = option(
+        "all",
+        "which linear modules of the decoder layers get one: `all`, or names separated by commas, "
+        "as q_proj,v_proj",
+    )
+
+
+@dataclass
+class ActorConfig:
+    path: str = option(MISSING, "Hugging Face folder or hub id of the initial policy")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the actor's optimizer")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
+        "auto", "attention kernel; auto takes what transformers chooses"
+    )
+    lora: LoraConfig | None = option(
+        None, "train low-rank adapters instead of the weights (docs/models.md); null: off"
+    )
+
+
+@dataclass
+class CriticConfig:
+    init: str = option(
+        "reward_model",
+        "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
+        "zero value head), or the folder of a saved critic",
+    )
+    reward_model_path: str | None = option(
+        None, "Hugging Face folder of the reward model, read when init is `reward_model`"
+    )
+    optimizer: OptimizerConfig = section(
+        lambda: OptimizerConfig(lr=2e-6),
+        "the critic's optimizer; it must keep pace with the policy",
+    )
+    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
+        "auto", "attention kernel; auto takes what transformers chooses"
+    )

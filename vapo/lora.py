@@ -1,0 +1,125 @@
+"""LoRA: low-rank adapters trained beside frozen weights, and the plain weights they come to.
+
+The layers are peft's. Outside of the live module nothing knows of them: engines, exports and
+`vapo validate` get W + alpha / rank * B A under the model folder's own names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from vapo.config.networks import LoraConfig
+from vapo.errors import UserError
+
+_KEY = "actor.lora"
+_BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> None:
+    """Freeze every weight and put a float32 adapter beside the chosen ones; at first it adds 0.
+
+    Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise UserError(
+            f"{_KEY} needs peft, which is not installed: pip install 'vapo[lora]'"
+        ) from None
+    targets = _targets(model, options)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(
+                r=options.rank,
+                lora_alpha=options.alpha,
+                lora_dropout=0.0,  # with dropout the first mini-batch's ratio would not be 1
+                target_modules=targets,
+                bias="none",
+            ),
+            model,
+        )
+    for parameter in _adapter_parameters(model):
+        parameter.data = parameter.data.float()
+
+
+def _targets(model: PreTrainedModel, options: LoraConfig) -> list[str]:
+    """Full names of the linear modules in the decoder layers that the options choose.
+
+    Not the output layer: log-probs are computed from its weight alone.
+    """
+    linear = {
+        name: name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
+    }
+    known = sorted(set(linear.values()))
+    chosen = [name.strip() for name in options.target_modules.split(",")]
+    if chosen == ["all"]:
+        chosen = known
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not known:
+        raise UserError(
+            f"{_KEY}.target_modules: {type(model).__name__} has no linear module "
+            f"{', '.join(map(repr, unknown))} in its layers; it has {', '.join(known) or 'none'}"
+        )
+    return [name for name, leaf in linear.items() if leaf in chosen]
+
+
+def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (p for name, p in model.named_parameters() if name.endswith((_A, _B)))
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The frozen model as it was: the reference policy, which then costs no memory."""
+    layers: list[Any] = [
+        m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")
+    ]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged(
+    weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
+) -> Iterator[tuple[str, Tensor]]:
+    """A state dict with adapters as that of the plain model; without options as it is."""
+    if options is None:
+        yield from weights
+        return
+    state = dict(weights)
+    for name, tensor in state.items():
+        if name.endswith((_A, _B)):
+            continue
+        module = name.rpartition(_BASE)[0]
+        if module and name.endswith(".weight"):
+            tensor = _sum(tensor, state[module + _A], state[module + _B], options)
+        yield name.replace(_BASE, "."), tensor
+
+
+def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
+    update = options.alpha / options.rank * (b.float() @ a.float())
+    return (weight.float() + update).to(weight.dtype)
+
+
+def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:
+    """A model of its own, with the adapters merged: what a sampling engine can be given."""
+    state = dict(merged(model.state_dict().items(), options))
+    copy = deepcopy(model)
+    for name, module in list(copy.named_modules()):
+        if options is not None and hasattr(module, "lora_A"):
+            copy.set_submodule(name, module.get_submodule("base_layer"))
+    copy.load_state_dict(state)
+    return copy.requires_grad_(False)
