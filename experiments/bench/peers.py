@@ -1,8 +1,8 @@
-"""Functions of other packages, from their own released source, without installing them.
+"""Other packages to measure against, from their released wheels, never in our environment.
 
-The wheel is downloaded once into build/peers, by pip and without dependencies. Only the text of the
-named functions is run, as it stands: verl itself imports Ray and a dozen more packages that its
-arithmetic does not need.
+`peer_python` makes an environment with a package in it. `verl_gae` runs the text of single
+functions as it stands: verl itself imports Ray and a dozen more packages that its arithmetic does
+not need. Both keep what they fetched in build/peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-PEERS = Path(__file__).parents[2] / "build/peers"
+ROOT = Path(__file__).parents[2]
+PEERS = ROOT / "build/peers"
+
+
+def peer_python(package: str, version: str) -> Path:
+    """The Python of an environment that has the package, with our versions of what both use."""
+    environment = PEERS / f"{package}-{version}"
+    python, done = environment / "bin/python", environment / "installed"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
+        subprocess.run([*install, f"{package}=={version}", "requests"], check=True, cwd=ROOT)
+        done.touch()
+    return python
 
 
 def functions_of(source: str, names: tuple[str, ...], scope: dict[str, Any]) -> dict[str, Any]:
