@@ -37,7 +37,12 @@ TITLE = "One iteration end to end"
 # the last TRL that has PPO; the newest one
 TRL = {"ppo": "1.12.0", "grpo": "1.16.0"}
 TARGETS = {"ppo": 2.0, "grpo": 1.5}
-PLAIN = {"forward_rows": 1_000_000, "use_cache": True, "gradient_checkpointing": False, "bf16": False}
+PLAIN = {
+    "forward_rows": 1_000_000,
+    "use_cache": True,
+    "gradient_checkpointing": False,
+    "bf16": False,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},
     "float32, use_cache=False in the update": {"use_cache": False},
@@ -154,13 +159,16 @@ def compare(system: str, case: Case, options: argparse.Namespace) -> tuple[list[
         name: statistics.median(report["tokens"] / report[clock] for report in found)
         for name, found in reports.items()
     }
-    rows = [
-        f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} "
-        f"| {'ours' if name == 'ours' else f'TRL {TRL[system]}, {name}'} "
-        f"| {median(name, 'tokens'):,.0f} | {median(name, 'cpu_s'):.2f} | {median(name, 'wall_s'):.2f} | {speeds[name]:,.0f} "
-        f"| {speeds['ours'] / speeds[name]:.2f}x |"
-        for name in reports
-    ]
+    rows = []
+    for name in reports:
+        side = "ours" if name == "ours" else f"TRL {TRL[system]}, {name}"
+        numbers = [f"{median(name, key):,.2f}" for key in ("cpu_s", "wall_s")]
+        tokens = f"{median(name, 'tokens'):,.0f}"
+        rows.append(
+            f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} | {side} "
+            f"| {tokens} | {' | '.join(numbers)} | {speeds[name]:,.0f} "
+            f"| {speeds['ours'] / speeds[name]:.2f}x |"
+        )
     peers = {name: speed for name, speed in speeds.items() if name != "ours"}
     if not peers:
         return rows, []

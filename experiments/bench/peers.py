@@ -46,17 +46,22 @@ def functions_of(source: str, names: tuple[str, ...], scope: dict[str, Any]) -> 
     return {name: scope[name] for name in names}
 
 
+def wheel(package: str, version: str) -> zipfile.ZipFile:
+    """A released wheel, downloaded once."""
+    path = PEERS / f"{package}-{version}-py3-none-any.whl"
+    if not path.exists():
+        PEERS.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*command, f"{package}=={version}", "-d", str(PEERS)], check=True)
+    return zipfile.ZipFile(path)
+
+
 @functools.cache
 def verl_gae(version: str = "0.9.1") -> Callable[..., Any]:
     """verl's `compute_gae_advantage_return`, which whitens the advantages."""
     import torch
 
-    PEERS.mkdir(parents=True, exist_ok=True)
-    wheel = PEERS / f"verl-{version}-py3-none-any.whl"
-    if not wheel.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run([*command, f"verl=={version}", "-d", str(PEERS)], check=True)
-    with zipfile.ZipFile(wheel) as archive:
+    with wheel("verl", version) as archive:
         math = archive.read("verl/utils/torch_functional.py").decode()
         core = archive.read("verl/trainer/ppo/core_algos.py").decode()
     names = ("masked_sum", "masked_mean", "masked_var", "masked_whiten")
@@ -67,3 +72,20 @@ def verl_gae(version: str = "0.9.1") -> Callable[..., Any]:
         "compute_gae_advantage_return"
     ]
     return gae
+
+
+@functools.cache
+def trl_logprobs(version: str = "1.16.0") -> Callable[..., Any]:
+    """TRL's `selective_log_softmax_and_entropy` as it runs without Triton: on a CPU."""
+    import torch
+
+    with wheel("trl", version) as archive:
+        source = archive.read("trl/trainer/utils.py").decode()
+    scope = {
+        "torch": torch,
+        "F": torch.nn.functional,
+        "is_triton_available": lambda: False,
+    }
+    names = ("selective_log_softmax", "entropy_from_logits", "selective_log_softmax_and_entropy")
+    both: Callable[..., Any] = functions_of(source, names, scope)[names[-1]]
+    return both

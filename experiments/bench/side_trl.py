@@ -62,7 +62,9 @@ def ppo(settings: Settings, turns: Turns) -> Any:
     models = {
         "model": load(AutoModelForCausalLM, settings["policy"], settings),
         "ref_model": load(AutoModelForCausalLM, settings["policy"], settings),
-        "reward_model": load(AutoModelForSequenceClassification, settings["reward_model"], settings),
+        "reward_model": load(
+            AutoModelForSequenceClassification, settings["reward_model"], settings
+        ),
         "value_model": load(AutoModelForSequenceClassification, settings["reward_model"], settings),
     }
     count_tokens(models["reward_model"], settings, turns)
@@ -88,7 +90,7 @@ def count_tokens(reward_model: Any, settings: Settings, turns: Turns) -> None:
             responses = kwargs["input_ids"][:, prompt_tokens:]
             ended = (responses == 1).long().cumsum(1)
             counts.append(int((ended == 0).sum() + (ended[:, -1] > 0).sum()))
-        if sum(1 for _ in counts) * settings["forward_rows"] >= settings["num_responses"]:
+        if len(counts) * settings["forward_rows"] >= settings["num_responses"]:
             turns.num_tokens = sum(counts)
             counts.clear()
 

@@ -1,4 +1,4 @@
-"""Our side of `iterations.py`: the product's module, datamodule and callbacks, one iteration a turn.
+"""Our side of `iterations.py`: the product's module and datamodule, one iteration a turn.
 
 As `vapo fit` builds them, but for what TRL's side does not do either: no evaluation, no
 checkpoint, and metrics are computed and then dropped. Gets the settings as JSON.
@@ -55,13 +55,14 @@ class TurnTakingDataModule(RolloutDataModule):
 
 
 def make_config(settings: Settings) -> FitConfig:
+    num_responses, group_size = settings["num_responses"], settings["group_size"]
     overrides = [
         f"actor.path={settings['policy']}",
         f"rollouts.max_response_tokens={settings['response_tokens']}",
-        f"rollouts.max_concurrent_sequences={settings['num_responses']}",
-        f"components.group_sampling.num_prompts={settings['num_responses'] // settings['group_size']}",
-        f"components.group_sampling.group_size={settings['group_size']}",
-        f"training.minibatch_size={settings['num_responses'] // settings['num_minibatches']}",
+        f"rollouts.max_concurrent_sequences={num_responses}",
+        f"components.group_sampling.num_prompts={num_responses // group_size}",
+        f"components.group_sampling.group_size={group_size}",
+        f"training.minibatch_size={num_responses // settings['num_minibatches']}",
         "training.num_iterations=100000",
         "trainer.accelerator=cpu",
     ]
