@@ -1,30 +1,28 @@
 """GAE against the plain loop over T that most PPO code for language models uses.
 
-    python experiments/bench/gae.py [--threads 2] [--repeats 7] [--verl]
+    python experiments/bench/gae.py [--repeats 5] [--verl]
 
 `--verl` takes verl 0.9.1's `core_algos` instead of our own loop, from its wheel (see peers.py). It
 whitens the advantages, so our side does that too; its variance is the unbiased one, which is what
-the error then shows. Prints one table: per shape and setting, the median time of both sides, their
-ratio, and the largest error of our float32 result against the other side in float64. The two sides
-alternate, so that a busy machine slows both.
+the error then shows. The error is the largest one of our float32 result against the other side in
+float64.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
-from peers import verl_gae  # beside this file
+from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
+from peers import verl_gae
 from torch import Tensor
 
 from vapo.functional.advantages import decoupled_gae, gae, length_adaptive_lambda, whiten
 
 Estimates = tuple[Tensor, ...]
 SHAPES = ((32, 512), (64, 2048), (64, 8192), (256, 4096))
+# the shapes and the setting of the target: 4x
+CLAIMED, CLAIMED_SETTING, TARGET = ((64, 8192), (256, 4096)), "decoupled + adaptive", 4.0
 
 
 def loop_gae(
@@ -69,28 +67,13 @@ def make_batch(num_rows: int, num_columns: int, *, gaps: bool) -> tuple[Tensor, 
     return rewards, values, mask
 
 
-def alternate(
-    loop: Callable[[], object], ours: Callable[[], object], repeats: int
-) -> tuple[float, float]:
-    """Median seconds of each side, after one warm-up call of each.
-
-    On one thread they are the process's own, so that others do not count.
-    """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    times: tuple[list[float], list[float]] = ([], [])
-    for round_ in range(repeats + 1):
-        for side, call in enumerate((loop, ours)):
-            start = clock()
-            call()
-            if round_:
-                times[side].append(clock() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def compare(shape: tuple[int, int], setting: str, repeats: int, *, against_verl: bool) -> str:
-    rewards, values, mask = make_batch(*shape, gaps=setting.endswith("gaps"))
+def compare(
+    shape: tuple[int, int], setting_: str, options: argparse.Namespace
+) -> tuple[str, float]:
+    """The row of a table, and by how much ours is faster."""
+    rewards, values, mask = make_batch(*shape, gaps=setting_.endswith("gaps"))
     adaptive = length_adaptive_lambda(mask.sum(dim=1), alpha=0.05)
-    is_decoupled = setting.startswith("decoupled")
+    is_decoupled = setting_.startswith("decoupled")
 
     def loop(rewards: Tensor, values: Tensor, lambda_: Tensor) -> Estimates:
         if not is_decoupled:
@@ -105,10 +88,10 @@ def compare(shape: tuple[int, int], setting: str, repeats: int, *, against_verl:
             )
         else:
             estimates = (gae(rewards, values, mask, gamma=1.0, lambda_=0.95),)
-        return (whiten(estimates[0], mask), *estimates[1:]) if against_verl else estimates
+        return (whiten(estimates[0], mask), *estimates[1:]) if options.verl else estimates
 
     def theirs(rewards: Tensor, values: Tensor, lambda_: Tensor) -> Estimates:
-        if against_verl:
+        if options.verl:
             return verl_side(rewards, values, mask, lambda_ if is_decoupled else None)
         return loop(rewards, values, lambda_)
 
@@ -116,31 +99,54 @@ def compare(shape: tuple[int, int], setting: str, repeats: int, *, against_verl:
     error = max(
         torch.where(mask, a - b, 0.0).abs().max().item() for a, b in zip(ours(), exact, strict=True)
     )
-    loop_s, ours_s = alternate(lambda: theirs(rewards, values, adaptive), ours, repeats)
-    return (
-        f"| {shape[0]} x {shape[1]} | {setting} | {loop_s * 1e3:.1f} | {ours_s * 1e3:.2f} "
-        f"| {loop_s / ours_s:.0f}x | {error:.1e} |"
+    seconds = alternate(
+        {"theirs": lambda: theirs(rewards, values, adaptive), "ours": ours},
+        repeats=options.repeats,
+        device=torch.device("cpu"),
     )
+    ratio = seconds["theirs"] / seconds["ours"]
+    row = (
+        f"| {shape[0]} x {shape[1]} | {setting_} | {seconds['theirs'] * 1e3:.1f} "
+        f"| {seconds['ours'] * 1e3:.2f} | {ratio:.0f}x | {error:.1e} |"
+    )
+    return row, ratio
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=7)
+def measure(options: argparse.Namespace) -> Report:
+    start(options)
+    shapes = [tuple(options.shape)] if options.shape else SHAPES
+    settings = ["one lambda", "one lambda, gaps", CLAIMED_SETTING, f"{CLAIMED_SETTING}, gaps"]
+    if options.claims:
+        shapes, settings = CLAIMED, settings[2:]
+    if options.toy:
+        shapes = ((4, 64),)
+    side = "verl 0.9.1" if options.verl else "loop over T"
+    rows, claims = [], []
+    for shape in shapes:
+        for setting_ in settings:
+            row, ratio = compare(shape, setting_, options)
+            rows.append(row)
+            if setting_ == CLAIMED_SETTING and shape in CLAIMED:
+                claims.append(
+                    Claim(
+                        f"decoupled, length-adaptive GAE [{shape[0]}, {shape[1]}]",
+                        side,
+                        f"at least {TARGET:g}x as fast",
+                        f"{ratio:.0f}x",
+                        ratio >= TARGET,
+                    )
+                )
+    columns = ("B x T", "setting", f"{side} ms", "ours ms", "ratio", "max error vs float64")
+    return Report(f"GAE against {side}", setting(options, "float32"), columns, rows, claims)
+
+
+def options(arguments_: list[str] | None = None) -> argparse.Namespace:
+    parser = arguments(__doc__)
     parser.add_argument("--verl", action="store_true", help="against verl 0.9.1")
     parser.add_argument("--shape", type=int, nargs=2, metavar=("B", "T"), help="only this one")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} CPU threads,")
-    print(f"median of {options.repeats}, sides alternating, float32 in and out\n")
-    side = "verl" if options.verl else "loop"
-    print(f"| B x T | setting | {side} ms | ours ms | ratio | max error vs float64 |")
-    print("|---|---|---|---|---|---|")
-    settings = ("one lambda", "one lambda, gaps", "decoupled + adaptive")
-    for shape in [tuple(options.shape)] if options.shape else SHAPES:
-        for setting in (*settings, "decoupled + adaptive, gaps"):
-            print(compare(shape, setting, options.repeats, against_verl=options.verl), flush=True)
+    parser.add_argument("--claims", action="store_true", help="only what has a target")
+    return parser.parse_args(arguments_)
 
 
 if __name__ == "__main__":
-    main()
+    print(measure(options()).text())

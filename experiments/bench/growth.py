@@ -1,23 +1,21 @@
-"""How an update's time grows with its tokens, attention left out: it should be in proportion.
+"""How an update's time grows with its tokens: it should be in proportion.
 
-    python experiments/bench/growth.py [--device cpu] [--repeats 5]
+    python experiments/bench/growth.py [--device cuda] [--repeats 5]
 
-One response of T tokens, T from 512 to 16 times that and on to 32k: forward and backward of an
-actor and a critic whose attention hands the values through, the chunked log-probs, decoupled GAE,
-and the policy and value losses. The sizes alternate; each row is the time for each token, and that
-as a multiple of the time for each token at 512. On CPU the seconds are those of the process, on one
-thread.
+*responses*: a minibatch of 1 to 16 times as many responses of one length, whole networks with their
+attention. *T*: one response of 512 to 32k tokens, with attention left out (it hands the values
+through), since attention alone grows faster. Each is forward and backward of an actor and a
+critic, the chunked log-probs, decoupled GAE, and the policy and value losses. Each row is the time
+for each token, and that as a multiple of the first row's.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
-import time
 from typing import Any
 
 import torch
+from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -26,13 +24,17 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from vapo.attention import enable_packing
 from vapo.functional.advantages import decoupled_gae
 from vapo.functional.losses import aggregate, clipped_surrogate, value_loss
 from vapo.policies import Actor
-from vapo.token_inputs import token_inputs
+from vapo.token_inputs import cut_by_tokens, token_inputs
 from vapo.values import Critic
 
 LENGTHS = (512, 2048, 8192, 32_768)
+COUNTS = (8, 16, 32, 64, 128)  # responses, 1 to 16 times the first
+RESPONSE_TOKENS, MICROBATCH_TOKENS = 112, 2048
+TARGET = 0.1
 PROMPT = tuple(range(2, 18))
 
 
@@ -45,7 +47,7 @@ def hand_values_through(
 AttentionInterface.register("no_attention", hand_values_through)
 
 
-def make_networks(device: torch.device) -> tuple[Actor, Critic]:
+def make_networks(device: torch.device, *, attends: bool) -> tuple[Actor, Critic]:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=512 if device.type == "cpu" else 151_936,
@@ -60,60 +62,106 @@ def make_networks(device: torch.device) -> tuple[Actor, Critic]:
     config.num_labels = 1
     models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
     for model in models:
-        model.to(device).train().set_attn_implementation("no_attention")
+        model.to(device).train()
+        if attends:
+            enable_packing(model)
+        else:
+            model.set_attn_implementation("no_attention")
     return Actor(models[0]), Critic(models[1])
 
 
-def update(actor: Actor, critic: Critic, num_tokens: int, device: torch.device) -> None:
-    response = tuple(2 + i % 500 for i in range(num_tokens))
-    inputs = token_inputs([(PROMPT, response)], pad_id=0).to(device)
-    logprobs = inputs.scatter(actor(inputs, temperature=1.0)[0])
-    values = inputs.scatter(critic(inputs))
-    mask = inputs.response_mask
-    rewards = torch.zeros_like(values)
-    rewards[:, -1] = 1.0
-    advantages, targets = decoupled_gae(
-        rewards, values.detach(), mask, gamma=1.0, lambda_policy=0.95, lambda_critic=1.0
+def update(
+    networks: tuple[Actor, Critic], num_responses: int, num_tokens: int, device: torch.device
+) -> None:
+    """Gradients of a minibatch of equal responses, by the trainer's own token budget."""
+    actor, critic = networks
+    sequence = (PROMPT, tuple(2 + i % 500 for i in range(num_tokens)))
+    length = len(PROMPT) + num_tokens
+    chunks = cut_by_tokens(
+        [length] * num_responses,
+        range(num_responses),
+        max_tokens=max(MICROBATCH_TOKENS, length),
+        packed=True,
     )
-    surrogate = clipped_surrogate(
-        logprobs, logprobs.detach(), advantages, eps_low=0.2, eps_high=0.28
-    )
-    loss = aggregate(surrogate, mask, reduction="token_mean", denominator=num_tokens)
-    (loss + value_loss(values, targets, mask, denominator=num_tokens)).backward()
-    for network in (actor, critic):
+    denominator = num_responses * num_tokens
+    for chunk in chunks:
+        rows = [sequence] * len(chunk)
+        inputs = token_inputs(rows, pad_id=0, packed=len(rows) > 1).to(device)
+        logprobs = inputs.scatter(actor(inputs, temperature=1.0)[0])
+        values = inputs.scatter(critic(inputs))
+        mask = inputs.response_mask
+        rewards = torch.zeros_like(values)
+        rewards[:, -1] = 1.0
+        advantages, targets = decoupled_gae(
+            rewards, values.detach(), mask, gamma=1.0, lambda_policy=0.95, lambda_critic=1.0
+        )
+        surrogate = clipped_surrogate(
+            logprobs, logprobs.detach(), advantages, eps_low=0.2, eps_high=0.28
+        )
+        loss = aggregate(surrogate, mask, reduction="token_mean", denominator=denominator)
+        (loss + value_loss(values, targets, mask, denominator=denominator)).backward()
+    for network in networks:
         network.zero_grad(set_to_none=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    device = torch.device(options.device)
-    networks = make_networks(device)
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    seconds: dict[int, list[float]] = {length: [] for length in LENGTHS}
-    for round_ in range(options.repeats + 1):
-        for length in LENGTHS:
-            times = max(1, 8192 // length)  # short ones often, so that the clock sees them
-            start = clock()
-            for _ in range(times):
-                update(*networks, length, device)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if round_:
-                seconds[length].append((clock() - start) / times)
-    print(f"torch {torch.__version__}, {platform.machine()}, {device.type}, one CPU thread,")
-    print(f"median of {options.repeats}, sizes alternating\n")
-    print("| T | ms | us a token | against T = 512 |")
-    print("|---|---|---|---|")
-    base = statistics.median(seconds[LENGTHS[0]]) / LENGTHS[0]
-    for length in LENGTHS:
-        took = statistics.median(seconds[length])
-        per_token = took / length
-        print(f"| {length} | {took * 1e3:.1f} | {per_token * 1e6:.1f} | {per_token / base:.2f}x |")
+def grow(
+    what: str, sizes: dict[int, tuple[int, int]], networks: tuple[Actor, Critic], repeats: int
+) -> tuple[list[str], Claim]:
+    """`sizes`: responses and tokens of each, by what the row is called."""
+    device = next(networks[0].parameters()).device
+    fewest = min(count * length for count, length in sizes.values())
+    # small ones often, so that the clock sees them
+    times = {size: max(1, 8 * fewest // (n * length)) for size, (n, length) in sizes.items()}
+
+    def run(size: int) -> None:
+        for _ in range(times[size]):
+            update(networks, *sizes[size], device)
+
+    sides = {str(size): lambda size=size: run(size) for size in sizes}
+    seconds = alternate(sides, repeats=repeats, device=device)
+    per_token = {
+        size: seconds[str(size)] / times[size] / (count * length)
+        for size, (count, length) in sizes.items()
+    }
+    base = next(iter(per_token.values()))
+    rows = [
+        f"| {what} {size} | {count * length} | {per_token[size] * count * length * 1e3:.1f} "
+        f"| {per_token[size] * 1e6:.1f} | {per_token[size] / base:.2f}x |"
+        for size, (count, length) in sizes.items()
+    ]
+    worst = max(took / base for took in per_token.values())
+    claim = Claim(
+        f"growth over {what}",
+        "linear",
+        "time a token at most 10 % above the smallest's",
+        f"{worst:.2f}x at most",
+        worst <= 1 + TARGET,
+    )
+    return rows, claim
+
+
+def measure(options: argparse.Namespace) -> Report:
+    device = start(options)
+    counts, lengths = COUNTS, LENGTHS
+    if options.toy:
+        counts, lengths = (1, 2), (16, 32)
+    kinds = {
+        "responses": ({n: (n, RESPONSE_TOKENS) for n in counts}, True),
+        "T (no attention)": ({length: (1, length) for length in lengths}, False),
+    }
+    rows, claims = [], []
+    for what, (sizes, attends) in kinds.items():
+        networks = make_networks(device, attends=attends)
+        more_rows, claim = grow(what, sizes, networks, options.repeats)
+        rows += more_rows
+        claims.append(claim)
+    columns = ("size", "response tokens", "ms", "us a token", "against the first")
+    return Report("Growth with the tokens", setting(options), columns, rows, claims)
+
+
+def options(arguments_: list[str] | None = None) -> argparse.Namespace:
+    return arguments(__doc__).parse_args(arguments_)
 
 
 if __name__ == "__main__":
-    main()
+    print(measure(options()).text())

@@ -1,29 +1,29 @@
 """Token log-prob and entropy at a vocabulary of 152k: time and peak memory, forward and backward.
 
-    python experiments/bench/logprobs.py [--device cpu] [--repeats 5]
+    python experiments/bench/logprobs.py [--device cuda] [--repeats 5]
 
 Three ways from hidden states to log-probs, each with the output layer's product, since that is
 what makes the logits: ours (chunked, logits never whole); `log_softmax` of the whole logits; and
-a re-implementation, in this file, of TRL's `selective_log_softmax` on the whole logits (row by row
-`gather - logsumexp`) with its row-wise entropy. The sides alternate. Memory on CPU is the peak of
-what torch's allocator held above its start, by the profiler; on a GPU torch's own counter. Times on
-CPU are those of the process, on one thread.
+TRL 1.16's own `selective_log_softmax_and_entropy` on the whole logits, the path without Triton.
+Memory on CPU is the peak of what torch's allocator held above its start, by the profiler; on a GPU
+torch's own counter.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
+from peers import trl_logprobs
 from torch import Tensor
 
 from vapo.functional.logprobs import token_logprobs
 
 VOCABULARY = 151_936
+ROWS = 8
+MEMORY_TARGET, TIME_TARGET = 1 / 8, 1.15
 Outputs = tuple[Tensor, Tensor]
 # tokens, hidden size
 CPU_CASES = ((512, 64), (2048, 64))
@@ -41,24 +41,17 @@ def full_log_softmax(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs
 
 
 def selective_log_softmax(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
-    logits = hidden @ weight.T
-    if logits.dtype in (torch.float32, torch.float64):
-        chosen = logits.gather(1, targets[:, None]).squeeze(1)
-        logprobs = chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
-    else:
-        rows = [row.log_softmax(-1)[target] for row, target in zip(logits, targets, strict=True)]
-        logprobs = torch.stack(rows)
-    entropies = []
-    for part in logits.split(128):
-        log_softmax = part.log_softmax(-1)
-        entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
-    return logprobs, torch.cat(entropies)
+    """As in TRL's trainer: [rows, tokens, V], which it walks row by row."""
+    logits = (hidden @ weight.T).view(ROWS, -1, weight.shape[0])
+    logprobs, entropies = trl_logprobs()(logits, targets.view(ROWS, -1))
+    return logprobs.flatten(), entropies.flatten()
 
 
+TRL = "TRL 1.16.0, selective_log_softmax"
 SIDES: dict[str, Callable[[Tensor, Tensor, Tensor], Outputs]] = {
     "ours": chunked,
     "whole logits, log_softmax": full_log_softmax,
-    "whole logits, selective_log_softmax (own copy)": selective_log_softmax,
+    TRL: selective_log_softmax,
 }
 
 
@@ -86,59 +79,78 @@ def peak_bytes(side: Callable[..., Outputs], inputs: tuple[Tensor, ...], entropy
     return most
 
 
-def compare(num_tokens: int, hidden_size: int, device: torch.device, repeats: int) -> list[str]:
+def compare(
+    num_tokens: int, hidden_size: int, vocabulary: int, options: argparse.Namespace
+) -> tuple[list[str], list[Claim]]:
+    device = torch.device(options.device)
     generator = torch.Generator().manual_seed(0)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     hidden = torch.randn(num_tokens, hidden_size, generator=generator).to(device, dtype)
-    weight = torch.randn(VOCABULARY, hidden_size, generator=generator).mul_(0.05).to(device, dtype)
-    targets = torch.randint(VOCABULARY, (num_tokens,), generator=generator).to(device)
+    weight = torch.randn(vocabulary, hidden_size, generator=generator).mul_(0.05).to(device, dtype)
+    targets = torch.randint(vocabulary, (num_tokens,), generator=generator).to(device)
     inputs = (hidden.requires_grad_(), weight.requires_grad_(), targets)
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    rows = []
-    for entropy, what in ((0.01, "log-probs and entropy"), (0.0, "log-probs")):
-        seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    rows, claims = [], []
+    kinds = ((0.01, "log-probs and entropy"), (0.0, "log-probs"))
+    for entropy, what in kinds[:1] if options.claims else kinds:
+
+        def run(name: str, entropy: float = entropy) -> None:
+            hidden.grad = weight.grad = None
+            forward_backward(SIDES[name], inputs, entropy)
+
+        sides = {name: lambda name=name: run(name) for name in SIDES}
+        seconds = alternate(sides, repeats=options.repeats, device=device)
         peaks = {}
-        for round_ in range(repeats + 1):
-            for name, side in SIDES.items():
-                hidden.grad = weight.grad = None
-                if round_ == 0:
-                    peaks[name] = peak_bytes(side, inputs, entropy)
-                    continue
-                start = clock()
-                forward_backward(side, inputs, entropy)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds[name].append(clock() - start)
-        ours = statistics.median(seconds["ours"])
+        for name, side in SIDES.items():
+            hidden.grad = weight.grad = None
+            peaks[name] = peak_bytes(side, inputs, entropy)
         for name in SIDES:
-            took = statistics.median(seconds[name])
-            memory = f"{peaks[name] / 2**20:,.0f} | {peaks['ours'] / peaks[name]:.2f}"
+            time, memory = seconds["ours"] / seconds[name], peaks["ours"] / peaks[name]
             rows.append(
-                f"| {num_tokens} x {hidden_size} | {what} | {name} | {took:.2f} "
-                f"| {ours / took:.2f} | {memory} |"
+                f"| {num_tokens} x {hidden_size} | {what} | {name} | {seconds[name]:.2f} "
+                f"| {time:.2f} | {peaks[name] / 2**20:,.0f} | {memory:.3f} |"
             )
-    return rows
+            if name != "ours" and entropy:
+                claims.append(
+                    Claim(
+                        f"log-prob + entropy, V = {vocabulary}, {num_tokens} tokens",
+                        name,
+                        "memory at most 1/8, time at most 1.15x",
+                        f"memory 1/{1 / memory:.0f}, time {time:.2f}x",
+                        memory <= MEMORY_TARGET and time <= TIME_TARGET,
+                    )
+                )
+    return rows, claims
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, help="one size instead of the usual ones")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    device = torch.device(options.device)
+def measure(options: argparse.Namespace) -> Report:
+    device = start(options)
     cases = CPU_CASES if device.type == "cpu" else GPU_CASES
     if options.tokens:
         cases = ((options.tokens, cases[0][1]),)
-    print(f"torch {torch.__version__}, {platform.machine()}, {device.type}, one CPU thread,")
-    print(f"V = {VOCABULARY}, median of {options.repeats}, sides alternating\n")
-    print("| tokens x hidden | gradient of | side | s | ours / it | peak MiB | ours / it |")
-    print("|---|---|---|---|---|---|---|")
+    if options.claims:
+        cases = cases[-1:]
+    vocabulary = VOCABULARY
+    if options.toy:
+        cases, vocabulary = ((64, 8),), 512
+    rows, claims = [], []
     for case in cases:
-        for row in compare(*case, device, options.repeats):
-            print(row, flush=True)
+        more_rows, more_claims = compare(*case, vocabulary, options)
+        rows += more_rows
+        claims += more_claims
+    columns = (
+        *("tokens x hidden", "gradient of", "side", "s", "ours / it"),
+        *("peak MiB", "ours / it"),
+    )
+    title = "Token log-probs and entropy"
+    return Report(title, setting(options, f"V = {vocabulary}"), columns, rows, claims)
+
+
+def options(arguments_: list[str] | None = None) -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--tokens", type=int, help="one size instead of the usual ones")
+    parser.add_argument("--claims", action="store_true", help="only what has a target")
+    return parser.parse_args(arguments_)
 
 
 if __name__ == "__main__":
-    main()
+    print(measure(options()).text())

@@ -1,24 +1,20 @@
 """Update on responses of unequal lengths: packed against the same code padded.
 
-    python experiments/bench/packing.py [--device cpu] [--repeats 5]
+    python experiments/bench/packing.py [--device cuda] [--repeats 5]
 
 Response lengths are log-normal with sigma 1. Three layouts of the same minibatch, each by the
 trainer's own token budget: packed into rows; padded, sorted by length (what `padded` does); and
 padded in random order. All do the same forward and backward of an actor and a critic and one
-AdamW step of each, and must come to the same gradient. The layouts alternate. On CPU the seconds
-are those of the process, on one thread, so that other processes do not count.
+AdamW step of each, and must come to the same gradient.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import random
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
+from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
@@ -28,8 +24,10 @@ from vapo.token_inputs import Sequences, TokenInputs, cut_by_tokens, token_input
 from vapo.values import Critic
 
 # hidden size, layers, heads, responses, median response, longest response, token budget
-CPU_CASES = ((96, 3, 4, 64, 60, 500, 4096), (256, 4, 4, 48, 90, 800, 4096))
+CPU_CASES = ((96, 3, 4, 64, 60, 500, 4096), (256, 4, 4, 24, 90, 800, 4096))
 GPU_CASES = ((1536, 28, 12, 64, 512, 8192, 32768),)
+TOY_CASES = ((32, 2, 4, 8, 12, 40, 128),)
+TARGET = 2.0
 
 
 def make_sequences(num: int, median: int, longest: int, vocab_size: int) -> Sequences:
@@ -97,7 +95,9 @@ def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.d
     return squares**0.5
 
 
-def compare(case: tuple[int, ...], device: torch.device, repeats: int) -> list[str]:
+def compare(
+    case: tuple[int, ...], device: torch.device, repeats: int
+) -> tuple[list[str], list[Claim]]:
     hidden, layers, heads, num, median, longest, budget = case
     networks = make_networks(hidden, layers, heads, device)
     for network in networks:
@@ -114,49 +114,54 @@ def compare(case: tuple[int, ...], device: torch.device, repeats: int) -> list[s
         "padded, by length": inputs(cut_by_tokens(lengths, range(num), max_tokens=budget), False),
         "padded, random order": inputs(cut_in_random_order(lengths, budget), False),
     }
-    clock: Callable[[], float] = time.process_time if device.type == "cpu" else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in layouts}
-    norms: dict[str, float] = {}
-    for round_ in range(repeats + 1):
-        for name, chunks in layouts.items():
-            start = clock()
-            norms[name] = update(networks, chunks, device)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if round_:
-                seconds[name].append(clock() - start)
-    fastest = statistics.median(seconds["packed"])
-    rows = []
+    norms = {name: update(networks, chunks, device) for name, chunks in layouts.items()}
+    sides = {
+        name: lambda chunks=chunks: update(networks, chunks, device)
+        for name, chunks in layouts.items()
+    }
+    seconds = alternate(sides, repeats=repeats, device=device)
+    rows, claims = [], []
     for name, chunks in layouts.items():
-        took = statistics.median(seconds[name])
         padding = 1 - sum(lengths) / sum(chunk.input_ids.numel() for chunk in chunks)
         error = abs(norms[name] / norms["packed"] - 1)
+        ratio = seconds[name] / seconds["packed"]
         rows.append(
             f"| {hidden} x {layers} | {num} / {sum(lengths)} / {max(lengths)} | {name} "
-            f"| {len(chunks)} | {padding:.0%} | {sum(lengths) / took:,.0f} "
-            f"| {took / fastest:.2f}x | {error:.0e} |"
+            f"| {len(chunks)} | {padding:.0%} | {sum(lengths) / seconds[name]:,.0f} "
+            f"| {ratio:.2f}x | {error:.0e} |"
         )
-    return rows
+        if name != "packed":
+            claims.append(
+                Claim(
+                    f"update on log-normal lengths, {hidden} x {layers}",
+                    f"the same code {name}",
+                    f"at least {TARGET:g}x its tokens/s",
+                    f"{ratio:.2f}x",
+                    ratio >= TARGET,
+                )
+            )
+    return rows, claims
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    device = torch.device(options.device)
-    print(f"torch {torch.__version__}, {platform.machine()}, {device.type}, one CPU thread,")
-    print(f"median of {options.repeats}, layouts alternating\n")
-    print(
-        "| hidden x layers | responses / tokens / longest | layout | micro-batches | padding "
-        "| tokens/s | packed is faster by | gradient norm differs by |"
+def measure(options: argparse.Namespace) -> Report:
+    device = start(options)
+    cases = CPU_CASES if device.type == "cpu" else GPU_CASES
+    rows, claims = [], []
+    for case in TOY_CASES if options.toy else cases:
+        more_rows, more_claims = compare(case, device, options.repeats)
+        rows += more_rows
+        claims += more_claims
+    columns = (
+        *("hidden x layers", "responses / tokens / longest", "layout", "micro-batches"),
+        *("padding", "tokens/s", "packed is faster by", "gradient norm differs by"),
     )
-    print("|---|---|---|---|---|---|---|---|")
-    for case in CPU_CASES if device.type == "cpu" else GPU_CASES:
-        for row in compare(case, device, options.repeats):
-            print(row, flush=True)
+    title = "An update on unequal lengths, packed and padded"
+    return Report(title, setting(options), columns, rows, claims)
+
+
+def options(arguments_: list[str] | None = None) -> argparse.Namespace:
+    return arguments(__doc__).parse_args(arguments_)
 
 
 if __name__ == "__main__":
-    main()
+    print(measure(options()).text())

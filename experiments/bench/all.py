@@ -1,0 +1,69 @@
+"""Every benchmark that has a target, one after the other, into one table.
+
+    python experiments/bench/all.py [--only NAME ...] [--repeats 5] [--out FILE]
+
+Writes the claims of all and then the table of each into experiments/bench/table.md, as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from measuring import CLAIM_COLUMNS, Report, arguments, heading  # beside this file
+
+TABLE = Path(__file__).parent / "table.md"
+# name -> module and its options
+BENCHMARKS = {
+    "gae": ("gae", ["--claims"]),
+    "gae-verl": ("gae", ["--claims", "--verl"]),
+    "packing": ("packing", []),
+    "logprobs": ("logprobs", ["--claims"]),
+    "growth": ("growth", []),
+    **{
+        f"{system}-{case}": ("iterations", ["--system", system, "--case", case])
+        for case in ("unequal", "equal", "larger")
+        for system in ("ppo", "grpo")
+    },
+}
+
+
+def command(name: str) -> str:
+    module, options = BENCHMARKS[name]
+    return " ".join(["python", f"experiments/bench/{module}.py", *options])
+
+
+def run(name: str, passed_on: list[str]) -> Report:
+    module_name, own = BENCHMARKS[name]
+    module = importlib.import_module(module_name)
+    report: Report = module.measure(module.options([*own, *passed_on]))
+    return report
+
+
+def render(reports: dict[str, Report]) -> str:
+    claims = [claim.row() for report in reports.values() for claim in report.claims]
+    parts = ["# Benchmarks: what was measured", "\n".join([heading(CLAIM_COLUMNS), *claims])]
+    for name, report in reports.items():
+        table = "\n".join([heading(report.columns), *report.rows])
+        parts += [f"## {report.title}", f"    {command(name)}", report.setting, table]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments_: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), metavar="NAME")
+    parser.add_argument("--out", type=Path, default=TABLE)
+    options: argparse.Namespace = parser.parse_args(arguments_)
+    passed_on = ["--repeats", str(options.repeats), "--threads", str(options.threads)]
+    passed_on += ["--device", options.device] + ["--toy"] * options.toy
+    reports: dict[str, Report] = {}
+    for name in options.only or BENCHMARKS:
+        print(f"{name}: {command(name)}", flush=True)
+        reports[name] = run(name, passed_on)
+        options.out.write_text(render(reports), encoding="utf-8")
+        print(reports[name].text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

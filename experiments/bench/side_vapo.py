@@ -1,0 +1,133 @@
+"""Our side of `iterations.py`: the product's module and datamodule, one iteration a turn.
+
+As `vapo fit` builds them, but for what TRL's side does not do either: no evaluation, no
+checkpoint, and metrics are computed and then dropped. Gets the settings as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import torch
+from turns import Turns  # beside this file
+
+from vapo.callbacks.recording import Recording
+from vapo.callbacks.weight_sync import WeightSync
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.console import quiet_libraries
+from vapo.datamodule import RolloutDataModule
+from vapo.models import load_tokenizer
+from vapo.module import VapoModule
+from vapo.progress import Progress
+from vapo.prompts import PromptReport, PromptSplit
+from vapo.rewards import make_scorer
+from vapo.rollouts.transformers import TransformersSampler
+from vapo.types import Prompt
+
+ROOT = Path(__file__).parents[2]
+Settings = dict[str, Any]
+
+
+class EndlessSampler(TransformersSampler):
+    """No token ends a response, so that both sides sample equally many."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._stop_ids = frozenset({-1})
+
+
+class TurnTakingDataModule(RolloutDataModule):
+    """Waits before the rollouts of each iteration."""
+
+    turns: Turns
+
+    def collect(self, iteration: int) -> Any:
+        self.turns.wait()
+        minibatches = super().collect(iteration)
+        self.turns.num_tokens = int(self.metrics["rollout/num_tokens"])
+        return minibatches
+
+
+def make_config(settings: Settings) -> FitConfig:
+    num_responses, group_size = settings["num_responses"], settings["group_size"]
+    overrides = [
+        f"actor.path={settings['policy']}",
+        f"rollouts.max_response_tokens={settings['response_tokens']}",
+        f"rollouts.max_concurrent_sequences={num_responses}",
+        f"components.group_sampling.num_prompts={num_responses // group_size}",
+        f"components.group_sampling.group_size={group_size}",
+        f"training.minibatch_size={num_responses // settings['num_minibatches']}",
+        "training.num_iterations=100000",
+        "trainer.accelerator=cpu",
+    ]
+    if settings["system"] == "ppo":
+        overrides += [
+            f"critic.reward_model_path={settings['reward_model']}",
+            "rewards.verifier=reward_model",
+            "rewards.pattern=null",
+            f"rewards.reward_model_path={settings['reward_model']}",
+            "algorithm.kl.coef=0.05",
+            "algorithm.kl.placement=reward",
+        ]
+    else:
+        overrides += [
+            "rewards.verifier=exact",
+            "rewards.pattern=null",
+            "algorithm.kl.coef=0",
+            "components.token_level_loss.enabled=true",  # as TRL's default loss has it
+        ]
+    files = [ROOT / "conf/vapo.yaml", ROOT / f"conf/algorithm/{settings['system']}.yaml"]
+    return load_config(FitConfig, files, [*overrides, *settings.get("overrides", [])])
+
+
+def main() -> None:
+    settings: Settings = json.loads(sys.argv[1])
+    quiet_libraries()
+    torch.set_num_threads(settings["threads"])
+    config = make_config(settings)
+    tokenizer = load_tokenizer(config.actor.path)
+    prompts = [Prompt(f"made-up:{i}", "", tuple(p), "1") for i, p in enumerate(settings["prompts"])]
+    module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
+    progress = Progress(enabled=False)
+    datamodule = TurnTakingDataModule(
+        config,
+        prompts=PromptSplit(prompts, [], PromptReport(len(prompts), 0, 0, 0)),
+        scorer=make_scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
+            module.actor.model,
+            tokenizer,
+            max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+            device="cpu",
+        ),
+        progress=progress,
+        pad_id=module.pad_id,
+    )
+    datamodule.turns = Turns()
+    logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=100_000,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        logger=False,
+        callbacks=[WeightSync(progress), Recording(logger, progress)],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=settings["scratch"],
+    )
+    with progress:
+        trainer.fit(module, datamodule)
+
+
+if __name__ == "__main__":
+    main()
