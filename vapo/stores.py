@@ -237,8 +237,6 @@ class MlflowSink:
     def _send_metrics(self, items: list[tuple[str, float, int, int]]) -> None:
         from mlflow.entities import Metric
 
-        if self._recorded is not None:
-            items = self._recorded.unseen(items)
         metrics = [Metric(*item) for item in items]
         for start in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])

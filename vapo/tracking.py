@@ -160,6 +160,10 @@ class RunLogger(MLFlowLogger):
         return self._experiment_id
 
     @property
+    def is_resumed(self) -> bool:
+        return self._resumed
+
+    @property
     def recorded_steps(self) -> Mapping[str, int]:
         """The last step of each metric that earlier processes of this run recorded."""
         return self._recorded.steps

@@ -35,6 +35,7 @@ from vapo.prompts import PromptReport, PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.strategies import make_strategy
 from vapo.tracking import RunLogger
+from vapo.training_set import TrainingSet
 from vapo.types import RolloutBatch
 
 NUM_ROLLOUTS = 16
@@ -205,7 +206,7 @@ def run(
     progress.note = notes.append  # type: ignore[method-assign, assignment]
     datamodule = FixedRollouts(
         config,
-        prompts=PromptSplit([], [], PromptReport(0, 0, 0, 0)),
+        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
         scorer=NoScorer(),
         make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
         progress=progress,

@@ -133,7 +133,9 @@ def train(
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             pad_id=module.pad_id,
-            kept=KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None,
+            kept=KeptRollouts(run_dir, prompts.train.prompts)
+            if config.checkpoints.keep_rollouts
+            else None,
             safe_point=stopping.safe_point,
         )
         evaluation = Evaluation(logger, progress)
