@@ -87,7 +87,7 @@ class Peers:
         """The clear error, if `error` is what a lost process looks like from here."""
         if not _BROKEN.search(str(error)):
             return None
-        deadline = time.monotonic() + 4 * _POLL_S
+        deadline = time.monotonic() + _ORDERLY_S / 2
         while self._thread is not None and self.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_S / 5)
         lost = self.lost or "another process of this run has ended (its own last lines say why)"
