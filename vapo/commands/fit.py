@@ -29,7 +29,7 @@ from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
-from vapo.distributed import check_launch
+from vapo.distributed import check_launch, leave_together
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.kept_rollouts import KeptRollouts
 from vapo.manifests import read_manifest
@@ -127,6 +127,7 @@ def train(
         with closing(datamodule), guard.peers.ends_clearly(run_dir):
             path = None if checkpoint is None else path_for_lightning(checkpoint)
             trainer.fit(module, datamodule, ckpt_path=path)
+            leave_together()
     if trainer.is_global_zero:
         seconds = time.monotonic() - started
         recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
