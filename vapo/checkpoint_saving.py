@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vapo.checkpoints import STATE_NAME
-from vapo.distributed import rank, world_size
+from vapo.distributed import leave_together, rank, world_size
 from vapo.durable import replace_folder, sync
 from vapo.errors import InterruptedRunError
 from vapo.manifests import Manifest, describe_file
@@ -112,6 +112,8 @@ def together(action: Callable[[], object], what: str, *, first_only: bool = Fals
         problems = [""] * world_size()
         dist.all_gather_object(problems, problem)
     found = next((text for text in problems if text), None)
+    if found is not None:
+        leave_together()
     if found is not None and rank() > 0:
         raise InterruptedRunError("")  # the first process says it
     if found is not None:

@@ -87,6 +87,15 @@ def all_ranks(is_true: bool) -> bool:
     return int(max_over_ranks(torch.tensor(int(not is_true)))) == 0
 
 
+def leave_together() -> None:
+    """Before a process ends: the others go only when the first needs nothing more of them.
+
+    A process that is gone takes with it what it has sent and nobody has read yet.
+    """
+    if world_size() > 1:
+        dist.broadcast(torch.zeros(1, device=_device()), src=0)
+
+
 def gather_over_ranks(tensor: Tensor) -> Tensor:
     """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
     if world_size() == 1:

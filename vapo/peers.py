@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import lightning as L
-
 from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.progress import is_main_process
 from vapo.run_dirs import RunDir, how_to_go_on
@@ -43,15 +41,12 @@ class Peers:
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, trainer: L.Trainer) -> None:
-        """Begin, once the processes have been started."""
-        launcher = trainer.strategy.launcher
-        children: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
+    def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
+        """Begin, once the processes have been started; `children` is the launcher's own list."""
         find = None
         if children:
-            watched = list(children)
+            find = _dead_child(list(children))
             children.clear()
-            find = _dead_child(watched)
         elif is_started_by_us():
             find = _dead_parent(os.getppid())
         if find is not None:
@@ -87,7 +82,7 @@ class Peers:
         """The clear error, if `error` is what a lost process looks like from here."""
         if not _BROKEN.search(str(error)):
             return None
-        deadline = time.monotonic() + 4 * _POLL_S
+        deadline = time.monotonic() + _ORDERLY_S / 2
         while self._thread is not None and self.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_S / 5)
         lost = self.lost or "another process of this run has ended (its own last lines say why)"

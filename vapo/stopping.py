@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from vapo.distributed import max_over_ranks, world_size
+from vapo.distributed import leave_together, max_over_ranks, world_size
 from vapo.errors import StopRequested
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -55,6 +55,7 @@ class Stopping:
         number = int(max_over_ranks(torch.tensor(self.requested or 0)))
         if number:
             self.requested = number
+            leave_together()
             raise StopRequested(number)
 
     def poll(self) -> None:

@@ -20,7 +20,7 @@ class StopAtSafePoints(Callback):
         self.peers = peers
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.peers.watch(trainer)
+        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any

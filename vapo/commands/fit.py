@@ -30,7 +30,7 @@ from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
-from vapo.distributed import check_launch
+from vapo.distributed import check_launch, leave_together
 from vapo.errors import StoppedRun
 from vapo.inputs import dataset_inputs, model_tags, params
 from vapo.kept_rollouts import KeptRollouts
@@ -150,6 +150,7 @@ def train(
         try:
             with closing(datamodule), guard.peers.ends_clearly(run_dir):
                 trainer.fit(module, datamodule, ckpt_path=path)
+                leave_together()
         except StoppedRun as stopped:
             stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
             logger.set_tags({"stopped": str(stop)})
