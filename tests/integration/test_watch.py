@@ -1,0 +1,87 @@
+"""`vapo fit` ends itself: by a watcher, and by a critic whose numbers are not finite."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from vapo.checkpoints import read_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def stopped_fit(tmp_path: Path, *args: str) -> tuple[Path, str, str]:
+    """A small fit that must stop itself: its folder, stdout and stderr."""
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *where, *args, timeout=400)
+    assert result.returncode == 3, result.stderr[-4000:]
+    assert "Traceback" not in result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert result.stdout.strip().splitlines()[-1] == str(run)
+    return run, result.stdout, result.stderr
+
+
+def recorded(tmp_path: Path, run: Path) -> tuple[Any, Any]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    return client, client.get_run(summary(run)["mlflow_run_id"])
+
+
+def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
+    limits = ["watch.approx_kl.limit=1e-9", "watch.approx_kl.patience=2"]
+    run, out, err = stopped_fit(tmp_path, *limits, "watch.approx_kl.action=stop")
+    assert "above watch.approx_kl.limit 1e-09 since iteration 3; likely: " in err
+    assert f"checkpoint from before it: {run}/checkpoints/last.ckpt" in err
+    assert out.count("watch: the policy moves far") == 1
+    state = read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]
+    assert int(state["iteration"]) == 2, "from before the first iteration beyond the limit"
+    contents = summary(run)
+    assert contents["status"] == "FAILED"
+    assert contents["warnings"][0].startswith("the policy moves far from the one that sampled: ")
+    assert "\nstopped       the policy moves far" in out
+    client, recorded_run = recorded(tmp_path, run)
+    assert recorded_run.info.status == "FAILED"
+    assert recorded_run.data.tags["stopped"] == contents["stopped"]
+    assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
+    history = client.get_metric_history(recorded_run.info.run_id, "watch/approx_kl")
+    assert [(m.step, m.value) for m in history] == [(6, 0.0), (8, 1.0)]
+    again = fit(tmp_path, *limits, "--ckpt_path", "last")  # it now warns, and goes on to the end
+    assert again == run
+    assert summary(run)["status"] == "FINISHED"
+    assert int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 5
+
+
+def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    critic = tmp_path / "critic"
+    shutil.copytree(ROOT / "models/state_tracking/reward_model", critic)
+    weights = load_file(critic / "model.safetensors")
+    weights["score.weight"][0, 0] = torch.nan
+    save_file(weights, critic / "model.safetensors", {"format": "pt"})
+    run, out, err = stopped_fit(tmp_path, f"critic.init={critic}", "watch.max_bad_updates=3")
+    reason = "old_values not finite in 32 of 32"
+    assert "3 updates of the critic in a row were not finite (watch.max_bad_updates), " in err
+    assert f"since iteration 1, step 1: {reason}; rollouts: {run}/bad_rollouts" in err
+    assert "lower critic.optimizer.lr" in err
+    assert out.count("update skipped") == 1
+    assert summary(run)["faults"] == {"critic_updates_skipped": 3, "rollouts_left_out": 64}
+    assert "faults        64 rollouts left out, 3 critic updates skipped" in out
+    lines = (run / "bad_rollouts/rank0.jsonl").read_text().splitlines()
+    assert len(lines) == 64
+    first = json.loads(lines[0])
+    assert first["not_finite"] == ["old_values"]
+    assert first["where"] == "iteration 1"
+    assert first["old_values"] == ["nan"] * len(first["response_ids"])
+    assert len(first["response"]) > 0
+    client, recorded_run = recorded(tmp_path, run)
+    assert recorded_run.info.status == "FAILED"
+    key = "faults/critic_updates_skipped"
+    history = client.get_metric_history(recorded_run.info.run_id, key)
+    assert [(m.step, m.value) for m in history] == [(2, 2.0)]
