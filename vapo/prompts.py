@@ -29,6 +29,7 @@ class PromptReport:
     num_too_long: int
     num_overlapping: int
     num_without_answer: int = 0
+    num_contradicting: int = 0
 
     def describe(self) -> str:
         """One line for the console."""
@@ -42,6 +43,8 @@ class PromptReport:
                 f"; {self.num_without_answer} have an empty answer, which no verifier but your own "
                 "calls correct"
             )
+        if self.num_contradicting:
+            text += f"; {self.num_contradicting} ask what another one answers differently"
         return text
 
 
@@ -79,7 +82,9 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
             "or seed for data.heldout"
         )
     unanswered = sum(not p.answer.strip() for p in [*kept, *heldout] if not p.metadata)
-    report = PromptReport(len(kept), len(heldout), too_long, overlapping, unanswered)
+    first = {prompt.text: prompt.answer for prompt in reversed(kept)}
+    contradicting = sum(first[prompt.text] != prompt.answer for prompt in kept)
+    report = PromptReport(len(kept), len(heldout), too_long, overlapping, unanswered, contradicting)
     return PromptSplit(kept, heldout, report)
 
 

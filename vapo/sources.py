@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -57,6 +58,8 @@ def read_rows(source: SourceConfig, *, key: str) -> list[Row]:
 def _existing_file(path: str, key: str) -> Path:
     file = Path(path)
     if file.is_file():
+        if not os.access(file, os.R_OK):
+            raise UserError(f"{key}.path: {path} may not be read by this user; chmod it")
         return file
     if file.is_dir():
         raise UserError(f"{key}.path: {path} is a folder, give a file")
