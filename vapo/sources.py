@@ -215,7 +215,7 @@ def _reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
 
 def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
     if not isinstance(record, Mapping):
-        raise UserError(f"{place}: a row is one JSON object with columns, this is {_kind(record)}")
+        raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
     columns = [source.prompt_column, source.answer_column]
     config_keys = ["prompt_column", "answer_column"]
     if source.demonstration_column is not None:
