@@ -54,7 +54,8 @@ class Journal:
             self._file = (folder / JOURNAL_NAME).open("ab", buffering=0)
         except OSError as error:
             raise UserError(
-                f"cannot write the run's records in {folder}: {error.strerror}"
+                f"cannot write the run's records in {folder}: {error.strerror}; choose another "
+                "output_dir or export_dir"
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,6 +34,7 @@ class PromptReport:
     num_without_answer: int = 0
     rows: LeftOut = field(default_factory=LeftOut)
     sources: Mapping[str, int] = field(default_factory=dict)
+    num_contradicting: int = 0
 
     def describe(self) -> str:
         """One line for the console."""
@@ -56,6 +57,8 @@ class PromptReport:
             text += f" ({self.rows.contradictions} of them with another answer)"
         if self.rows.by_pass_rate:
             text += f"; left out {self.rows.by_pass_rate} by their pass rate"
+        if self.num_contradicting:
+            text += f"; {self.num_contradicting} ask what another one answers differently"
         return text
 
 
@@ -108,16 +111,17 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     heldout_texts = {prompt.text for prompt in heldout}
     kept = [without(source, heldout_texts) for source in sources]
     training = TrainingSet(tuple(kept))
-    num_train, num_read = len(training.prompts), len(TrainingSet(tuple(sources)).prompts)
-    counts = {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name}
+    prompts, num_read = training.prompts, len(TrainingSet(tuple(sources)).prompts)
+    first = {prompt.text: prompt.answer for prompt in reversed(prompts)}
     report = PromptReport(
-        num_train,
+        len(prompts),
         len(heldout),
         reading.num_too_long,
-        num_read - num_train,
-        sum(not p.answer.strip() for p in [*training.prompts, *heldout] if not p.metadata),
+        num_read - len(prompts),
+        sum(not p.answer.strip() for p in [*prompts, *heldout] if not p.metadata),
         reading.rows,
-        counts,
+        {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name},
+        num_contradicting=sum(first[prompt.text] != prompt.answer for prompt in prompts),
     )
     return PromptSplit(training, heldout, report)
 

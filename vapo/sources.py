@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
@@ -58,6 +59,8 @@ def _records(source: SourceConfig) -> Callable[[SourceConfig, str], Iterator[tup
 def _existing_file(path: str, key: str) -> Path:
     file = Path(path)
     if file.is_file():
+        if not os.access(file, os.R_OK):
+            raise UserError(f"{key}.path: {path} may not be read by this user; chmod it")
         return file
     if file.is_dir():
         raise UserError(f"{key}.path: {path} is a folder, give a file")
@@ -159,7 +162,7 @@ def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
 
 def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
     if not isinstance(record, Mapping):
-        raise UserError(f"{place}: a row is one JSON object with columns, this is {_kind(record)}")
+        raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
     problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")
     value = take(record, source.answer_column, place=place, key=f"{key}.answer_column")
     columns = [source.prompt_column, source.answer_column]

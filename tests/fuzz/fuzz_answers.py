@@ -52,5 +52,6 @@ if __name__ == "__main__":
     with guarded():
         MATH("42", ANSWER, {})
     install()
-    atheris.Setup([*sys.argv, "-timeout=30", "-rss_limit_mb=3000"], test_one)
+    program, *options = sys.argv
+    atheris.Setup([program, "-timeout=30", "-rss_limit_mb=3000", *options], test_one)
     atheris.Fuzz()

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from vapo.errors import UserError
+from vapo.model_files import check_weight_files
 from vapo.saved_tokenizers import read_tokenizer
 from vapo.types import FinishReason, Rollout
 
@@ -43,6 +44,8 @@ class RewardModel:
                     f"rewards.reward_model_path: {path} is {config.architectures} with "
                     f"{config.num_labels} labels, not a sequence classifier with one label"
                 )
+            if Path(path).is_dir():
+                check_weight_files(Path(path))
             self.tokenizer = read_tokenizer(path)
             self.model = AutoModelForSequenceClassification.from_pretrained(
                 path, trust_remote_code=False, use_safetensors=True, dtype="auto"
