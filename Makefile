@@ -72,8 +72,8 @@ vllm: install ## add the vLLM engine for machines without a GPU
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
 
-bench: install ## time the advantage kernels against a plain loop
-	$(BIN)/python experiments/bench/gae.py $(ARGS)
+bench: install ## every benchmark with a target, peers included, into experiments/bench/table.md
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/bench/all.py $(ARGS)
 
 lock: ## rewrite constraints.txt from a fresh environment
 	rm -rf build/lock
