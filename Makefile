@@ -78,6 +78,7 @@ vllm: install ## add the vLLM engine for machines without a GPU
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
 
+<<<<<<< HEAD
 hostile: install ## 10,000 adversarial responses through every verifier (minutes)
 	$(TEST_ENV) $(BIN)/python -m tests.rewards.adversarial 10000 $(ARGS)
 
@@ -90,6 +91,10 @@ fuzz: install ## ten minutes of coverage-guided fuzzing of answer extraction; ne
 
 bench: install ## time the advantage kernels against a plain loop
 	$(BIN)/python experiments/bench/gae.py $(ARGS)
+=======
+bench: install ## every benchmark with a target, peers included, into experiments/bench/table.md
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/bench/all.py $(ARGS)
+>>>>>>> refs/heads/bench
 
 lock: ## rewrite constraints.txt from a fresh environment
 	rm -rf build/lock

@@ -99,6 +99,7 @@ class _FullRollouts(L.LightningDataModule):
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,
+            packed=module.reads_packed,
             seed=0,
         )
         return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]

@@ -23,9 +23,13 @@ def set_threads(trainer: TrainerConfig) -> None:
 def pick_device(trainer: TrainerConfig) -> torch.device:
     """The device of `trainer.accelerator`, for commands without a Trainer.
 
-    Raises: UserError when a GPU is asked for and there is none.
+    Raises: UserError when a GPU is asked for, or needed, and there is none.
     """
     has_gpu = torch.cuda.is_available()
     if trainer.accelerator == "gpu" and not has_gpu:
         raise UserError("trainer.accelerator is gpu, but torch sees none; set it to auto or cpu")
+    if trainer.cpu_offload and not has_gpu:
+        raise UserError(
+            "trainer.cpu_offload has no effect without a GPU, and torch sees none; leave it out"
+        )
     return torch.device("cuda" if has_gpu and trainer.accelerator != "cpu" else "cpu")

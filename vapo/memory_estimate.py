@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from transformers import PreTrainedConfig
@@ -29,11 +29,12 @@ Bytes = dict[str, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by stage and part; `parameters` by network."""
+    """Bytes by stage and part; `parameters` by network; `host` the offloaded, of a process."""
 
     stages: dict[str, Bytes]
     parameters: dict[str, int]
     num_processes: int
+    host: Bytes = field(default_factory=dict)
 
     @property
     def peak(self) -> float:
@@ -60,6 +61,7 @@ class _Network:
     reduce_bytes: int
     ranks: int
     is_sharded: bool
+    is_offloaded: bool
 
     @property
     def parameters(self) -> Parameters:
@@ -76,8 +78,11 @@ class _Network:
 
     @property
     def layers_gathered(self) -> float:
-        """The layer that computes, and the next one, fetched ahead."""
-        return 2 * self.parameters.layer * self.compute_bytes if self.is_sharded else 0.0
+        """The layer that computes, and the next one, fetched ahead; offloaded, its shard too."""
+        if not self.is_sharded:
+            return 0.0
+        shard = self.parameters.layer * self.parameter_bytes / self.ranks
+        return 2 * self.parameters.layer * self.compute_bytes + shard * self.is_offloaded
 
     @property
     def whole_gradients(self) -> float:
@@ -108,6 +113,9 @@ def estimate_memory(
     if has_reference:
         resting["reference weights"] = networks[0].weights
     resting["optimizer states"] = sum(2 * n.weights for n in networks)
+    host: Bytes = {}
+    if config.trainer.cpu_offload:
+        host, resting = resting | {"gradients": sum(n.weights for n in networks)}, {}
     if config.rollouts.engine == "vllm":
         sampling = _vllm(networks[0], config)
         if config.rollouts.vllm.sleep_level == 0:
@@ -121,7 +129,8 @@ def estimate_memory(
     for network in networks:
         stages[f"{network.name} update"] = resting | _update(network, networks, config)
     stages["optimizer step"] = resting | _optimizer_step(networks, config)
-    return Estimate(stages, {n.name: n.parameters.total for n in networks}, num_processes(config))
+    parameters = {n.name: n.parameters.total for n in networks}
+    return Estimate(stages, parameters, num_processes(config), host)
 
 
 def num_processes(config: FitConfig) -> int:
@@ -153,6 +162,7 @@ def _network(
         reduce_bytes=4 if is_mixed else _BYTES[options.dtype],
         ranks=num_processes(config),
         is_sharded=is_sharded,
+        is_offloaded=config.trainer.cpu_offload,
     )
 
 
@@ -259,11 +269,15 @@ def _gradients(networks: list[_Network], config: FitConfig) -> float:
     lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
     several = _local_minibatch(config) * lengths > config.training.microbatch_tokens
     accumulates = networks[0].is_sharded and several and not config.trainer.reduce_every_microbatch
-    return sum(n.whole_gradients if accumulates else n.weights for n in networks)
+    if accumulates:
+        return sum(n.whole_gradients for n in networks)
+    return 0.0 if config.trainer.cpu_offload else sum(n.weights for n in networks)
 
 
 def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
     """AdamW on a GPU steps all parameters of a network at once, with a copy of one state."""
+    if config.trainer.cpu_offload:
+        return {}  # it steps on the host, one parameter after the other
     on_cpu = config.trainer.accelerator == "cpu"
     temporaries = 0.0 if on_cpu else max(n.weights for n in networks)
     return {"gradients": sum(n.weights for n in networks), "logits, temporaries": temporaries}

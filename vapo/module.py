@@ -98,6 +98,8 @@ class VapoModule(L.LightningModule):
         )
 
     def on_fit_start(self) -> None:
+        if is_sharded(self.trainer.strategy):
+            return  # shards were filled in their place
         for reference in self._reference:
             reference.to(self.device)
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import shutil
+from collections import defaultdict
+>>>>>>> refs/heads/bench
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.device_dtype_mixin import _update_properties
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from vapo.checkpoint_saving import SAVE_ERRORS
@@ -24,16 +37,57 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
     """Lightning's strategy of the config: one process, or every parameter sharded over all."""
     if trainer.strategy == "auto":
         return "auto"
-    strategy = ShardedCheckpoints if trainer.sharded_checkpoints else ModelParallelStrategy
+    strategy = ShardedCheckpoints if trainer.sharded_checkpoints else Sharding
     return strategy(
+        offloads=trainer.cpu_offload,
         data_parallel_size=trainer.devices * trainer.num_nodes,
         tensor_parallel_size=1,
         save_distributed_checkpoint=trainer.sharded_checkpoints,
     )
 
 
+<<<<<<< HEAD
 class ShardedCheckpoints(ModelParallelStrategy):
     """Keeps an error while shards are written in `problem`, for `checkpoint_saving` to raise.
+=======
+class Sharding(ModelParallelStrategy):
+    """Leaves offloaded shards and their optimizer states in host memory.
+
+    Lightning would move both to the GPU. What is summed over ranks there (the gradient's norm,
+    gathered weights for a checkpoint) goes through gloo.
+    """
+
+    def __init__(self, *, offloads: bool, **options: Any) -> None:
+        backend = "cpu:gloo,cuda:nccl" if offloads and torch.cuda.is_available() else None
+        super().__init__(**options, process_group_backend=backend)
+        self.offloads = offloads
+        self._host_states: list[Any] = []
+
+    def model_to_device(self) -> None:
+        if not self.offloads:
+            super().model_to_device()
+            return
+        assert self.model is not None
+        for buffer in self.model.buffers():
+            buffer.data = buffer.to(self.root_device)
+        _update_properties(self.model, device=self.root_device)
+
+    def setup_optimizers(self, trainer: L.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        if self.offloads:  # hidden until `setup` has moved what it finds
+            self._host_states = [optimizer.state for optimizer in self.optimizers]
+            for optimizer in self.optimizers:
+                optimizer.state = defaultdict(dict)
+
+    def setup(self, trainer: L.Trainer) -> None:
+        super().setup(trainer)
+        for optimizer, state in zip(self.optimizers, self._host_states, strict=False):
+            optimizer.state = state
+
+
+class ShardedCheckpoints(Sharding):
+    """Writes a checkpoint's folder aside, then puts it in its place.
+>>>>>>> refs/heads/bench
 
     Raised here, on one process, it would leave the others waiting.
     """
@@ -63,14 +117,17 @@ def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16-mixed":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    offload = OffloadPolicy()
+    if trainer.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     layers = network.get_submodule("model.model.layers")
     for layer in layers.children():
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(network, mesh=mesh, mp_policy=policy, offload_policy=offload)
 
 
 def fill_from_first_rank(
-    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh
+    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh, *, offloads: bool = False
 ) -> None:
     """Give a sharded network on the meta device the weights that rank 0 loads.
 
@@ -89,6 +146,7 @@ def fill_from_first_rank(
         if source is not None:
             buffer.copy_(source.get_buffer(name))
         dist.broadcast(buffer, src=0)
+        buffer.data = buffer.to(mesh.device_type)
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:

@@ -3,15 +3,18 @@
     python experiments/bench/all.py [--only NAME ...] [--repeats 5] [--out FILE]
 
 Writes the claims of all and then the table of each into experiments/bench/table.md, as they come.
+What is not measured again stays as it was: table.json beside it keeps every report.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
+import json
 from pathlib import Path
 
-from measuring import CLAIM_COLUMNS, Report, arguments, heading  # beside this file
+from measuring import CLAIM_COLUMNS, Claim, Report, arguments, heading  # beside this file
 
 TABLE = Path(__file__).parent / "table.md"
 # name -> module and its options
@@ -50,6 +53,24 @@ def render(reports: dict[str, Report]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def load(path: Path) -> dict[str, Report]:
+    """The reports of earlier calls, by name."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: Report(**{**report, "claims": [Claim(**claim) for claim in report["claims"]]})
+        for name, report in found.items()
+    }
+
+
+def save(reports: dict[str, Report], path: Path) -> None:
+    ordered = {name: reports[name] for name in BENCHMARKS if name in reports}
+    contents = {name: dataclasses.asdict(report) for name, report in ordered.items()}
+    path.with_suffix(".json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    path.write_text(render(ordered), encoding="utf-8")
+
+
 def main(arguments_: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), metavar="NAME")
@@ -57,11 +78,11 @@ def main(arguments_: list[str] | None = None) -> None:
     options: argparse.Namespace = parser.parse_args(arguments_)
     passed_on = ["--repeats", str(options.repeats), "--threads", str(options.threads)]
     passed_on += ["--device", options.device] + ["--toy"] * options.toy
-    reports: dict[str, Report] = {}
+    reports = load(options.out.with_suffix(".json"))
     for name in options.only or BENCHMARKS:
         print(f"{name}: {command(name)}", flush=True)
         reports[name] = run(name, passed_on)
-        options.out.write_text(render(reports), encoding="utf-8")
+        save(reports, options.out)
         print(reports[name].text(), flush=True)
 
 

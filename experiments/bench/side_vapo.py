@@ -64,6 +64,9 @@ def make_config(settings: Settings) -> FitConfig:
         f"components.group_sampling.group_size={group_size}",
         f"training.minibatch_size={num_responses // settings['num_minibatches']}",
         "training.num_iterations=100000",
+        # TRL's too: the policy, and with it the lengths, stay what they are
+        "actor.optimizer.lr=1e-6",
+        "critic.optimizer.lr=1e-6",
         "trainer.accelerator=cpu",
     ]
     if settings["system"] == "ppo":

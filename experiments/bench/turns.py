@@ -5,6 +5,7 @@ Imports nothing beyond the standard library: it runs in the peers' environments 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -61,8 +62,9 @@ class Side:
         """Let the side run one iteration; what it took."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended; why is in its log
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             tail = self.log.read_text(errors="replace")[-3000:]
@@ -72,7 +74,8 @@ class Side:
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:

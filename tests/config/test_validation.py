@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.config.fits import fit_config, write
 from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.config.validation import RULES
+from vapo.devices import pick_device
 from vapo.errors import UserError
 
 CRITIC_FREE = (
@@ -92,12 +94,24 @@ def test_minibatches_divide_the_iteration(tmp_path: Path) -> None:
     fit_config(tmp_path, *group, "training.minibatch_size=64")
 
 
-@pytest.mark.parametrize("name", ["sharded_checkpoints", "reduce_every_microbatch"])
+@pytest.mark.parametrize("name", ["sharded_checkpoints", "reduce_every_microbatch", "cpu_offload"])
 def test_options_of_shards_need_shards(tmp_path: Path, name: str) -> None:
     on = f"trainer.{name}=true"
     message = problem(tmp_path, on)
     assert message == f"trainer.{name} has no effect without trainer.strategy=fsdp"
     fit_config(tmp_path, on, "trainer.strategy=fsdp")
+
+
+def test_offload_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = ("trainer.cpu_offload=true", "trainer.strategy=fsdp")
+    message = problem(tmp_path, *on, "trainer.accelerator=cpu")
+    assert message == "trainer.cpu_offload has no effect with trainer.accelerator=cpu"
+    trainer = fit_config(tmp_path, *on).trainer
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="cpu_offload has no effect without a GPU"):
+        pick_device(trainer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device(trainer).type == "cuda"
 
 
 def test_ranks(tmp_path: Path) -> None:

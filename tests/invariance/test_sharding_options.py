@@ -17,6 +17,8 @@ from tests.invariance.test_gradients import MANY, ONE_FORWARD, assert_same
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+# FSDP2 runs its offload code on a CPU too, which the rules between options forbid to users
+OFFLOADED = ("trainer.cpu_offload=true", "trainer.strategy=fsdp", "trainer.accelerator=auto")
 CLIPPED = ("actor.optimizer.max_grad_norm=0.01", "critic.optimizer.max_grad_norm=0.02")
 
 
@@ -56,7 +58,11 @@ def test_recomputed_activations_on_one_process(clipped: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "options"),
-    [(1, ("trainer.strategy=fsdp",)), (2, ("trainer.reduce_every_microbatch=true",))],
+    [
+        (1, ("trainer.strategy=fsdp",)),
+        (2, ("trainer.reduce_every_microbatch=true",)),
+        (2, OFFLOADED),
+    ],
 )
 def test_every_option_on_shards(
     clipped: dict[str, Any], processes: int, options: tuple[str, ...], tmp_path: Path

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from tests.memory_measurement import LAYERS, VOCAB, measure, mid_size_config, save_mid_size_model
 from tests.tiny_model import tiny_model
-from vapo.commands.estimate import run, verdict
+from vapo.commands.estimate import render, run, verdict
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.memory_estimate import GIB, Estimate, estimate_memory, worst_microbatch
@@ -39,8 +39,8 @@ def totals(config: FitConfig) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), CHECKPOINTING, EAGER, ("trainer.precision=bf16-mixed",)],
-    ids=["plain", "activation checkpointing", "eager", "bf16-mixed"],
+    [(), ("training.packing=padded",), CHECKPOINTING, EAGER, ("trainer.precision=bf16-mixed",)],
+    ids=["packed", "padded", "activation checkpointing", "eager", "bf16-mixed"],
 )
 def test_within_15_percent_of_a_measured_minibatch(
     folder: Path, overrides: tuple[str, ...]
@@ -118,6 +118,28 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
     layer = (PARAMETERS - 2 * VOCAB * 256 - 256) / LAYERS
     actor_root, critic_root = 2 * VOCAB * 256 + 256, VOCAB * 256 + 256 + 256
     assert update["gathered weights"] == 2 * (actor_root + 2 * layer + critic_root)
+
+
+def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
+    offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
+    one_reduction = "trainer.reduce_every_microbatch=true"
+    found = estimate(mid_size_config(folder, *offload, one_reduction))
+    critic = PARAMETERS - VOCAB * 256 + 256
+    shards = 4 * (PARAMETERS + critic) / 2
+    assert sum(found.host.values()) == 4 * shards  # weights, gradients, two states
+    assert found.host["gradients"] == shards
+    update = found.stages["actor update"]
+    assert not {"actor weights", "optimizer states"} & update.keys()
+    assert update["gradients"] == 0
+    assert sum(found.stages["optimizer step"].values()) == 0
+    kept = estimate(mid_size_config(folder, *FSDP, one_reduction)).stages["actor update"]
+    shard_of_a_layer = 4 * (PARAMETERS - 2 * VOCAB * 256 - 256) / LAYERS / 2
+    assert update["gathered weights"] == kept["gathered weights"] + shard_of_a_layer
+    # without a reduction each micro-batch the whole gradients stay on the GPU
+    whole = estimate(mid_size_config(folder, *offload, "training.microbatch_tokens=128")).stages
+    assert whole["actor update"]["gradients"] == 4 * (PARAMETERS + critic)
+    assert "host memory, GiB of each process: 0.1" in render(found)
+    assert "host memory" not in render(estimate(mid_size_config(folder, *FSDP)))
 
 
 def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:

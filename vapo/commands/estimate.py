@@ -86,8 +86,18 @@ def render(estimate: Estimate) -> str:
             "",
             f"peak: {_gib(estimate.peak)} GiB, in the stage {peak}. Prompts and responses are "
             "taken as long as they may be.",
+            *_host_lines(estimate),
         ]
     )
+
+
+def _host_lines(estimate: Estimate) -> list[str]:
+    """What cpu_offload keeps in host memory, if anything."""
+    if not estimate.host:
+        return []
+    parts = ", ".join(f"{part} {_gib(value)}" for part, value in estimate.host.items())
+    total = _gib(sum(estimate.host.values()))
+    return [f"host memory, GiB of each process: {total} ({parts})"]
 
 
 def verdict(estimate: Estimate, gpu_memory_gib: float) -> str:

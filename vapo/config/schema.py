@@ -145,6 +145,9 @@ class TrainerConfig:
         "fsdp: reduce gradients over processes after each micro-batch, not after the last: more "
         "traffic, but no process ever holds a whole gradient",
     )
+    cpu_offload: bool = option(
+        False, "fsdp on GPUs: shards, their gradients and optimizer states lie in host memory"
+    )
 
 
 @dataclass

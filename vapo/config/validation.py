@@ -15,8 +15,12 @@ from vapo.config.components import resolve
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source, sources_of
 from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
+<<<<<<< HEAD
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.watch_rules import WATCH_RULES
+=======
+from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
+>>>>>>> refs/heads/bench
 
 
 def first_problem(config: Any) -> Problem | None:
@@ -132,14 +136,23 @@ def overlap_has_an_engine_of_its_own(config: FitConfig) -> Problem | None:
 def sharding_options_have_shards(config: Any) -> Problem | None:
     trainer = config.trainer
     if trainer.strategy == "fsdp":
-        return None
-    for name in ("sharded_checkpoints", "reduce_every_microbatch"):
+        return offload_has_a_gpu(trainer)
+    for name in ("sharded_checkpoints", "reduce_every_microbatch", "cpu_offload"):
         if getattr(trainer, name):
             key = f"trainer.{name}"
             return Problem(
                 (key, "trainer.strategy"), f"{key} has no effect without trainer.strategy=fsdp"
             )
     return None
+
+
+def offload_has_a_gpu(trainer: TrainerConfig) -> Problem | None:
+    if not trainer.cpu_offload or trainer.accelerator != "cpu":
+        return None
+    return Problem(
+        ("trainer.cpu_offload", "trainer.accelerator"),
+        "trainer.cpu_offload has no effect with trainer.accelerator=cpu",
+    )
 
 
 def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
