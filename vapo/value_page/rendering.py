@@ -100,7 +100,7 @@ def response_data(response: ShownResponse, token_text: TokenText) -> dict[str, A
         "carries_loss": response.carries_loss,
         "lambda_policy": response.lambda_policy,
         "num_tokens": len(response.rollout.response_ids),
-        "ids": _base64(np.asarray(response.token_ids, dtype="<i4")),
+        "ids": _base64(np.asarray(response.token_ids, dtype="<i4").tobytes()),
         "in_context": token_text.in_context(response.token_ids),
         "columns": {name: _packed(column) for name, column in response.columns.items()},
     }
@@ -111,11 +111,11 @@ def _packed(column: Tensor) -> str | float | None:
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
         return first
-    return _base64(column.numpy().astype("<f4"))
+    return _base64(column.numpy().astype("<f4").tobytes())
 
 
-def _base64(numbers: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(numbers.tobytes()).decode()
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _together(responses: Iterable[ShownResponse], name: str) -> Tensor:
@@ -133,4 +133,4 @@ def _template(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return _base64(hashlib.sha256(text.encode()).digest())
