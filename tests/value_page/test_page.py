@@ -1,60 +1,23 @@
-"""The page's data is the batch's, bit by bit, and no response can do anything in it."""
+"""The page's data is the batch's, bit by bit; its size is bounded and its colours readable."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.systems import MAX_RESPONSE_TOKENS, made_up_batch, system_config
-from tests.tiny_model import tiny_tokenizer
-from tests.value_page.reading import page_json, token_ids, unpacked
+from tests.systems import system_config
+from tests.value_page.made_up_pages import evaluated, rendered
+from tests.value_page.reading import token_ids, unpacked
 from vapo.advantages import set_advantages, set_monte_carlo_targets, token_rewards
-from vapo.config import FitConfig, resolve
-from vapo.position_profiles import position_profile, value_calibration
-from vapo.types import Prompt, RolloutBatch
-from vapo.value_page.contents import PageContents, page_contents
+from vapo.config import resolve
+from vapo.position_profiles import value_calibration
+from vapo.types import RolloutBatch
 from vapo.value_page.measures import MEASURES, domain
-from vapo.value_page.rendering import render_page
-from vapo.value_page.token_text import TokenText
-
-HOSTILE = "</script><script>document.title='x'</script><!--\u202e\x00\ud800 & {{script}} <b>"
-ABOUT: dict[str, Any] = {"title": "a run </title><b>", "facts": {"run": "<i>1</i>"}, "notes": []}
-
-
-def evaluated(config: FitConfig) -> RolloutBatch:
-    """Made-up rollouts after the advantage stage, in float32."""
-    batch, _ = made_up_batch(config)
-    for name in ("old_logprobs", "old_values", "ref_logprobs", "rewards", "baseline_rewards"):
-        setattr(batch, name, getattr(batch, name).float())
-    if not config.algorithm.has_critic:
-        batch.old_values = None
-    if config.algorithm.kl.coef == 0:
-        batch.ref_logprobs = None
-    assert batch.old_logprobs is not None
-    batch.old_entropy = batch.old_logprobs.abs()
-    batch.token_rewards = token_rewards(batch, config.algorithm)
-    set_advantages(batch, resolve(config), config.algorithm)
-    return batch
-
-
-def contents_of(batch: RolloutBatch, config: FitConfig) -> PageContents:
-    positions = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)
-    return page_contents(batch, config, positions, iteration=3)
-
-
-def rendered(batch: RolloutBatch, config: FitConfig) -> tuple[str, dict[str, Any]]:
-    page = render_page(contents_of(batch, config), TokenText(tiny_tokenizer()), ABOUT)
-    return page, page_json(page)
 
 
 def test_numbers_are_the_batchs() -> None:
@@ -190,84 +153,6 @@ def test_scales_leave_extremes_out_and_are_symmetric_around_0() -> None:
     assert domain(by_name["value"], torch.tensor([float("nan")])) == (0.0, 1.0)
 
 
-# ---- hostile text ----------------------------------------------------------------------------
-
-
-class Elements(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scripts: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.lasttag == "script" and self.scripts:
-            self.scripts[-1] += data
-
-
-def hostile_page() -> tuple[str, dict[str, Any]]:
-    config = system_config("vapo", "value_pages.num_groups=1")
-    batch = evaluated(config)
-    prompt = Prompt(HOSTILE, HOSTILE, (2, 3), HOSTILE)
-    batch.rollouts = [replace(rollout, prompt=prompt) for rollout in batch.rollouts]
-    batch.verdicts = [
-        replace(verdict, extracted=HOSTILE, failure=HOSTILE) for verdict in batch.verdicts
-    ]
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([HOSTILE.replace("\ud800", "").replace("\x00", "\x01")])
-    batch.response_ids[:] = len(tokenizer) - 1
-    page = render_page(contents_of(batch, config), TokenText(tokenizer), ABOUT)
-    return page, page_json(page)
-
-
-def test_hostile_text_stays_text() -> None:
-    page, data = hostile_page()
-    elements = Elements()
-    elements.feed(page)
-    assert len(elements.scripts) == 2
-    assert not {"b", "i", "img", "iframe", "object", "link", "base"} & set(elements.tags)
-    assert elements.links == []
-    assert "&lt;/title&gt;" in page
-    token = next(iter(data["tokens"].values()))
-    expected = "</script><script>document.title='x'</script><!--⟨U+202E⟩"
-    assert token.startswith(expected)
-    group = data["groups"][0]
-    for text in (group["prompt"], group["prompt_id"], group["answer"]):
-        assert text.startswith(f"{expected}␀⟨U+D800⟩")
-    assert group["responses"][0]["extracted"].endswith("& {{script}} <b>")
-
-
-def test_data_is_plain_ascii_without_markup() -> None:
-    page, _ = hostile_page()
-    start = page.index('id="data">') + len('id="data">')
-    data = page[start:].partition("</script")[0]
-    assert data.isascii()
-    assert not set(data) & set("<>&\x00\x1b\u202e")
-
-
-def test_policy_admits_the_pages_own_script_and_style_only() -> None:
-    page, _ = hostile_page()
-    found = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert found is not None
-    policy = dict(part.strip().split(" ", 1) for part in found[1].split(";"))
-    assert policy["default-src"] == "'none'"
-    script = page.rpartition("<script>")[2].partition("</script>")[0]
-    style = page.partition("<style>")[2].partition("</style>")[0]
-    for name, text in (("script-src", script), ("style-src", style)):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert policy[name] == f"'sha256-{digest}'"
-    assert "http:" not in page.replace("http://www.w3.org/2000/svg", "")
-    assert "https:" not in page
-    for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("):
-        assert way not in script
-
-
 # ---- size, repeatability, readability ----------------------------------------------------------
 
 
@@ -322,38 +207,3 @@ def test_text_is_readable_on_every_colour_light_and_dark() -> None:
         for text, ground in pairs:
             a, b = sorted([luminance(colours[text]), luminance(colours[ground])])
             assert (b + 0.05) / (a + 0.05) >= 4.5, (text, ground)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
-def test_a_browser_draws_it_and_switches_colours(tmp_path: Path) -> None:
-    """The script runs to its end; tokens are there as text; the measure of the URL is chosen."""
-    page, data = hostile_page()
-    file = tmp_path / "page.html"
-    file.write_text(page)
-
-    def drawn(fragment: str) -> str:
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-        command += [
-            "--window-size=1400,4000",
-            "--virtual-time-budget=3000",
-            f"--user-data-dir={tmp_path / 'profile'}",
-        ]
-        done = subprocess.run(
-            [*command, f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120
-        )
-        return done.stdout
-
-    plain, advantage = drawn(""), drawn("#advantage")
-    for dom, scale in ((plain, "sequential"), (advantage, "diverging")):
-        assert re.search(rf'<body[^>]*data-scale="{scale}"', dom)
-        assert 'data-ready="true"' in dom
-        assert "<title>a run &lt;/title&gt;&lt;b&gt;</title>" in dom
-        assert dom.count("<article") == len(data["groups"][0]["responses"])
-        assert dom.count("<figure>") == 6
-    assert re.search(r'class="t[^"]*"[^>]*>&lt;/script&gt;&lt;script&gt;', plain)
-    strengths = [
-        re.findall(r'class="t[^"]*" style="--x: ([\d.]+)', dom) for dom in (plain, advantage)
-    ]
-    assert len(strengths[0]) == sum(r["num_tokens"] for r in data["groups"][0]["responses"])
-    assert strengths[0] != strengths[1]
