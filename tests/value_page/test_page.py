@@ -153,6 +153,17 @@ def test_scales_leave_extremes_out_and_are_symmetric_around_0() -> None:
     assert domain(by_name["value"], torch.tensor([float("nan")])) == (0.0, 1.0)
 
 
+def test_the_surprise_at_the_end_does_not_pale_the_other_td_errors() -> None:
+    config = system_config("vapo")
+    batch = evaluated(config)
+    assert batch.old_values is not None
+    batch.old_values = 0.01 * batch.old_values
+    _, data = rendered(batch, config)
+    ends = {measure["name"]: measure["domain"][1] for measure in data["measures"]}
+    assert ends["td_error"] < 0.05
+    assert ends["value_error"] > 0.9
+
+
 # ---- size, repeatability, readability ----------------------------------------------------------
 
 

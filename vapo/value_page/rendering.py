@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vapo.value_page.contents import PageContents, ShownGroup, ShownResponse
-from vapo.value_page.measures import MEASURES, domain
+from vapo.value_page.measures import MEASURES, Measure, domain
 from vapo.value_page.token_text import TokenText, visible
 
 _SCRIPTS = ("charts.js", "tokens.js", "page.js")
@@ -60,7 +60,7 @@ def page_data(
     return {
         **about,
         "measures": [
-            {**measure.describe(), "domain": domain(measure, _together(responses, measure.name))}
+            {**measure.describe(), "domain": domain(measure, _together(responses, measure))}
             for measure in MEASURES
             if measure.name in names
         ],
@@ -118,8 +118,10 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _together(responses: Iterable[ShownResponse], name: str) -> Tensor:
-    return torch.cat([r.columns[name] for r in responses if name in r.columns])
+def _together(responses: Iterable[ShownResponse], measure: Measure) -> Tensor:
+    end = None if measure.last_token_counts else -1
+    columns = [response.columns[measure.name][:end] for response in responses]
+    return torch.cat(columns)
 
 
 def _shortened(text: str, max_chars: int) -> str:
