@@ -7,8 +7,10 @@ import torch
 
 from vapo.functional.metrics import (
     approx_kl,
+    calibration,
     clip_fractions,
     explained_variance,
+    explained_variance_by_position,
     mean_by_position,
 )
 
@@ -85,3 +87,62 @@ def test_mean_by_position_counts_sampled_tokens() -> None:
     assert profile.std.tolist() == pytest.approx([math.sqrt(1.25), 1.0, 0.0], abs=1e-12)
     short = mean_by_position(x, mask("x.xxxx", "xx...."), bin_tokens=2, num_bins=2)
     assert short.num_tokens.tolist() == [4, 2]
+
+
+def test_explained_variance_by_position_by_hand() -> None:
+    # Bin 0 (two tokens each): R 1, 1, 5, 5, errors 0, 0, 2, 2: 1 - 1/4. Bin 1: R 3, 7 and errors
+    # 1, -1: 1 - 1/4; the token past the bins is left out. Bin 2 has one return: not defined.
+    returns = f64([1, 1, NAN, 3, 4], [5, 5, 7, NAN, NAN])
+    values = f64([1, 1, INF, 2, 4], [3, 3, 8, NAN, NAN])
+    m = mask("xx.xx", "xxx..")
+    found = explained_variance_by_position(values, returns, m, bin_tokens=2, num_bins=3)
+    # the first row's fourth token is in bin 1 as well: R 3, 4, 7, errors 1, 0, -1
+    var_r = (9 + 16 + 49) / 3 - (14 / 3) ** 2
+    assert found[:2].tolist() == pytest.approx([0.75, 1 - (2 / 3) / var_r], abs=1e-12)
+    assert found[2].isnan()
+
+
+def test_explained_variance_of_one_bin_is_that_of_all_tokens() -> None:
+    generator = torch.Generator().manual_seed(0)
+    returns, values = torch.randn(2, 5, 7, dtype=torch.float64, generator=generator)
+    m = torch.rand(5, 7, generator=generator) < 0.7
+    whole = explained_variance(values, returns, m)
+    found = explained_variance_by_position(values, returns, m, bin_tokens=7, num_bins=1)
+    assert found.item() == pytest.approx(whole.item(), abs=1e-12)
+
+
+def test_calibration_by_hand() -> None:
+    # Edges 0, 1, 2; 1.0 is in the second bin, and values outside the edges in the end ones.
+    values = f64([-5.0, 0.5, NAN], [1.0, 9.0, 0.5])
+    returns = f64([2, 2, NAN], [4, 6, -1])
+    found = calibration(values, returns, mask("xx.", "xxx"), edges=f64([0, 1, 2])[0])
+    assert found.num_tokens.tolist() == [3, 2]
+    assert found.num_clusters.tolist() == [2, 1]
+    assert found.mean_value.tolist() == pytest.approx([-4 / 3, 5.0])
+    assert found.mean_return.tolist() == pytest.approx([1.0, 5.0])
+    # bin 0: the first row's residuals sum to 2, the second's to -2: 2/1 * 8 / 3^2
+    assert found.standard_error[0].item() == pytest.approx(4 / 3, abs=1e-12)
+    assert found.standard_error[1].isnan()
+
+
+def test_calibration_takes_the_rows_of_a_prompt_as_one_draw() -> None:
+    # Four rows of two prompts, one token each: R 1, 1 and 3, 3; residuals -2 and 2 by prompt.
+    values, returns = f64([0.5], [0.5], [0.5], [0.5]), f64([1], [1], [3], [3])
+    m, edges = torch.ones(4, 1, dtype=torch.bool), f64([0, 1])[0]
+    by_prompt = calibration(values, returns, m, edges=edges, cluster_size=2)
+    by_row = calibration(values, returns, m, edges=edges)
+    assert by_prompt.standard_error.item() == pytest.approx(math.sqrt(2 * 8 / 16), abs=1e-12)
+    assert by_row.standard_error.item() == pytest.approx(math.sqrt(4 / 3 * 4 / 16), abs=1e-12)
+
+
+def test_calibration_over_two_ranks() -> None:
+    values, returns = f64([0.2, 0.4], [0.6, 0.8]), f64([1, 2], [3, 6])
+    edges, m = f64([0, 1])[0], mask("xx", "xx")
+    whole = calibration(values, returns, m, edges=edges)
+    # the other rank's count, sum V, sum R; then its squared residual sum and its cluster
+    other = iter([f64([2], [1.4], [9]), f64([9], [1])])
+    part = calibration(
+        values[:1], returns[:1], m[:1], edges=edges, reduce=lambda sums: sums + next(other)
+    )
+    for a, b in zip(part, whole, strict=True):
+        assert a.tolist() == pytest.approx(b.tolist(), abs=1e-12)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from tests.tracking.metric_docs import documented_keys
+from tests.value_page.reading import page_json
 from vapo.checkpoints import network_state, read_checkpoint
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
@@ -74,10 +75,9 @@ def test_stages_fill_the_iteration(history: dict[str, list[tuple[int, float]]]) 
 
     total = values("time/iteration_s")
     stages = ("rollout", "scoring", "logprobs_values", "advantages", "training", "evaluation")
+    others = ("weight_sync", "trace", "value_page", "idle")
     for step, seconds in total.items():
-        parts = [
-            values(f"time/{s}_s").get(step, 0.0) for s in (*stages, "weight_sync", "trace", "idle")
-        ]
+        parts = [values(f"time/{s}_s").get(step, 0.0) for s in (*stages, *others)]
         assert sum(parts) == pytest.approx(seconds, rel=1e-6)
     updates = values("time/actor_update_s")[6] + values("time/critic_update_s")[6]
     assert 0.5 * values("time/training_s")[6] < updates <= values("time/training_s")[6]
@@ -139,6 +139,31 @@ def test_logged_metrics_are_the_documented_ones(
 
 def test_engine_and_trainer_agree(history: dict[str, list[tuple[int, float]]]) -> None:
     assert max(value for _, value in history["rollout/logprob_gap_mean"]) < 1e-5
+
+
+def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
+    """At the first and last iteration of each phase, and linked from the run's description."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
+    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    folder = Path(recorded.info.artifact_uri.removeprefix("file://"))
+    pages = {path.stem: path.read_text() for path in folder.glob("value_pages/*.html")}
+    assert sorted(pages) == [f"iteration_{i:04d}" for i in (1, 2, 3, 5)]
+    for name, page in pages.items():
+        data = page_json(page)
+        table = json.loads((folder / f"diagnostics/positions_{name}.json").read_text())
+        assert data["positions"] == table["columns"]
+        assert data["facts"]["phase"] == table["phase"].replace("_", " ")
+        assert sum(data["calibration"]["num_tokens"]) == sum(table["columns"]["num_tokens"])
+        assert len(data["groups"]) == 6
+        measures = {measure["name"]: measure["domain"] for measure in data["measures"]}
+        trains_policy = table["phase"] == "policy_optimization"
+        assert ("entropy" in measures) == ("advantage" in measures) == trains_policy
+        assert not trains_policy or 0.1 < measures["entropy"][1] < 4
+    assert recorded.data.tags["value_page"] == "value_pages/iteration_0005.html"
+    place = f"#/experiments/{recorded.info.experiment_id}/runs/{recorded.info.run_id}"
+    assert f"({place}/artifacts/value_pages)" in recorded.data.tags["mlflow.note.content"]
 
 
 def test_actor_is_bitwise_unchanged_by_value_pretraining(tmp_path: Path) -> None:

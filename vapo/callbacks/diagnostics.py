@@ -101,8 +101,12 @@ class ValuePages(Callback):
             alpha = f"1 - 1 / ({hp.alpha or 0:g} length)"
             facts["lambda of the policy"] = f"{hp.lambda_policy:g}" if hp.alpha is None else alpha
             facts["lambda of the critic"] = critic
-        title = f"{config.tracking.run_name or f'seed {config.seed}'}, iteration {iteration}"
-        return {"title": title, "facts": facts, "notes": list(notes(config, phase))}
+        name = config.tracking.run_name or f"vapo-seed{config.seed}"
+        return {
+            "title": f"{name}, iteration {iteration}",
+            "facts": facts,
+            "notes": list(notes(config, phase)),
+        }
 
     def link(self) -> None:
         """Once in a run, so that a description that someone edits meanwhile stays."""

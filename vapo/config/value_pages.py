@@ -18,5 +18,5 @@ class ValuePagesConfig:
     num_groups: int = option(6, "groups on a page, chosen to differ", ge=1)
     max_responses: int = option(8, "responses of a group on a page, right and wrong ones", ge=1)
     max_tokens: int = option(
-        100_000, "response tokens on a page, shared evenly by the groups; about 30 bytes each", ge=1
+        100_000, "response tokens on a page, shared evenly by the groups; about 55 bytes each", ge=1
     )

@@ -18,6 +18,7 @@ class Measure:
     scale: Literal["sequential", "diverging"]
     doc: str
     strong: Literal["high", "low"] = "high"  # which end of a sequential scale stands out
+    last_token_counts: bool = True  # for the scale's ends
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,7 +48,8 @@ MEASURES = (
         "TD error",
         "diverging",
         "r_t + gamma V(s_t+1) - V(s_t): what the token changed in the critic's mind; "
-        "at the last token the surprise of the reward",
+        "at the last token, which the scale leaves out, the surprise of the reward",
+        last_token_counts=False,
     ),
     Measure(
         "logprob",

@@ -144,7 +144,7 @@ function start() {
     byId("measures").append(button);
   });
   byId("groups").append(...PAGE.groups.map(group));
-  colourBy(state.measure);
+  colourBy(PAGE.measures.find((m) => `#${m.name}` === location.hash) ?? state.measure);
   const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vapo.value_page.contents import PageContents, ShownGroup, ShownResponse
-from vapo.value_page.measures import MEASURES, domain
+from vapo.value_page.measures import MEASURES, Measure, domain
 from vapo.value_page.token_text import TokenText, visible
 
 _SCRIPTS = ("charts.js", "tokens.js", "page.js")
@@ -60,7 +60,7 @@ def page_data(
     return {
         **about,
         "measures": [
-            {**measure.describe(), "domain": domain(measure, _together(responses, measure.name))}
+            {**measure.describe(), "domain": domain(measure, _together(responses, measure))}
             for measure in MEASURES
             if measure.name in names
         ],
@@ -100,7 +100,7 @@ def response_data(response: ShownResponse, token_text: TokenText) -> dict[str, A
         "carries_loss": response.carries_loss,
         "lambda_policy": response.lambda_policy,
         "num_tokens": len(response.rollout.response_ids),
-        "ids": _base64(np.asarray(response.token_ids, dtype="<i4")),
+        "ids": _base64(np.asarray(response.token_ids, dtype="<i4").tobytes()),
         "in_context": token_text.in_context(response.token_ids),
         "columns": {name: _packed(column) for name, column in response.columns.items()},
     }
@@ -111,15 +111,17 @@ def _packed(column: Tensor) -> str | float | None:
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
         return first
-    return _base64(column.numpy().astype("<f4"))
+    return _base64(column.numpy().astype("<f4").tobytes())
 
 
-def _base64(numbers: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(numbers.tobytes()).decode()
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
-def _together(responses: Iterable[ShownResponse], name: str) -> Tensor:
-    return torch.cat([r.columns[name] for r in responses if name in r.columns])
+def _together(responses: Iterable[ShownResponse], measure: Measure) -> Tensor:
+    end = None if measure.last_token_counts else -1
+    columns = [response.columns[measure.name][:end] for response in responses]
+    return torch.cat(columns)
 
 
 def _shortened(text: str, max_chars: int) -> str:
@@ -133,4 +135,4 @@ def _template(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return _base64(hashlib.sha256(text.encode()).digest())
