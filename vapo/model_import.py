@@ -149,7 +149,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
         raise UserError(f"the tokenizer's chat template fails: {error}") from None
     after = text.rpartition(said)[2].lstrip()
     ids: list[int] = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return set(ids[:1]) & set(tokenizer.all_special_ids)
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return set(ids[:1]) & {*special, *tokenizer.all_special_ids}
 
 
 def write_folder(read: Imported, folder: Path) -> None:
