@@ -118,7 +118,7 @@ def check_same_adapters(saved: LoraConfig | None, options: LoraConfig | None) ->
     """Raises: UserError if a checkpoint has other adapters than the config asks for."""
     if saved != options:
         raise UserError(
-            f"{_KEY} is {_describe(options)}, in the checkpoint {_describe(saved)}: set it as there, "
+            f"{_KEY} is {_describe(options)}, the checkpoint has {_describe(saved)}: set it so, "
             "or export the checkpoint's actor and start from that folder"
         )
 

@@ -116,7 +116,7 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
 def _read_gguf(source: Source, dtype: str) -> Imported:
     where = f"{source.path}/{source.gguf_file}"
     options: dict[str, Any] = {"gguf_file": source.gguf_file, "trust_remote_code": False}
-    with refusals(where, "GGUF file"), quiet():
+    with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
         model, info = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=getattr(torch, dtype), output_loading_info=True, **options

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import model_import
@@ -17,7 +17,7 @@ from vapo.commands.import_model import run
 from vapo.errors import UserError
 from vapo.model_import import Imported, check_folder, find_source
 from vapo.models import load_causal_lm, load_tokenizer
-from vapo.new_model import EOS, PAD
+from vapo.new_model import EOS, PAD, make_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|turn|>' + m['role'] + '\n' + m['content'] + '<|over|>\n' }}"
@@ -29,7 +29,7 @@ def tiny_llama(tied: bool) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=44, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            vocab_size=45, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
             initializer_range=0.2, tie_word_embeddings=tied, rms_norm_eps=1e-5,
         )
@@ -60,12 +60,12 @@ def write_gguf(file: Path, model: LlamaForCausalLM, *, chat: bool = True) -> Non
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    tokens = [PAD, EOS, "<|turn|>", "<|over|>", *ALPHABET, "Ġ", "Ċ"]
+    tokens = [PAD, EOS, "<|turn|>", "<|over|>", *ALPHABET, "Ġ", "Ċ", "ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 4 + [1] * (len(tokens) - 4))
-    writer.add_token_merges([])
+    writer.add_token_merges(["a b"])
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(0)
     if chat:
@@ -106,7 +106,7 @@ def test_gguf_becomes_the_same_plain_folder(tmp_path: Path, capsys, tied: bool) 
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [1, 3], "the tokenizer's end token, and the one that ends a turn"
     tokenizer = load_tokenizer(str(tmp_path / "out"))
-    assert tokenizer("1 a<|over|>", add_special_tokens=False)["input_ids"] == [5, 42, 14, 3]
+    assert tokenizer("1 a<|over|>ab", add_special_tokens=False)["input_ids"] == [5, 42, 14, 3, 44]
     turn = [{"role": "user", "content": "7"}]
     assert tokenizer.apply_chat_template(turn, tokenize=False) == "<|turn|>user\n7<|over|>\n"
     told = capsys.readouterr().out
@@ -197,26 +197,13 @@ def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
         run(str(folder), folder, "auto")
 
 
-class _Lossy:
-    """A tokenizer that reads texts otherwise than the saved one."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        return self._tokenizer(text.replace(" ", ""), **options)
-
-
 def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:
     """What was written is not taken on trust."""
     folder = save_tiny_folder(tmp_path / "in")
     tokenizer = tiny_tokenizer()
     check_folder(Imported(tiny_model(), tokenizer), folder)
     with pytest.raises(UserError, match=r"the tokenizer reads .* saved and read back"):
-        check_folder(Imported(tiny_model(), _Lossy(tokenizer)), folder)  # type: ignore[arg-type]
+        check_folder(Imported(tiny_model(), make_tokenizer(ALPHABET[::-1])), folder)
     other = tiny_model()
     with torch.no_grad():
         other.model.norm.weight[3] += 1e-3
