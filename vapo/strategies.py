@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-import shutil
 from collections import defaultdict
->>>>>>> refs/heads/bench
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,10 +42,6 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
     )
 
 
-<<<<<<< HEAD
-class ShardedCheckpoints(ModelParallelStrategy):
-    """Keeps an error while shards are written in `problem`, for `checkpoint_saving` to raise.
-=======
 class Sharding(ModelParallelStrategy):
     """Leaves offloaded shards and their optimizer states in host memory.
 
@@ -86,8 +78,7 @@ class Sharding(ModelParallelStrategy):
 
 
 class ShardedCheckpoints(Sharding):
-    """Writes a checkpoint's folder aside, then puts it in its place.
->>>>>>> refs/heads/bench
+    """Keeps an error while shards are written in `problem`, for `checkpoint_saving` to raise.
 
     Raised here, on one process, it would leave the others waiting.
     """

@@ -15,12 +15,8 @@ from vapo.config.components import resolve
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source, sources_of
 from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
-<<<<<<< HEAD
-from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.watch_rules import WATCH_RULES
-=======
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
->>>>>>> refs/heads/bench
+from vapo.config.watch_rules import WATCH_RULES
 
 
 def first_problem(config: Any) -> Problem | None:

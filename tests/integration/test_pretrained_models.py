@@ -1,0 +1,133 @@
+"""The commands on models of one's own: untied embeddings, and adapters beside frozen weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.integration.commands import ROOT, SMALL, store, summary
+from tests.tiny_model import save_tiny_folder, tiny_model
+from vapo.checkpoints import network_state, read_checkpoint
+from vapo.commands import export, fit, validate
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.errors import UserError
+from vapo.policies import Actor
+from vapo.token_inputs import token_inputs
+
+pytestmark = pytest.mark.slow
+LORA = ["actor.lora.rank=4", "actor.lora.alpha=8", "actor.optimizer.lr=1e-2"]
+INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
+
+
+def config(tmp_path: Path, *overrides: str, tied: bool = False, runs: str = "runs") -> FitConfig:
+    policy = tmp_path / "policy"
+    if not policy.exists():
+        save_tiny_folder(policy, tiny_model(tie_word_embeddings=tied))
+    values = [
+        f"actor.path={policy}",
+        "critic.init=policy",
+        f"output_dir={tmp_path / runs}",
+        f"tracking.uri={store(tmp_path)}",
+        "components.value_pretraining.num_iterations=1",
+        "training.num_iterations=2",
+        "evaluation.every_n_iterations=100",
+        "evaluation.temperature=1e-4",  # the likeliest tokens: equal policies score alike
+        "actor.optimizer.warmup_steps=0",
+    ]
+    return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [*SMALL, *values, *overrides])
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        values: torch.Tensor = Actor(model)(INPUTS, temperature=1.0)[0]
+    return values
+
+
+def exported(run_dir: Path, folder: Path) -> Any:
+    export.run(run_dir / "checkpoints/last.ckpt", folder, "actor")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def metric(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
+    return [entry.value for entry in history]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
+    """Tied they stay one tensor, untied both are trained; either way the engine has them."""
+    run_dir = fit.run(config(tmp_path, tied=tied)).run_dir
+    model = exported(run_dir, tmp_path / "out")
+    before, saved = (
+        tiny_model(tie_word_embeddings=tied),
+        load_file(tmp_path / "out/model.safetensors"),
+    )
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert ("lm_head.weight" in saved) != tied
+    for module in ("lm_head", "model.embed_tokens"):
+        moved = model.get_submodule(module).weight - before.get_submodule(module).weight
+        assert moved.abs().max() > 1e-6, module
+    gaps = metric(run_dir, "rollout/logprob_gap_mean", tmp_path)
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-5
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """Trained beside weights that stay bit for bit; resumed, validated and exported merged."""
+    overrides = [*LORA, "algorithm.kl.coef=0.01", "algorithm.kl.placement=loss"]
+    whole = fit.run(config(tmp_path, *overrides)).run_dir
+    state = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]
+    start = tiny_model(tie_word_embeddings=False).state_dict()
+    actor = {n.removeprefix("actor.model."): t for n, t in state.items() if n.startswith("actor.")}
+    adapters = {n for n in actor if ".lora_" in n}
+    assert len(adapters) == 28
+    assert all(actor[n].any() for n in adapters), "B starts at zero and has moved"
+    for name in actor.keys() - adapters:
+        assert torch.equal(actor[name], start[name.replace(".base_layer", "")]), name
+    assert max(metric(whole, "rollout/logprob_gap_mean", tmp_path)) < 1e-5
+    kl = metric(whole, "actor/kl_loss", tmp_path)
+    assert kl[0] < kl[-1], "the reference is where the actor began"
+
+    again = config(tmp_path, *overrides, runs="again")
+    again.training.num_iterations = 1
+    first = fit.run(again).run_dir
+    again.training.num_iterations = 2
+    assert fit.run(again, ckpt_path="last").run_dir == first
+    resumed = read_checkpoint(first / "checkpoints/last.ckpt")["state_dict"]
+    for name in adapters:
+        torch.testing.assert_close(resumed[f"actor.model.{name}"], actor[name], atol=1e-6, rtol=0)
+
+    model = exported(whole, tmp_path / "out")
+    merged = network_state(read_checkpoint(whole / "checkpoints/last.ckpt"), "actor")
+    live = tiny_model(tie_word_embeddings=False)
+    live.load_state_dict(merged)
+    assert torch.equal(logprobs(model), logprobs(live))
+    assert (logprobs(model) - logprobs(tiny_model(tie_word_embeddings=False))).abs().max() > 1e-2
+    path = str(whole / "checkpoints/last.ckpt")
+    scores = validate.run(config(tmp_path, *overrides), ckpt_path=path)
+    plain = validate.run(config(tmp_path, f"actor.path={tmp_path / 'out'}"))
+    expected = summary(whole)["score_after"]
+    assert scores["eval/avg_at_k"] == plain["eval/avg_at_k"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_adapters_and_rollouts_sampled_ahead(tmp_path: Path) -> None:
+    """The engine's copy is plain, and takes merged weights at each sync."""
+    run_dir = fit.run(config(tmp_path, *LORA, "training.overlap_rollouts=true")).run_dir
+    assert len(metric(run_dir, "rollout/logprob_gap_mean", tmp_path)) == 2
+
+
+def test_a_plain_checkpoint_is_not_resumed_with_adapters(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings.training.num_iterations = 1
+    fit.run(settings)
+    with pytest.raises(UserError, match=r"actor\.lora"):
+        fit.run(config(tmp_path, *LORA), ckpt_path="last")
