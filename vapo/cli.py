@@ -119,7 +119,10 @@ def _configured(name: str, argv: list[str]) -> None:
     if options.print_config:
         print(to_yaml(composed.tree), end="")
         return
-    names = ("ckpt_path", "host", "port", "gpu_memory_gib", "model_config")
+    names = (
+        *("ckpt_path", "host", "port", "gpu_memory_gib", "model_config"),
+        *("num_responses", "output"),
+    )
     extra = {n: getattr(options, n) for n in names if hasattr(options, n)}
     _load_command(command.module)(composed.config, **extra)
 

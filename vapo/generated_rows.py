@@ -35,7 +35,7 @@ def procedural_rows(source: SourceConfig, key: str) -> list[Row]:
         raise UserError(message if message.startswith(key) else f"{key}.{message}") from None
     name = f"{source.task}[seed {source.seed}]"
     return [
-        Row(f"{name}: row {number}", row.problem, row.answer, row.demonstration)
+        _row(f"{name}: row {number}", row.problem, row.answer, {}, demonstration=row.demonstration)
         for number, row in enumerate(generated, start=1)
     ]
 
@@ -51,14 +51,22 @@ def reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
             f"{key}.options: reasoning_gym's {source.task} says: {type(error).__name__}: {error}"
         ) from None
     return [
-        Row(
-            place=f"{source.task}[seed {source.seed}]: row {number}",
-            problem=entry["question"],
-            answer="" if entry["answer"] is None else str(entry["answer"]),
-            metadata={"reasoning_gym_dataset": source.task, "entry": entry},
+        _row(
+            f"{source.task}[seed {source.seed}]: row {number}",
+            entry["question"],
+            "" if entry["answer"] is None else str(entry["answer"]),
+            {"reasoning_gym_dataset": source.task, "entry": entry},
         )
         for number, entry in enumerate(entries, start=1)
     ]
+
+
+def _row(
+    place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: str
+) -> Row:
+    """With the record that a file of these rows has, in the default columns."""
+    record = {"prompt": problem, "answer": answer, **demonstration, **metadata}
+    return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
 def _reasoning_gym(source: SourceConfig, key: str) -> Any:

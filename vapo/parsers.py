@@ -25,6 +25,9 @@ CONFIGURED = {
     "validate": Command(
         "validate", "FitConfig", "conf/vapo.yaml", "score a policy on held-out prompts", True
     ),
+    "filter": Command(
+        "filter", "FitConfig", "conf/vapo.yaml", "write training prompts with their pass rate"
+    ),
     "estimate": Command(
         "estimate", "FitConfig", "conf/vapo.yaml", "the memory that a config needs on each GPU"
     ),
@@ -96,6 +99,18 @@ def make_parser(name: str, command: Command) -> Parser:
             "--ckpt-path",
             metavar="last|best|PATH",
             help=f"{does} a checkpoint; last and best: of the newest run in output_dir",
+        )
+    if name == "filter":
+        parser.add_argument(
+            "--num_responses",
+            "--num-responses",
+            type=positive,
+            default=8,
+            metavar="K",
+            help="responses to each prompt; default: 8",
+        )
+        parser.add_argument(
+            "--output", metavar="FILE", help="JSONL; default: a name of its own in output_dir"
         )
     if name == "estimate":
         parser.add_argument(

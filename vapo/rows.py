@@ -23,7 +23,7 @@ class Row:
     answer: str
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    record: Mapping[str, Any] = field(default_factory=dict)  # as it was read; of files only
+    record: Mapping[str, Any] = field(default_factory=dict)  # by columns, as a file has it
 
 
 @dataclass

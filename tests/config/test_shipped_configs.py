@@ -15,6 +15,7 @@ CONF = ROOT / "conf"
 DEFAULT = CONF / "vapo.yaml"
 ALGORITHMS = sorted(CONF.glob("algorithm/*.yaml"))
 SCALES = sorted(CONF.glob("scale/*.yaml"))
+DATA = sorted(CONF.glob("data/*.yaml"))
 TASKS = sorted(CONF.glob("long_state_tracking/vapo*.yaml"))
 NAMES = {"vapo": FitConfig, "sft": SftConfig, "reward_model": RewardModelConfig}
 
@@ -26,7 +27,7 @@ def schema_of(path: Path) -> type | None:
 
 def test_every_file_has_a_known_place() -> None:
     places = {path.relative_to(CONF).parts[0] for path in CONF.rglob("*.yaml")}
-    known = {"algorithm", "scale", "sweep", *(task.parent.name for task in TASKS)}
+    known = {"algorithm", "data", "scale", "sweep", *(task.parent.name for task in TASKS)}
     unknown = places - known
     assert all(schema_of(Path(name)) for name in unknown), unknown
     assert DEFAULT.is_file()
@@ -62,7 +63,7 @@ def test_default_has_all_seven_components_on() -> None:
 
 @pytest.mark.parametrize(
     "overlay",
-    [DEFAULT, *ALGORITHMS, *SCALES, *TASKS],
+    [DEFAULT, *ALGORITHMS, *DATA, *SCALES, *TASKS],
     ids=lambda path: str(path.relative_to(CONF)),
 )
 def test_overlay_of_the_default(overlay: Path) -> None:
@@ -70,8 +71,16 @@ def test_overlay_of_the_default(overlay: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "base", [DEFAULT, *SCALES, *TASKS], ids=lambda path: str(path.relative_to(CONF))
+    "base", [DEFAULT, *DATA, *SCALES, *TASKS], ids=lambda path: str(path.relative_to(CONF))
 )
 def test_every_algorithm_over_every_base(base: Path) -> None:
     for algorithm in ALGORITHMS:
         resolve(load_config(FitConfig, [DEFAULT, base, algorithm], []))
+
+
+@pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
+def test_data_over_every_scale(data: Path) -> None:
+    for scale in SCALES:
+        config = load_config(FitConfig, [DEFAULT, scale, data], [])
+        assert config.rewards.verifier == "math"
+        resolve(config)

@@ -25,24 +25,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path)
     prompts = load_prompts(config.data, tokenizer)
-    model = load_causal_lm(
-        config.actor.path,
-        dtype=config.actor.dtype,
-        attn_implementation=config.actor.attn_implementation,
-    )
-    if ckpt_path is not None:
-        checkpoint = find_checkpoint(config.output_dir, ckpt_path)
-        contents = read_checkpoint(checkpoint, verified=True)
-        model.load_state_dict(network_state(contents, "actor"))
-    device = pick_device(config.trainer)
-    model.to(device)  # type: ignore[arg-type]
-    actor = Actor(model)
-    access = ActorAccess(
-        model=model,
-        device=device,
-        weights=lambda: model.state_dict().items(),
-        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
-    )
+    access = load_policy(config, ckpt_path=ckpt_path)
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
@@ -63,3 +46,25 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
     for key, value in result.metrics.items():
         print(f"{key}: {value:.4f}")
     return result.metrics
+
+
+def load_policy(config: FitConfig, *, ckpt_path: str | None = None) -> ActorAccess:
+    """The actor of the config's folder, or of a checkpoint, for a sampling engine."""
+    model = load_causal_lm(
+        config.actor.path,
+        dtype=config.actor.dtype,
+        attn_implementation=config.actor.attn_implementation,
+    )
+    if ckpt_path is not None:
+        checkpoint = find_checkpoint(config.output_dir, ckpt_path)
+        contents = read_checkpoint(checkpoint, verified=True)
+        model.load_state_dict(network_state(contents, "actor"))
+    device = pick_device(config.trainer)
+    model.to(device)  # type: ignore[arg-type]
+    actor = Actor(model)
+    return ActorAccess(
+        model=model,
+        device=device,
+        weights=lambda: model.state_dict().items(),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
+    )

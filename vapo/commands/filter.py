@@ -1,0 +1,160 @@
+"""`vapo filter`: the policy's pass rate of each training prompt, as a file to train on."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig
+from vapo.config.loading import to_yaml
+from vapo.console import quiet_libraries
+from vapo.devices import set_threads
+from vapo.errors import UserError
+from vapo.inputs import dataset_inputs, model_tags, params
+from vapo.models import load_tokenizer
+from vapo.pass_rates import PassRateFile, chunk_prompts, default_path, settings_of
+from vapo.progress import Progress
+from vapo.prompts import PromptSplit, load_prompts
+from vapo.report.pass_rates import draw_pass_rates
+from vapo.rewards import make_scorer
+from vapo.rollouts import sampling_settings
+from vapo.rollouts.selection import check_engine, make_sampler
+from vapo.seeding import derive_seed
+from vapo.tracking import make_run_logger
+from vapo.types import Prompt
+
+
+def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
+    """Sample, judge and write what is not written yet; report; the file."""
+    quiet_libraries()
+    _check(config)
+    set_threads(config.trainer)
+    check_engine(config)
+    tokenizer = load_tokenizer(config.actor.path)
+    prompts = load_prompts(config.data, tokenizer)
+    settings = settings_of(config, prompts.train, num_responses)
+    path = default_path(config, settings) if output is None else Path(output)
+    with PassRateFile(path, settings) as file:
+        left = len(prompts.train) - len(file.num_correct)
+        name = config.tracking.run_name or f"filter-seed{config.seed}"
+        with (
+            Progress() as progress,
+            make_run_logger(
+                config.tracking,
+                run_name=name,
+                tags={"command": "filter", **model_tags(config, None)},
+                note=progress.note,
+            ) as logger,
+        ):
+            logger.log_config(to_yaml(config), params(config))
+            logger.log_inputs(dataset_inputs(config, prompts))
+            progress.note(prompts.report.describe())
+            progress.note(
+                f"{path}: {len(file.num_correct)} prompts are there, {left} are sampled, "
+                f"{num_responses} responses each"
+            )
+            started, num_tokens = time.monotonic(), 0
+            if left:
+                num_tokens = _sample(config, prompts, tokenizer, file, progress)
+            metrics = summary_metrics(file.histogram())
+            metrics["filter/num_response_tokens"] = float(num_tokens)
+            metrics["filter/sampling_s"] = time.monotonic() - started
+            logger.log_metrics(metrics, step=0)
+            logger.log_figure(draw_pass_rates(file.histogram()), "pass_rates.png")
+            recorded = logger.describe()
+    print(render(file.histogram(), metrics))
+    print(
+        "train on it with data.train.kind=jsonl data.train.num_examples=null "
+        "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
+        f"{path}\n{recorded}\n{path}"
+    )
+    return path
+
+
+def _check(config: FitConfig) -> None:
+    """What this command does not do, before anything is read."""
+    train, trainer = config.data.train, config.trainer
+    if train.kind == "mixture":
+        raise UserError("data.train.kind mixture: filter one source at a time, as data.train")
+    if train.curriculum:
+        raise UserError("data.train.curriculum: a curriculum has its own difficulty; leave it out")
+    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
+        raise UserError(
+            "vapo filter is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle would make pass rates meaningless: set it to false")
+
+
+def _sample(
+    config: FitConfig,
+    prompts: PromptSplit,
+    tokenizer: PreTrainedTokenizerBase,
+    file: PassRateFile,
+    progress: Progress,
+) -> int:
+    """Fill the file, chunk by chunk; a chunk's responses depend on (seed, chunk) only."""
+    k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
+    num_tokens = 0
+    with (
+        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
+        make_scorer(
+            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
+        ) as scorer,
+        progress.stage(
+            "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
+        ) as advance,
+    ):
+        for start in range(0, len(train), size):
+            chunk: list[Prompt] = train[start : start + size]
+            missing = [i for i in range(start, start + len(chunk)) if i not in file.num_correct]
+            if not missing:
+                continue
+            rollouts = sampler.sample(
+                chunk,
+                group_size=k,
+                settings=sampling_settings(config.rollouts),
+                seed=derive_seed(config.seed, "pass rates", start),
+            )
+            verdicts = scorer.score(rollouts)
+            for i, prompt in enumerate(chunk):
+                file.append(start + i, prompt, verdicts[i * k : (i + 1) * k])
+            file.flush()
+            num_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
+            advance(len(missing))
+    return num_tokens
+
+
+def summary_metrics(histogram: list[int]) -> dict[str, float]:
+    """What the file says of the prompts; keys as docs/metrics.md has them."""
+    total, k = sum(histogram), len(histogram) - 1
+    mean = sum(number * count for number, count in enumerate(histogram)) / (total * k)
+    return {
+        "filter/num_prompts": float(total),
+        "filter/pass_rate_mean": mean,
+        "filter/never_share": histogram[0] / total,
+        "filter/always_share": histogram[-1] / total,
+        "filter/mixed_share": 1 - (histogram[0] + histogram[-1]) / total,
+    }
+
+
+def render(histogram: list[int], metrics: dict[str, float]) -> str:
+    """The histogram as text, and what of it can teach."""
+    k, most = len(histogram) - 1, max(histogram)
+    lines = ["pass rate  prompts"]
+    for number, count in enumerate(histogram):
+        bar = "#" * round(40 * count / most)
+        lines.append(f"{number / k:9.2f}  {count:7d}  {bar}".rstrip())
+    lines.append(
+        f"{metrics['filter/num_prompts']:.0f} prompts, mean pass rate "
+        f"{metrics['filter/pass_rate_mean']:.3f}; never right "
+        f"{metrics['filter/never_share']:.1%}, always right {metrics['filter/always_share']:.1%}, "
+        f"between {metrics['filter/mixed_share']:.1%}; {metrics['filter/num_response_tokens']:.0f} "
+        f"response tokens in {metrics['filter/sampling_s']:.1f} s"
+    )
+    return "\n".join(lines)
