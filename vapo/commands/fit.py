@@ -7,22 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import lightning as L
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.callbacks.checkpointing import Checkpointing
-from vapo.callbacks.diagnostics import PositionDiagnostics, ValuePages
-from vapo.callbacks.evaluation import Evaluation
-from vapo.callbacks.overlap import RolloutOverlap
-from vapo.callbacks.profiling import Profiling
-from vapo.callbacks.recording import Recording
-from vapo.callbacks.stopping import NoSignals, StopAtSafePoints
-from vapo.callbacks.value_pretraining import ValuePretraining
-from vapo.callbacks.watch import Watch
-from vapo.callbacks.weight_sync import WeightSync, actor_weights
-from vapo.checkpoint_saving import PlainFile
+from vapo.callbacks.weight_sync import actor_weights
 from vapo.checkpoints import path_for_lightning
 from vapo.compatibility import check_compatible
 from vapo.config import FitConfig, resolve
@@ -39,16 +27,16 @@ from vapo.minibatches import TokenInputs
 from vapo.models import check_same_tokenizer, load_tokenizer
 from vapo.module import VapoModule
 from vapo.networks import critic_path
-from vapo.peers import Peers
 from vapo.progress import Progress, is_main_process
 from vapo.prompts import PromptSplit, load_prompts
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
 from vapo.run_dirs import RunDir, check_resumable, choose_resume, open_run_dir, tell
 from vapo.stopping import Stopping
-from vapo.strategies import gathered, lightning_precision, make_strategy
+from vapo.strategies import gathered
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking import RunLogger, make_run_logger
+from vapo.trainer import RunCallbacks, make_trainer
 
 
 @dataclass(frozen=True)
@@ -133,22 +121,15 @@ def train(
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             pad_id=module.pad_id,
-            kept=KeptRollouts(run_dir, prompts.train.prompts)
-            if config.checkpoints.keep_rollouts
-            else None,
+            kept=KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None,
             safe_point=stopping.safe_point,
         )
-        evaluation = Evaluation(logger, progress)
-        watch = Watch(config.watch, run_dir.path, logger, progress)
-        guard = StopAtSafePoints(stopping, Peers())
-        pages = ValuePages(logger, tokenizer, progress)
-        trainer = make_trainer(
-            config, module, evaluation, pages, watch, guard, logger, progress, run_dir
-        )
+        callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)
+        trainer = make_trainer(config, module, callbacks, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
         try:
-            with closing(datamodule), guard.peers.ends_clearly(run_dir):
+            with closing(datamodule), callbacks.peers.ends_clearly(run_dir):
                 trainer.fit(module, datamodule, ckpt_path=path)
                 leave_together()
         except StoppedRun as stopped:
@@ -157,12 +138,11 @@ def train(
             logger.close("FAILED")
     if is_main_process():
         seconds = time.monotonic() - started
-        recording = next(c for c in trainer.callbacks if isinstance(c, Recording))  # type: ignore[attr-defined]
-        print(summarize(config, module, evaluation, watch, recording, run_dir, seconds, stop))
+        print(summarize(config, module, callbacks, run_dir, logger, seconds, stop))
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
     if stop is not None:
         raise stop
-    return FitResult(run_dir.path, evaluation.first, evaluation.latest)
+    return FitResult(run_dir.path, callbacks.evaluation.first, callbacks.evaluation.latest)
 
 
 def run_name(config: FitConfig) -> str:
@@ -172,18 +152,17 @@ def run_name(config: FitConfig) -> str:
 def summarize(
     config: FitConfig,
     module: VapoModule,
-    evaluation: Evaluation,
-    watch: Watch,
-    recording: Recording,
+    callbacks: RunCallbacks,
     run_dir: RunDir,
+    logger: RunLogger,
     seconds: float,
     stop: StoppedRun | None,
 ) -> str:
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
-    logger = recording.logger
+    recording, watch = callbacks.recording, callbacks.watch
     summary = make_summary(
-        before=evaluation.first,
-        after=evaluation.latest,
+        before=callbacks.evaluation.first,
+        after=callbacks.evaluation.latest,
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,
@@ -256,62 +235,3 @@ def actor_access(module: VapoModule) -> ActorAccess:
         gather=lambda: gathered(module.actor),
         local_rank=module.local_rank,
     )
-
-
-def make_trainer(
-    config: FitConfig,
-    module: VapoModule,
-    evaluation: Evaluation,
-    pages: ValuePages,
-    watch: Watch,
-    guard: StopAtSafePoints,
-    logger: RunLogger,
-    progress: Progress,
-    run_dir: RunDir,
-) -> L.Trainer:
-    """Lightning's Trainer: one epoch is one iteration, checkpoints at the iteration's end."""
-    pretraining = module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
-    callbacks: list[Callback] = [
-        RolloutOverlap(),
-        guard,
-        ValuePretraining(
-            config.components.value_pretraining,
-            num_iterations=pretraining,
-            critic_dir=run_dir.path / "pretrained_critic",
-            progress=progress,
-        ),
-        WeightSync(progress),
-        evaluation,
-        pages,
-        Recording(logger, progress),
-        watch,
-        PositionDiagnostics(logger),
-        Checkpointing(
-            run_dir,
-            logger,
-            every_n_iterations=config.trainer.checkpoint_every_n_iterations,
-            keep=config.checkpoints.keep,
-            held=lambda: watch.holds_checkpoint,
-        ),
-    ]
-    if config.trainer.profile:
-        callbacks.append(Profiling(run_dir.path, progress))
-    trainer = L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=config.trainer.devices,
-        num_nodes=config.trainer.num_nodes,
-        strategy=make_strategy(config.trainer),
-        precision=lightning_precision(config.trainer),
-        max_epochs=pretraining + config.training.num_iterations,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        logger=logger,
-        callbacks=callbacks,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        plugins=[PlainFile()],
-    )
-    trainer._signal_connector = NoSignals(trainer)
-    return trainer

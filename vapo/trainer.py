@@ -1,0 +1,100 @@
+"""Lightning's Trainer for a run, and the run's callbacks in the order in which they must come."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
+
+from vapo.callbacks.checkpointing import Checkpointing
+from vapo.callbacks.diagnostics import PositionDiagnostics, ValuePages
+from vapo.callbacks.evaluation import Evaluation
+from vapo.callbacks.overlap import RolloutOverlap
+from vapo.callbacks.profiling import Profiling
+from vapo.callbacks.recording import Recording
+from vapo.callbacks.stopping import NoSignals, StopAtSafePoints
+from vapo.callbacks.value_pretraining import ValuePretraining
+from vapo.callbacks.watch import Watch
+from vapo.callbacks.weight_sync import WeightSync
+from vapo.checkpoint_saving import PlainFile
+from vapo.config import FitConfig
+from vapo.module import VapoModule
+from vapo.peers import Peers
+from vapo.progress import Progress
+from vapo.run_dirs import RunDir
+from vapo.stopping import Stopping
+from vapo.strategies import lightning_precision, make_strategy
+from vapo.tracking import RunLogger
+
+
+def num_pretraining_iterations(module: VapoModule) -> int:
+    return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
+
+
+class RunCallbacks:
+    """Those that the command asks afterwards have a name; `in_order` has them all."""
+
+    def __init__(
+        self,
+        config: FitConfig,
+        module: VapoModule,
+        run_dir: RunDir,
+        logger: RunLogger,
+        progress: Progress,
+        tokenizer: PreTrainedTokenizerBase,
+        stopping: Stopping,
+    ) -> None:
+        self.peers = Peers()
+        self.evaluation = Evaluation(logger, progress)
+        self.recording = Recording(logger, progress)
+        self.watch = Watch(config.watch, run_dir.path, logger, progress)
+        self.in_order: list[Callback] = [
+            RolloutOverlap(),
+            StopAtSafePoints(stopping, self.peers),
+            ValuePretraining(
+                config.components.value_pretraining,
+                num_iterations=num_pretraining_iterations(module),
+                critic_dir=run_dir.path / "pretrained_critic",
+                progress=progress,
+            ),
+            WeightSync(progress),
+            self.evaluation,
+            ValuePages(logger, tokenizer, progress),
+            self.recording,
+            self.watch,
+            PositionDiagnostics(logger),
+            Checkpointing(
+                run_dir,
+                logger,
+                every_n_iterations=config.trainer.checkpoint_every_n_iterations,
+                keep=config.checkpoints.keep,
+                held=lambda: self.watch.holds_checkpoint,
+            ),
+        ]
+        if config.trainer.profile:
+            self.in_order.append(Profiling(run_dir.path, progress))
+
+
+def make_trainer(
+    config: FitConfig, module: VapoModule, callbacks: RunCallbacks, logger: RunLogger
+) -> L.Trainer:
+    """One epoch is one iteration."""
+    trainer = L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=config.trainer.devices,
+        num_nodes=config.trainer.num_nodes,
+        strategy=make_strategy(config.trainer),
+        precision=lightning_precision(config.trainer),
+        max_epochs=num_pretraining_iterations(module) + config.training.num_iterations,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=callbacks.in_order,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        plugins=[PlainFile()],
+    )
+    trainer._signal_connector = NoSignals(trainer)
+    return trainer
