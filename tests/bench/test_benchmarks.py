@@ -45,8 +45,13 @@ def test_the_table_of_all_names_every_command(
     everything, measuring = script("all"), script("measuring")
     claim = measuring.Claim("x", "linear", "at most 2x", "3x", False)
     report = measuring.Report("Title", "setting", ("a", "b"), ["| 1 | 2 |"], [claim])
-    asked = []
-    monkeypatch.setattr(everything, "run", lambda name, options: asked.append(options) or report)
+    asked: list[Any] = []
+
+    def run(name: str, options: Any) -> Any:
+        asked.append(options)
+        return report
+
+    monkeypatch.setattr(everything, "run", run)
     everything.main(["--toy", "--repeats", "3", "--out", str(tmp_path / "table.md")])
     table = (tmp_path / "table.md").read_text()
     assert table.count("| x | linear | at most 2x | 3x | no |") == len(everything.BENCHMARKS)

@@ -31,12 +31,17 @@ from vapo.functional.losses import (
     positive_example_lm_loss,
     value_loss,
 )
-from vapo.functional.masking import loss_denominator, place_at_last_token, zero_outside
+from vapo.functional.masking import (
+    LossReduction,
+    loss_denominator,
+    place_at_last_token,
+    zero_outside,
+)
 from vapo.functional.metrics import approx_kl, clip_fractions, explained_variance
 from vapo.functional.mismatch import mismatch, responses_in_range, truncated_importance_weights
 
 bounded = settings(max_examples=15, deadline=None, derandomize=True, database=None)
-REDUCTIONS = ("token_mean", "sequence_mean", "sequence_sum")
+REDUCTIONS: tuple[LossReduction, ...] = ("token_mean", "sequence_mean", "sequence_sum")
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
 
 
@@ -104,7 +109,9 @@ def scalar_results(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every loss and metric, over the batch."""
     mask, logs = batch["mask"], (batch["logprobs"], batch["old_logprobs"])
     surrogate = clipped_surrogate(*logs, batch["advantages"], eps_low=0.2, eps_high=0.28)
-    results = {name: aggregate(surrogate, mask, reduction=name) for name in REDUCTIONS}
+    results: dict[str, Tensor] = {
+        name: aggregate(surrogate, mask, reduction=name) for name in REDUCTIONS
+    }
     for estimator in ("k1", "k2", "k3"):
         kl = kl_penalty(*logs, estimator=estimator)
         results[estimator] = aggregate(kl, mask, reduction="token_mean")
@@ -127,8 +134,9 @@ def scalar_results(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], **tolerance: float) -> None:
     for name, value in a.items():
-        options = {"rtol": 1e-9, "atol": 1e-12, "equal_nan": True} | tolerance
-        torch.testing.assert_close(b[name], value, **options, msg=lambda m, n=name: f"{n}: {m}")
+        options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12, "equal_nan": True} | tolerance
+        options["msg"] = lambda message, name=name: f"{name}: {message}"
+        torch.testing.assert_close(b[name], value, **options)
 
 
 @bounded

@@ -58,7 +58,7 @@ def write_gguf(file: Path, model: LlamaForCausalLM, *, chat: bool = True) -> Non
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(dict(config.rope_parameters or {})["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     tokens = [PAD, EOS, "<|turn|>", "<|over|>", *ALPHABET, "Ġ", "Ċ", "ab"]
     writer.add_tokenizer_model("gpt2")
@@ -71,7 +71,10 @@ def write_gguf(file: Path, model: LlamaForCausalLM, *, chat: bool = True) -> Non
     if chat:
         writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads: dict[str, Any] = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": config.num_key_value_heads,
+    }
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
