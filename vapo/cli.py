@@ -20,6 +20,7 @@ from vapo.arguments import (
 )
 from vapo.errors import StoppedRun, UserError
 from vapo.parsers import CONFIGURED, PLAIN, make_parser, sweep_parser
+from vapo.progress import is_main_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vapo: {error}", file=sys.stderr)
         return 2
     except StoppedRun as stop:
-        print(f"vapo: the run stopped: {stop}", file=sys.stderr)
+        if is_main_process():
+            print(f"vapo: the run stopped: {stop}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)
