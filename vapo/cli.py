@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"vapo: stopped by {signalled}; {signalled.how_to_go_on}", file=sys.stderr)
         return signalled.exit_code
     except StoppedRun as stop:
-        print(f"vapo: the run stopped: {stop}", file=sys.stderr)
+        if is_main_process():
+            print(f"vapo: the run stopped: {stop}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         print("vapo: interrupted", file=sys.stderr)
