@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vapo.config import FitConfig, resolve
-from vapo.distributed import all_ranks, rank
+from vapo.distributed import all_ranks, rank, world_size
 from vapo.iteration_metrics import iteration_metrics
 from vapo.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.minibatches import Minibatch, make_minibatches
