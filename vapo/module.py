@@ -31,6 +31,7 @@ from vapo.strategies import is_sharded, reshard, set_gradient_sync
 from vapo.timing import timed
 from vapo.token_inputs import cut_by_tokens
 from vapo.types import Phase, RolloutBatch
+from vapo.values import Critic
 from vapo.watching.faults import Faults, finite_over_ranks
 from vapo.watching.inspection import inspect_minibatch
 
