@@ -138,7 +138,7 @@ class Journal:
             temporary.write_text(json.dumps(mark))
             temporary.replace(self.folder / "sent.json")
             for path in paths:
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
     def _settle_on_disk(self, num_bytes: int, refused_for: str | None) -> list[Path]:
         """Keep refused lines; the files that settled lines named and that may go."""

@@ -7,6 +7,7 @@ make of this process is executed in the trainer.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import signal
@@ -92,6 +93,8 @@ def serve(connection: Connection) -> None:
         return
     _limit_memory()
     connection.send_bytes(json.dumps({}).encode())
+    if settings.kind == "reasoning_gym":
+        importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
     # a user's own function may open and start what it likes; ours have no reason to
     guard = nullcontext if settings.kind == "python" else guarded
     install()
