@@ -124,8 +124,7 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
     if not config.algorithm.has_critic:
         yield (
             f"No critic (algorithm.advantage_estimator: {config.algorithm.advantage_estimator}): "
-            "no values, value errors, TD errors or calibration; every token of a response has "
-            "its response's advantage."
+            "no values, value errors, TD errors or calibration."
         )
     if phase is Phase.VALUE_PRETRAINING:
         yield (

@@ -78,7 +78,7 @@ class TokenText:
         data, owners, num_tokens = b"", [], 0
         for token_id in token_ids[start:]:
             raw = self.raw(token_id)
-            if raw is None or token_id in self._special:
+            if raw is None:
                 break
             data += raw
             owners += [num_tokens] * len(raw)
