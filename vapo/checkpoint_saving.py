@@ -24,6 +24,10 @@ from vapo.errors import InterruptedRunError
 from vapo.manifests import Manifest, describe_file
 
 _SPARE_BYTES = 1 << 20
+_AFTER = (
+    "; earlier checkpoints are whole, and so are the iteration's rollouts: mend it, then "
+    "`--ckpt_path last` goes on"
+)
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 
 
@@ -67,7 +71,7 @@ def save_checkpoint(
         _make_empty(aside)
         check_space(aside, expected, "the checkpoint")
 
-    together(make_room, what, first_only=True)
+    together(make_room, what, after=_AFTER, first_only=True)
     shards = getattr(trainer.strategy, "_save_distributed_checkpoint", False)
     trainer.save_checkpoint(aside if shards else aside / STATE_NAME)
     files: dict[str, Any] = {}
@@ -83,7 +87,7 @@ def save_checkpoint(
                 sync(path)
                 files[path.name] = describe_file(path)
 
-    together(check_written, what)
+    together(check_written, what, after=_AFTER)
     described = _merged(files)
 
     manifest = make_manifest(described)
@@ -92,14 +96,16 @@ def save_checkpoint(
         manifest.write(aside)
         replace_folder(aside, final)
 
-    together(put_in_place, what, first_only=True)
+    together(put_in_place, what, after=_AFTER, first_only=True)
     return manifest
 
 
-def together(action: Callable[[], object], what: str, *, first_only: bool = False) -> None:
+def together(
+    action: Callable[[], object], what: str, *, after: str = "", first_only: bool = False
+) -> None:
     """Do it on every process, or on the first alone; if it fails on one, it does on all.
 
-    Raises: InterruptedRunError
+    Raises: InterruptedRunError: `what`, the reason, `after`.
     """
     problem = ""
     if rank() == 0 or not first_only:
@@ -114,13 +120,8 @@ def together(action: Callable[[], object], what: str, *, first_only: bool = Fals
     found = next((text for text in problems if text), None)
     if found is not None:
         leave_together()
-    if found is not None and rank() > 0:
-        raise InterruptedRunError("")  # the first process says it
-    if found is not None:
-        raise InterruptedRunError(
-            f"{what}: {found}; earlier checkpoints are whole and the iteration's rollouts are "
-            "kept: mend it, then `--ckpt_path last` goes on"
-        )
+        # the first process says it
+        raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
 
 
 def _one_line(error: BaseException) -> str:
@@ -128,7 +129,7 @@ def _one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+            return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:300] or type(error).__name__
 

@@ -40,7 +40,7 @@ TINY = [
 ]
 NUM_STEPS = 10  # two minibatches an iteration, five iterations
 PRELOADED = ["vapo.commands.fit", "mlflow", "mlflow.store.tracking.sqlalchemy_store", __name__]
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 
 
 def context() -> ForkServerContext:

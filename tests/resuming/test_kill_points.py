@@ -49,7 +49,7 @@ def test_killed_while_sampling_training_and_saving(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path) -> None:
     points = [("sampling", 1), ("keeping", 1), ("torch.save", 1), ("manifest", 1), ("linking", 1)]
     killed_at(tmp_path, store, [*points, ("forgetting", 1), ("minibatch", 4), ("sync", 9)])
@@ -57,7 +57,7 @@ def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "arguments",
     [["training.overlap_rollouts=true"], DYNAMIC, ["trainer.checkpoint_every_n_iterations=3"]],

@@ -87,11 +87,12 @@ def test_when_none_is_sound_nothing_is_taken(tmp_path: Path) -> None:
 
 def test_what_the_link_does_not_point_to_is_not_the_last(tmp_path: Path) -> None:
     """A folder beyond it is of a future that was gone back on; one aside is not finished."""
-    third = write(tmp_path, 3)
-    write(tmp_path, 9)
+    _, second, third, _ = (write(tmp_path, iteration) for iteration in (1, 2, 3, 9))
     point_link(tmp_path / "last.ckpt", third.name)
-    shutil.copytree(third, tmp_path / ".iteration_000004.new")
+    shutil.copytree(second, tmp_path / ".iteration_000002.new")
     assert sound_checkpoint(tmp_path / "last.ckpt", pytest.fail) == third
+    (third / "state.pt").unlink()
+    assert sound_checkpoint(tmp_path / "last.ckpt", lambda text: None) == second
 
 
 def test_a_link_that_was_not_made_yet_is_not_needed(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def ended_alone(signals: list[int], grace: float) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_without_a_safe_point_the_process_ends_all_the_same() -> None:
     code, said = ended_alone([signal.SIGTERM, signal.SIGTERM], grace=0.5)
     assert code == 143

@@ -16,7 +16,7 @@ from tests.integration.commands import ROOT, SMALL
 from tests.resuming import runs
 from tests.resuming.comparing import assert_same, assert_same_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FSDP = "trainer.strategy=fsdp"
 SHARDS = "trainer.sharded_checkpoints=true"

@@ -72,13 +72,15 @@ class Checkpointing(Checkpoint):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Whether all that will be kept finds room, before anything is sampled."""
         self._num_bytes = expected_bytes(pl_module)
-        together(self._prepare, "checkpoints", first_only=True)
+        together(self._prepare, "the run cannot begin", first_only=True)
 
     def _prepare(self) -> None:
         folder = self.run_dir.checkpoints
         folder.mkdir(exist_ok=True)
         for left_over in folder.glob(".iteration_*"):
             shutil.rmtree(left_over, ignore_errors=True)
+        (folder / ".written").touch()  # whether it can be
+        (folder / ".written").unlink()
         num_more = self.keep + 2 - len(list(folder.glob(FOLDERS)))  # the best, and one aside
         check_space(folder, max(num_more, 1) * self._num_bytes, f"keeping {self.keep} and the best")
 
@@ -101,7 +103,9 @@ class Checkpointing(Checkpoint):
             expected=self._num_bytes,
         )
         self._num_bytes = manifest.num_bytes
-        together(lambda: self._tidy(name, iteration), "checkpoints", first_only=True)
+        together(
+            lambda: self._tidy(name), "the checkpoints cannot be put in order", first_only=True
+        )
         kept = datamodule_of(trainer).kept
         if kept is not None and rank() == 0:
             kept.forget(before=iteration)
@@ -116,7 +120,7 @@ class Checkpointing(Checkpoint):
             files=files,
         )
 
-    def _tidy(self, name: str, iteration: int) -> None:
+    def _tidy(self, name: str) -> None:
         """Point the links, then remove what is too old, or of a future that was gone back on."""
         folder = self.run_dir.checkpoints
         point_link(folder / LAST, name)
