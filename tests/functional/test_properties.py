@@ -109,7 +109,9 @@ def scalar_results(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every loss and metric, over the batch."""
     mask, logs = batch["mask"], (batch["logprobs"], batch["old_logprobs"])
     surrogate = clipped_surrogate(*logs, batch["advantages"], eps_low=0.2, eps_high=0.28)
-    results = {name: aggregate(surrogate, mask, reduction=name) for name in REDUCTIONS}
+    results: dict[str, Tensor] = {
+        name: aggregate(surrogate, mask, reduction=name) for name in REDUCTIONS
+    }
     for estimator in ("k1", "k2", "k3"):
         kl = kl_penalty(*logs, estimator=estimator)
         results[estimator] = aggregate(kl, mask, reduction="token_mean")
