@@ -68,8 +68,7 @@ class VapoModule(L.LightningModule):
         self.update_flops = 0.0  # of this iteration, on this rank
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.reads_packed = False
-        watch = config.watch
-        self.faults = Faults(watch.max_bad_updates, watch.max_saved_rollouts)
+        self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
     def phase(self) -> Phase:
@@ -279,11 +278,10 @@ class VapoModule(L.LightningModule):
         place = f"iteration {int(self.iteration) + 1}, step {self.trainer.global_step}"
         reason = minibatch.fault
         if reason is None:
-            loss_value = float(sum_over_ranks(loss))
             reason = inspect_minibatch(
                 minibatch,
                 self._read_policy if name == "actor" else self._read_values,
-                sums=f"loss {loss_value:.3g}, gradient norm {norm:.3g}",
+                sums=f"loss {float(sum_over_ranks(loss)):.3g}, gradient norm {norm:.3g}",
                 records=self.faults.rollouts,
                 place=f"{name} update, {place}",
             )

@@ -1,4 +1,4 @@
-"""Recorded runs through the watchers of a config: which would be in alarm, and how near the rest is.
+"""Recorded runs through the watchers: which would be in alarm, how near to it the rest is.
 
     python experiments/watching/replay.py MLFLOW_DB ... [-- watch.entropy.limit=0.1 ...]
 
