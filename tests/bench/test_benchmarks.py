@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def test_sides_alternate_and_the_first_round_does_not_count(
     monkeypatch.setattr(measuring, "counts_cpu", lambda device: True)
     monkeypatch.setattr(measuring.time, "process_time", lambda: next(clock))
     order: list[str] = []
-    sides = {name: lambda name=name: order.append(name) for name in "ab"}
+
+    def side(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    sides = {name: side(name) for name in "ab"}
     found = measuring.alternate(sides, repeats=2, device=torch.device("cpu"))
     assert order == list("ababab")
     assert found == {"a": (1 + 5) / 2, "b": (10 + 20) / 2}
@@ -45,9 +50,9 @@ def test_the_table_of_all_names_every_command(
     everything, measuring = script("all"), script("measuring")
     claim = measuring.Claim("x", "linear", "at most 2x", "3x", False)
     report = measuring.Report("Title", "setting", ("a", "b"), ["| 1 | 2 |"], [claim])
-    asked: list[Any] = []
+    asked: list[list[str]] = []
 
-    def run(name: str, options: Any) -> Any:
+    def run(name: str, options: list[str]) -> Any:
         asked.append(options)
         return report
 

@@ -37,7 +37,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, *, offloads: bool) -> tuple[Module, 
     assert isinstance(strategy, Sharding)
     module, trainer = Module(), L.Trainer(accelerator="cpu", logger=False)
     module.trainer = trainer
-    trainer.state.fn = TrainerFn.FITTING
+    trainer.state.fn = TrainerFn.FITTING  # type: ignore[assignment]
     strategy.connect(module)
     strategy.accelerator = SimpleNamespace(setup=lambda trainer: None)  # type: ignore[assignment]
     monkeypatch.setattr(Sharding, "root_device", GPU)
