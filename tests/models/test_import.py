@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import model_import
+from vapo.cli import main
 from vapo.commands.import_model import run
 from vapo.errors import UserError
 from vapo.model_import import Imported, check_folder, find_source
@@ -135,7 +136,7 @@ def test_folder(tmp_path: Path, tied: bool) -> None:
     model = tiny_model(tie_word_embeddings=tied, dtype=torch.bfloat16)
     model.config.dtype = torch.bfloat16
     save_tiny_folder(tmp_path / "in", model)
-    run(str(tmp_path / "in"), tmp_path / "out", "auto")
+    assert main(["import", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert {t.dtype for t in saved.values()} == {torch.bfloat16}
     assert ("lm_head.weight" in saved) != tied
@@ -194,10 +195,10 @@ def test_pickled_weights(tmp_path: Path) -> None:
         run(str(folder), tmp_path / "out", "auto")
 
 
-def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_folder_is_not_overwritten(tmp_path: Path, capsys) -> None:
     folder = save_tiny_folder(tmp_path / "in")
-    with pytest.raises(UserError, match="exists: give a new folder"):
-        run(str(folder), folder, "auto")
+    assert main(["import", str(folder), str(folder)]) == 2
+    assert "exists: give a new folder" in capsys.readouterr().err
 
 
 def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:
