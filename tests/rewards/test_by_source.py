@@ -1,0 +1,82 @@
+"""A mixture's responses, each by the verifier of its own source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.rewards.rollouts_for_tests import rollout
+from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
+from vapo.errors import UserError
+from vapo.rewards import make_scorer
+from vapo.rewards.by_source import ScorerBySource, rewards_by_source
+from vapo.rewards.scorer import Scorer
+from vapo.types import Rollout
+
+
+def of(source: str, text: str, answer: str = "42") -> Rollout:
+    made = rollout(text, answer)
+    return replace(made, prompt=replace(made.prompt, source=source))
+
+
+def data(**own: str) -> DataConfig:
+    return DataConfig(
+        train=SourceConfig(kind="mixture"),
+        mixture={
+            "plain": MixtureSource(path="a"),
+            "marked": MixtureSource(path="b", verifier="regex", pattern=r"=(\d+)"),
+            "also_plain": MixtureSource(path="c", verifier="exact"),
+            **({"own": MixtureSource(path="d", verifier="python", **own)} if own else {}),
+        },
+    )
+
+
+def test_each_source_has_its_verifier_and_the_order_stays() -> None:
+    rewards = RewardConfig(verifier="exact", correct=2.0, incorrect=0.5, num_workers=1)
+    advanced: list[int] = []
+    rollouts = [
+        of("plain", "42"),
+        of("marked", "x =42 y"),
+        of("plain", "x =42 y"),
+        of("marked", "42"),
+        of("also_plain", "42"),
+        of("marked", "=41 =42"),
+    ]
+    with make_scorer(rewards, max_response_tokens=9, data=data()) as scorer:
+        assert isinstance(scorer, ScorerBySource)
+        assert scorer.by_source["plain"] is scorer.by_source["also_plain"]  # one setting, one pool
+        verdicts = scorer.score(rollouts, advance=advanced.append)
+        shuffled = scorer.score(rollouts, shuffle_seed=1)
+    assert [v.is_correct for v in verdicts] == [True, True, False, False, True, True]
+    assert [v.reward for v in verdicts] == [2.0, 2.0, 0.5, 0.5, 2.0, 2.0]
+    assert [v.extracted for v in verdicts[:2]] == ["42", "42"]
+    assert sum(advanced) == 6
+    assert sorted(v.reward for v in shuffled) == sorted(v.reward for v in verdicts)
+
+
+def test_one_verifier_is_a_plain_scorer() -> None:
+    rewards = RewardConfig(verifier="exact")
+    plain = DataConfig(train=SourceConfig(path="a"))
+    assert rewards_by_source(rewards, plain) == {"": rewards}
+    for given in (None, plain):
+        with make_scorer(rewards, max_response_tokens=9, data=given) as scorer:
+            assert type(scorer) is Scorer
+
+
+def test_the_held_out_source_of_its_own_has_the_general_verifier() -> None:
+    rewards = RewardConfig(verifier="exact")
+    mixed = data()
+    mixed.heldout = SourceConfig(path="h")
+    by_source = rewards_by_source(rewards, mixed)
+    assert by_source[""] is rewards
+    assert (by_source["marked"].verifier, by_source["marked"].pattern) == ("regex", r"=(\d+)")
+
+
+def test_a_bad_verifier_of_one_source_stops_the_run_before_it() -> None:
+    with pytest.raises(UserError, match="cannot import no_such_module:f"):
+        make_scorer(
+            RewardConfig(verifier="exact", num_workers=1),
+            max_response_tokens=9,
+            data=data(function="no_such_module:f"),
+        )
