@@ -170,7 +170,8 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     same_end = [k for k in names if k == key or k.endswith(f".{key}")]
     same_leaf = [k for k in names if k.rpartition(".")[2] == leaf]
     for candidates in (same_end, same_leaf):
-        if candidates:
+        if candidates:  # a bare `alpha` is the paper's
+            candidates = [k for k in candidates if k.startswith("components.")] or candidates
             return difflib.get_close_matches(key, candidates, n=1, cutoff=0.0)[0]
     if close := difflib.get_close_matches(key, names, n=1, cutoff=0.7):
         return close[0]
