@@ -60,8 +60,9 @@ class Sharding(ModelParallelStrategy):
             super().model_to_device()
             return
         assert self.model is not None
-        for buffer in self.model.buffers():
-            buffer.data = buffer.to(self.root_device)
+        for part in self.model.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(self.root_device)
         _update_properties(self.model, device=self.root_device)
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:

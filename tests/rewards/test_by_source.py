@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def of(source: str, text: str, answer: str = "42") -> Rollout:
     return replace(made, prompt=replace(made.prompt, source=source))
 
 
-def data(**own: str) -> DataConfig:
+def data(**own: Any) -> DataConfig:
     return DataConfig(
         train=SourceConfig(kind="mixture"),
         mixture={

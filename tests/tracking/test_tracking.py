@@ -112,6 +112,7 @@ def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
     assert client.get_run(first.run_id).info.status == "FAILED"
 
     again = make_run_logger(tracking, run_name="ignored", run_id=first.run_id)
+    again.finalize()
     assert client.get_run(first.run_id).info.status == "RUNNING"
     again.log_config("lr: 2\n", {"lr": 2})
     again.log_metrics({"actor/entropy": 2.0}, step=2)
