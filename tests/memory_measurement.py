@@ -15,7 +15,7 @@ from vapo.batches import make_rollout_batch
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.datamodule import RolloutDataModule
-from vapo.memory_tracking import MemoryTracker
+from vapo.memory.tracking import MemoryTracker
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.module import VapoModule
 from vapo.strategies import lightning_precision, make_strategy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from vapo.new_model import make_tokenizer
+from vapo.models.new_model import make_tokenizer
 from vapo.rollouts import SamplingSettings
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.types import Prompt, Rollout

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from vapo.config import FitConfig, resolve
 from vapo.distributed import all_ranks, rank, world_size
 from vapo.iteration_metrics import iteration_metrics
-from vapo.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.minibatches import Minibatch, make_minibatches
 from vapo.mismatch import correct_mismatch, correction_metrics
 from vapo.module import VapoModule
@@ -23,6 +22,7 @@ from vapo.overlap import SampledAhead, Stage, WorkAhead
 from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit
+from vapo.resuming.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.rewards.scorer import Scorer
 from vapo.rollout_collection import RolloutCollection
 from vapo.rollouts import Sampler

@@ -21,9 +21,9 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import from_yaml, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import sum_over_ranks, world_size
-from vapo.lora import check_same_adapters
 from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
-from vapo.networks import make_actor, make_critic, make_reference
+from vapo.models.lora import check_same_adapters
+from vapo.models.networks import make_actor, make_critic, make_reference
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
 from vapo.policies import Actor, FrozenBase

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from vapo.attention import last_hidden_states
 from vapo.flops import ForwardFlops
 from vapo.functional.logprobs import token_logprobs
-from vapo.lora import adapters_off
+from vapo.models.lora import adapters_off
 from vapo.token_inputs import TokenInputs
 
 

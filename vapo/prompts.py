@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.data_rules import sources_of
 from vapo.config.schema import DataConfig, SourceConfig
+from vapo.data.generated_rows import stage_source
+from vapo.data.heldout import interleaved, split_off, without
+from vapo.data.rows import LeftOut
+from vapo.data.sources import Row, read_rows
+from vapo.data.training_set import Stage, TrainingSet, TrainingSource
 from vapo.errors import UserError
-from vapo.generated_rows import stage_source
-from vapo.heldout import interleaved, split_off, without
-from vapo.rows import LeftOut
-from vapo.sources import Row, read_rows
-from vapo.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 

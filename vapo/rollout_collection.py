@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vapo.batches import make_rollout_batch
 from vapo.config import FitConfig, resolve
+from vapo.data.source_metrics import source_metrics
 from vapo.distributed import gather_over_ranks, rank, world_size
 from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.overlap import Stage
@@ -18,7 +19,6 @@ from vapo.prompts import PromptSplit, group_sampling
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, SamplingSettings, sampling_settings
 from vapo.seeding import derive_seed
-from vapo.source_metrics import source_metrics
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 

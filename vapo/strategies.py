@@ -25,8 +25,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from vapo.checkpoint_saving import SAVE_ERRORS
 from vapo.config.schema import TrainerConfig
+from vapo.resuming.checkpoint_saving import SAVE_ERRORS
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:

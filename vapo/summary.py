@@ -13,8 +13,8 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.progress_display import format_seconds
-from vapo.provenance import versions
-from vapo.stores import locate_store
+from vapo.tracking.provenance import versions
+from vapo.tracking.stores import locate_store
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"

@@ -26,7 +26,7 @@ from vapo.prompts import PromptSplit
 from vapo.rewards import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.seeding import derive_seed
-from vapo.tracking import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger, make_run_logger
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from vapo.callbacks.stopping import NoSignals, StopAtSafePoints
 from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.callbacks.watch import Watch
 from vapo.callbacks.weight_sync import WeightSync
-from vapo.checkpoint_saving import PlainFile
 from vapo.config import FitConfig
 from vapo.module import VapoModule
-from vapo.peers import Peers
 from vapo.progress import Progress
-from vapo.run_dirs import RunDir
-from vapo.stopping import Stopping
+from vapo.resuming.checkpoint_saving import PlainFile
+from vapo.resuming.other_processes import Peers
+from vapo.resuming.run_dirs import RunDir
+from vapo.resuming.stopping import Stopping
 from vapo.strategies import lightning_precision, make_strategy
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from vapo.config.schema import NewModelConfig
-from vapo.new_model import make_tokenizer
+from vapo.models.new_model import make_tokenizer
 from vapo.rollouts import SamplingSettings
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.types import Prompt

@@ -22,7 +22,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.console import quiet_libraries
 from vapo.datamodule import RolloutDataModule
-from vapo.models import load_tokenizer
+from vapo.models.loading import load_tokenizer
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit

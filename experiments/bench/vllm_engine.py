@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from vapo.config.engines import VllmConfig
 from vapo.config.schema import NewModelConfig
-from vapo.models import load_causal_lm, load_tokenizer
-from vapo.new_model import make_tokenizer
+from vapo.models.loading import load_causal_lm, load_tokenizer
+from vapo.models.new_model import make_tokenizer
 from vapo.policies import Actor
 from vapo.rollouts import Sampler, SamplingSettings
 from vapo.rollouts.contract import end_token_ids

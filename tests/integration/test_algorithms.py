@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 from tests.integration.commands import ROOT, summary
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tracking.metric_docs import documented_keys
-from vapo.checkpoints import network_state, read_checkpoint
 from vapo.commands.fit import run
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 TINY = [
     "components.group_sampling.num_prompts=4",

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from tests.tracking.metric_docs import documented_keys
 from tests.value_page.reading import page_json
-from vapo.checkpoints import network_state, read_checkpoint
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
@@ -312,7 +312,7 @@ def test_resumed_on_another_number_of_processes(
 def test_a_sharded_checkpoint_needs_a_sharded_run(tmp_path: Path) -> None:
     from vapo.config.schema import TrainerConfig
     from vapo.errors import UserError
-    from vapo.run_dirs import check_resumable
+    from vapo.resuming.run_dirs import check_resumable
 
     check_resumable(tmp_path, TrainerConfig())
     (tmp_path / "meta.pt").touch()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ROOT, SMALL, store, summary
-from vapo.checkpoints import read_checkpoint
 from vapo.config.schema import TrainerConfig
 from vapo.distributed import check_launch
 from vapo.errors import UserError
+from vapo.resuming.checkpoints import read_checkpoint
 
 ONE_ITERATION = [
     "trainer.strategy=fsdp",

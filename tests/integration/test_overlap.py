@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from tests.integration.commands import ROOT, SMALL, store, summary
-from vapo.checkpoints import read_checkpoint
 from vapo.commands import fit
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import StopRequested
 from vapo.module import VapoModule
+from vapo.resuming.checkpoints import read_checkpoint
 from vapo.rollouts.detached import DetachedTransformersSampler
 from vapo.rollouts.transformers import TransformersSampler
 from vapo.seeding import derive_seed

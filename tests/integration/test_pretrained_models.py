@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.commands import ROOT, SMALL, store, summary
 from tests.tiny_model import save_tiny_folder, tiny_model
-from vapo.checkpoints import network_state, read_checkpoint
 from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.policies import Actor
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 from vapo.token_inputs import token_inputs
 
 pytestmark = pytest.mark.slow

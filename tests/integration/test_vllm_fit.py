@@ -14,7 +14,7 @@ import torch
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import real_server, vllm_model
-from vapo.checkpoints import network_state, read_checkpoint
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

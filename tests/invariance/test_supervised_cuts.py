@@ -18,7 +18,7 @@ from vapo.config.schema import OptimizerConfig
 from vapo.policies import Actor
 from vapo.progress import Progress
 from vapo.supervised import Batches, SupervisedBatch, SupervisedModule, train_supervised
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt, Verdict
 from vapo.values import Critic
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
-from vapo import model_import
 from vapo.cli import main
 from vapo.commands.import_model import run
 from vapo.errors import UserError
-from vapo.model_import import Imported, check_folder, find_source
-from vapo.models import load_causal_lm, load_tokenizer
-from vapo.new_model import EOS, PAD, make_tokenizer
+from vapo.models import importing as model_import
+from vapo.models.importing import Imported, check_folder, find_source
+from vapo.models.loading import load_causal_lm, load_tokenizer
+from vapo.models.new_model import EOS, PAD, make_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|turn|>' + m['role'] + '\n' + m['content'] + '<|over|>\n' }}"

@@ -16,18 +16,18 @@ from tests.tiny_model import (
     save_tiny_folder,
     tiny_model,
 )
-from vapo.checkpoints import network_state
 from vapo.commands.estimate import run as estimate
 from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
 from vapo.errors import UserError
-from vapo.export import save_folder
-from vapo.lora import merged, plain_copy
 from vapo.minibatches import token_inputs
-from vapo.models import load_tokenizer
-from vapo.networks import make_actor, make_reference
+from vapo.models.export import save_folder
+from vapo.models.loading import load_tokenizer
+from vapo.models.lora import merged, plain_copy
+from vapo.models.networks import make_actor, make_reference
 from vapo.optimizers import make_optimizer
 from vapo.policies import Actor
+from vapo.resuming.checkpoints import network_state
 
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
 LORA = ["actor.lora.rank=2", "actor.lora.alpha=3"]

@@ -13,9 +13,9 @@ from tests.tiny_model import tiny_model
 from vapo.commands.estimate import render, run, verdict
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.memory_estimate import GIB, Estimate, estimate_memory, worst_microbatch
-from vapo.memory_passes import FakeNetwork, NetworkPasses, NetworkShape
-from vapo.memory_tracking import MemoryTracker
+from vapo.memory.estimate import GIB, Estimate, estimate_memory, worst_microbatch
+from vapo.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.memory.tracking import MemoryTracker
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
 EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")

@@ -17,7 +17,7 @@ from vapo.cli import main
 from vapo.config.schema import TrainerConfig
 from vapo.distributed import check_launch
 from vapo.errors import UserError
-from vapo.models import load_tokenizer
+from vapo.models.loading import load_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

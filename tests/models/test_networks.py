@@ -17,7 +17,7 @@ from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.errors import UserError
 from vapo.minibatches import token_inputs
-from vapo.networks import enable_gradient_checkpointing, make_actor, make_critic
+from vapo.models.networks import enable_gradient_checkpointing, make_actor, make_critic
 from vapo.policies import Actor
 
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)

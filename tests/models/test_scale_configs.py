@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from vapo.commands.estimate import run
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.empty_models import empty_model
-from vapo.memory_estimate import GIB
+from vapo.memory.estimate import GIB
+from vapo.models.empty import empty_model
 from vapo.policies import Actor
 from vapo.strategies import shard
 from vapo.values import Critic

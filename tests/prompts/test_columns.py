@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
-from vapo.columns import match_answer, take
 from vapo.config.schema import DataConfig, SourceConfig
+from vapo.data.columns import match_answer, take
+from vapo.data.rows import LeftOut
+from vapo.data.sources import read_rows
 from vapo.errors import UserError
 from vapo.prompts import load_prompts
-from vapo.rows import LeftOut
-from vapo.sources import read_rows
 
 RECORD = {
     "prompt": [{"role": "user", "content": "1+1="}, {"role": "user", "content": "?"}],

@@ -11,8 +11,8 @@ from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.commands.filter import _check, _sample, render, summary_metrics
 from vapo.config import FitConfig
+from vapo.data.pass_rates import PassRateFile, default_path, settings_of
 from vapo.errors import UserError
-from vapo.pass_rates import PassRateFile, default_path, settings_of
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, load_prompts
 from vapo.types import Verdict

@@ -10,10 +10,10 @@ import pytest
 from tests.evaluation.test_evaluation import EqualityScorer, ScriptedSampler
 from vapo.batches import make_rollout_batch
 from vapo.config.schema import EvaluationConfig, RewardConfig
+from vapo.data.source_metrics import source_metrics
+from vapo.data.training_set import Stage, TrainingSet, TrainingSource
 from vapo.evaluation import evaluate
 from vapo.progress import Progress
-from vapo.source_metrics import source_metrics
-from vapo.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
 
 

@@ -45,11 +45,11 @@ def _nth(place: str, count: int, action: Callable[[], None]) -> None:
 def _find(place: str) -> tuple[Any, str]:
     import torch
 
-    from vapo import checkpoint_saving, durable, manifests
     from vapo.callbacks.checkpointing import Checkpointing
     from vapo.datamodule import RolloutDataModule
-    from vapo.kept_rollouts import KeptRollouts
     from vapo.module import VapoModule
+    from vapo.resuming import checkpoint_saving, durable, manifests
+    from vapo.resuming.kept_rollouts import KeptRollouts
     from vapo.rollout_collection import RolloutCollection
 
     places: dict[str, tuple[Any, str]] = {

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from vapo.checkpoints import read_checkpoint
+from vapo.resuming.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 TINY = [

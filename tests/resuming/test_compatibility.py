@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.config.fits import ROOT
-from vapo.compatibility import check_compatible, parameters_of
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.empty_models import empty_model
 from vapo.errors import UserError
-from vapo.manifests import Manifest
+from vapo.models.empty import empty_model
 from vapo.policies import Actor
+from vapo.resuming.compatibility import check_compatible, parameters_of
+from vapo.resuming.manifests import Manifest
 from vapo.values import Critic
 
 

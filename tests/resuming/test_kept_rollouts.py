@@ -11,9 +11,9 @@ import torch
 
 from vapo.batches import make_rollout_batch
 from vapo.config.schema import RewardConfig
-from vapo.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.overlap import SampledAhead
-from vapo.run_dirs import RunDir
+from vapo.resuming.kept_rollouts import KeptRollouts, Origin, weights_digest
+from vapo.resuming.run_dirs import RunDir
 from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")

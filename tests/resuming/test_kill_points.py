@@ -10,7 +10,7 @@ import pytest
 
 from tests.resuming import runs
 from tests.resuming.comparing import assert_same, assert_same_run
-from vapo.checkpoints import read_checkpoint
+from vapo.resuming.checkpoints import read_checkpoint
 
 AUTO = "checkpoints.resume=auto"
 KILLED = -signal.SIGKILL

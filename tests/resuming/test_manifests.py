@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from vapo.checkpoint_saving import check_space, expected_bytes
-from vapo.checkpoints import checkpoint_name, read_checkpoint, sound_checkpoint
-from vapo.durable import point_link
 from vapo.errors import UserError
-from vapo.manifests import DamagedCheckpointError, Manifest, describe_file, read_manifest, verify
+from vapo.resuming.checkpoint_saving import check_space, expected_bytes
+from vapo.resuming.checkpoints import checkpoint_name, read_checkpoint, sound_checkpoint
+from vapo.resuming.durable import point_link
+from vapo.resuming.manifests import (
+    DamagedCheckpointError,
+    Manifest,
+    describe_file,
+    read_manifest,
+    verify,
+)
 
 NUM_PLACES = 25
 
@@ -103,7 +109,7 @@ def test_a_link_that_was_not_made_yet_is_not_needed(tmp_path: Path) -> None:
 
 def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write(tmp_path, 1)
-    monkeypatch.setattr("vapo.manifests.FORMAT", 2)
+    monkeypatch.setattr("vapo.resuming.manifests.FORMAT", 2)
     with pytest.raises(UserError, match=r"written by vapo .* in format 1; .* reads format 2"):
         read_manifest(checkpoint)
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.config.fits import fit_config
 from tests.resuming.test_manifests import write
-from vapo.checkpoints import checkpoint_name
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.loading import flatten
 from vapo.errors import UserError
-from vapo.run_dirs import (
+from vapo.resuming.checkpoints import checkpoint_name
+from vapo.resuming.run_dirs import (
     Resume,
     RunDir,
     choose_resume,

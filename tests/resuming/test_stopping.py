@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from vapo.errors import InterruptedRunError, StopRequested
-from vapo.peers import Peers
 from vapo.progress import Progress
-from vapo.stopping import SIGNALS, Stopping
+from vapo.resuming.other_processes import Peers
+from vapo.resuming.stopping import SIGNALS, Stopping
 
 ALONE = """
 import os, signal, sys, threading, time
-from vapo.stopping import Stopping
+from vapo.resuming.stopping import Stopping
 with Stopping({grace}) as stopping:
     for number in {signals}:
         os.kill(os.getpid(), number)

@@ -12,7 +12,7 @@ from tests.config.fits import ROOT
 from tests.rewards.rollouts_for_tests import rollout
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.models import load_tokenizer
+from vapo.models.loading import load_tokenizer
 from vapo.prompts import load_prompts
 from vapo.rewards import make_scorer
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.systems import system_config
 from vapo import dynamic_sampling
+from vapo.data.training_set import TrainingSet
 from vapo.datamodule import RolloutDataModule
 from vapo.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.module import VapoModule
@@ -18,7 +19,6 @@ from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import SamplingSettings
-from vapo.training_set import TrainingSet
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 G, NUM_PROMPTS = 2, 4

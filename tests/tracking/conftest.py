@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from vapo.config.schema import TrackingConfig
-from vapo.tracking import make_run_logger
+from vapo.tracking.logger import make_run_logger
 
 
 @pytest.fixture(autouse=True)

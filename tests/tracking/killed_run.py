@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from vapo.config.schema import TrackingConfig
-from vapo.journal import Journal
-from vapo.stores import MlflowSink
-from vapo.tracking import make_run_logger
+from vapo.tracking.journal import Journal
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.stores import MlflowSink
 
 NUM_STEPS = 30
 

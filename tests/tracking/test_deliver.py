@@ -9,12 +9,12 @@ from mlflow import MlflowClient
 
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import DeliveryReport
-from vapo.journal import Journal
-from vapo.records import Record
-from vapo.run_journals import what_was_not_sent
-from vapo.stores import MlflowSink, Store, locate_store
-from vapo.tracking import make_run_logger
+from vapo.tracking.delivery import DeliveryReport
+from vapo.tracking.journal import Journal
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.records import Record
+from vapo.tracking.run_journals import what_was_not_sent
+from vapo.tracking.stores import MlflowSink, Store, locate_store
 
 
 @pytest.fixture

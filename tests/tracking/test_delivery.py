@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from vapo import delivery as delivery_module
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import Delivery, Record
-from vapo.stores import MlflowSink
-from vapo.tracking import make_run_logger
+from vapo.tracking import delivery as delivery_module
+from vapo.tracking.delivery import Delivery, Record
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.stores import MlflowSink
 
 
 class Sink:

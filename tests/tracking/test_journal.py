@@ -15,13 +15,13 @@ from mlflow import MlflowClient
 
 from tests.tracking.killed_run import NUM_STEPS
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import Delivery
 from vapo.errors import UserError
-from vapo.journal import Journal
-from vapo.records import Clock, InputData, Record
-from vapo.run_journals import bind
-from vapo.stores import MlflowSink, locate_store
-from vapo.tracking import make_run_logger
+from vapo.tracking.delivery import Delivery
+from vapo.tracking.journal import Journal
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.records import Clock, InputData, Record
+from vapo.tracking.run_journals import bind
+from vapo.tracking.stores import MlflowSink, locate_store
 
 RECORDS = [
     Record("params", {"lr": "1e-6"}),

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from vapo import delivery as delivery_module
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
-from vapo.stores import locate_store
-from vapo.tracking import RunLogger, make_run_logger
+from vapo.tracking import delivery as delivery_module
+from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.stores import locate_store
 
 START_S = 240.0
 

@@ -7,8 +7,8 @@ import pytest
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.stores import Store, locate_store
-from vapo.tracking import make_run_logger
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.stores import Store, locate_store
 
 
 @pytest.fixture

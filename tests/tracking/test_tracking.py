@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.stores import locate_store
-from vapo.tracking import make_run_logger
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.stores import locate_store
 
 
 def client_of(config):

@@ -25,6 +25,7 @@ from vapo.batches import make_rollout_batch
 from vapo.callbacks.watch import Watch
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.data.training_set import TrainingSet
 from vapo.datamodule import RolloutDataModule
 from vapo.distributed import rank, world_size
 from vapo.errors import StoppedRun
@@ -34,8 +35,7 @@ from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.strategies import make_strategy
-from vapo.tracking import RunLogger
-from vapo.training_set import TrainingSet
+from vapo.tracking.logger import RunLogger
 from vapo.types import RolloutBatch
 
 NUM_ROLLOUTS = 16

@@ -11,17 +11,17 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from vapo.checkpoint_saving import check_space, expected_bytes, save_checkpoint, together
-from vapo.checkpoints import FOLDERS, checkpoint_name
-from vapo.compatibility import parameters_of
 from vapo.datamodule import datamodule_of
 from vapo.distributed import rank
-from vapo.durable import point_link
 from vapo.errors import UserError
-from vapo.manifests import Manifest
 from vapo.module import VapoModule
-from vapo.run_dirs import BEST, LAST, RunDir
-from vapo.tracking import RunLogger
+from vapo.resuming.checkpoint_saving import check_space, expected_bytes, save_checkpoint, together
+from vapo.resuming.checkpoints import FOLDERS, checkpoint_name
+from vapo.resuming.compatibility import parameters_of
+from vapo.resuming.durable import point_link
+from vapo.resuming.manifests import Manifest
+from vapo.resuming.run_dirs import BEST, LAST, RunDir
+from vapo.tracking.logger import RunLogger
 
 
 class Checkpointing(Checkpoint):

@@ -15,7 +15,7 @@ from vapo.datamodule import datamodule_of
 from vapo.distributed import world_size
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Phase
 from vapo.value_page.contents import PageContents
 from vapo.value_page.rendering import render_page

@@ -9,7 +9,7 @@ from vapo.datamodule import RolloutDataModule, datamodule_of
 from vapo.evaluation import EvaluationResult, evaluate
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Phase
 
 

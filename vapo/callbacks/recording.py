@@ -17,7 +17,7 @@ from vapo.flops import peak_tflops
 from vapo.module import PHASES, VapoModule
 from vapo.progress import Progress
 from vapo.stage_times import IterationTimes, RunProfile, num_tokens, throughput_metrics
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 
 GIB = 1024**3
 

@@ -8,8 +8,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
-from vapo.peers import Peers
-from vapo.stopping import Stopping
+from vapo.resuming.other_processes import Peers
+from vapo.resuming.stopping import Stopping
 
 
 class StopAtSafePoints(Callback):
@@ -40,7 +40,7 @@ class StopAtSafePoints(Callback):
 class NoSignals(_SignalConnector):
     """Lightning's handlers broadcast from inside a handler, and requeue a SLURM job by themselves.
 
-    With several processes the first can hang; `vapo.stopping` takes the signals instead.
+    With several processes the first can hang; `vapo.resuming.stopping` takes the signals instead.
     """
 
     def register_signal_handlers(self) -> None:

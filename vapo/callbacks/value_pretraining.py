@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import components
-from vapo.export import save_network
+from vapo.models.export import save_network
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.types import Phase

@@ -17,7 +17,7 @@ from vapo.distributed import max_over_ranks, rank
 from vapo.errors import StoppedRun
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.tracking import RunLogger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Phase
 from vapo.watching.faults import Faults
 from vapo.watching.watchers import WatcherState

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vapo.datamodule import datamodule_of
-from vapo.lora import merged
+from vapo.models.lora import merged
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.strategies import full_state

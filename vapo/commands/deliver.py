@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.run_journals import deliver, journals_in, what_is_left
+from vapo.tracking.run_journals import deliver, journals_in, what_is_left
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:

@@ -9,9 +9,9 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig
 from vapo.console import quiet_libraries
 from vapo.errors import UserError
-from vapo.memory_estimate import GIB, Estimate, estimate_memory
-from vapo.models import check_supported, read_model_config
-from vapo.networks import critic_path
+from vapo.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.models.loading import check_supported, read_model_config
+from vapo.models.networks import critic_path
 
 # what CUDA, its libraries and NCCL take before the first tensor; not measured here
 _CONTEXT_GIB = 1.5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from vapo.checkpoints import network_state, read_checkpoint
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
-from vapo.export import save_folder
-from vapo.models import load_causal_lm, load_tokenizer, load_value_model
+from vapo.models.export import save_folder
+from vapo.models.loading import load_causal_lm, load_tokenizer, load_value_model
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:

@@ -12,11 +12,10 @@ from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
 from vapo.console import quiet_libraries
+from vapo.data.pass_rates import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.devices import set_threads
 from vapo.errors import UserError
-from vapo.inputs import dataset_inputs, model_tags, params
-from vapo.models import load_tokenizer
-from vapo.pass_rates import PassRateFile, chunk_prompts, default_path, settings_of
+from vapo.models.loading import load_tokenizer
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit, load_prompts
 from vapo.report.pass_rates import draw_pass_rates
@@ -24,7 +23,8 @@ from vapo.rewards import make_scorer
 from vapo.rollouts import sampling_settings
 from vapo.rollouts.selection import check_engine, make_sampler
 from vapo.seeding import derive_seed
-from vapo.tracking import make_run_logger
+from vapo.tracking.inputs import dataset_inputs, model_tags, params
+from vapo.tracking.logger import make_run_logger
 from vapo.types import Prompt
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.callbacks.weight_sync import actor_weights
-from vapo.checkpoints import path_for_lightning
-from vapo.compatibility import check_compatible
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.console import quiet_libraries
@@ -20,22 +18,24 @@ from vapo.datamodule import RolloutDataModule
 from vapo.devices import pick_device, set_threads
 from vapo.distributed import check_launch, leave_together
 from vapo.errors import StoppedRun
-from vapo.inputs import dataset_inputs, model_tags, params
-from vapo.kept_rollouts import KeptRollouts
-from vapo.manifests import read_manifest
 from vapo.minibatches import TokenInputs
-from vapo.models import check_same_tokenizer, load_tokenizer
+from vapo.models.loading import check_same_tokenizer, load_tokenizer
+from vapo.models.networks import critic_path
 from vapo.module import VapoModule
-from vapo.networks import critic_path
 from vapo.progress import Progress, is_main_process
 from vapo.prompts import PromptSplit, load_prompts
+from vapo.resuming.checkpoints import path_for_lightning
+from vapo.resuming.compatibility import check_compatible
+from vapo.resuming.kept_rollouts import KeptRollouts
+from vapo.resuming.manifests import read_manifest
+from vapo.resuming.run_dirs import RunDir, check_resumable, choose_resume, open_run_dir, tell
+from vapo.resuming.stopping import Stopping
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
-from vapo.run_dirs import RunDir, check_resumable, choose_resume, open_run_dir, tell
-from vapo.stopping import Stopping
 from vapo.strategies import gathered
 from vapo.summary import make_summary, render_summary, write_summary
-from vapo.tracking import RunLogger, make_run_logger
+from vapo.tracking.inputs import dataset_inputs, model_tags, params
+from vapo.tracking.logger import RunLogger, make_run_logger
 from vapo.trainer import RunCallbacks, make_trainer
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from vapo.console import quiet_libraries
 from vapo.errors import UserError
-from vapo.model_import import Dtype, Imported, check_folder, find_source, read_source, write_folder
+from vapo.models.importing import (
+    Dtype,
+    Imported,
+    check_folder,
+    find_source,
+    read_source,
+    write_folder,
+)
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:

@@ -11,7 +11,7 @@ from vapo.report.figures import draw_all
 from vapo.report.render import as_csv, markdown, page
 from vapo.report.runs import Collection, Reader
 from vapo.report.table import make_table
-from vapo.stores import locate_store
+from vapo.tracking.stores import locate_store
 
 _NOTE = "mlflow.note.content"
 _RESULT = "\n\n## Result\n\n"

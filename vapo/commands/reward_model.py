@@ -13,10 +13,11 @@ from torch import Tensor
 
 from vapo.config import RewardModelConfig
 from vapo.console import quiet_libraries
+from vapo.data.training_set import TrainingSet
 from vapo.devices import pick_device, set_threads
-from vapo.export import save_folder
 from vapo.functional.metrics import explained_variance
-from vapo.models import load_causal_lm, load_tokenizer, load_value_model
+from vapo.models.export import save_folder
+from vapo.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.progress import Progress
 from vapo.prompts import group_sampling, load_prompts
 from vapo.rewards.scorer import Scorer
@@ -31,7 +32,6 @@ from vapo.supervised import (
     train_supervised,
 )
 from vapo.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
-from vapo.training_set import TrainingSet
 from vapo.types import Prompt, Rollout, Verdict
 from vapo.values import Critic
 

@@ -14,9 +14,9 @@ from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
-from vapo.export import save_folder
-from vapo.models import load_causal_lm, load_tokenizer
-from vapo.new_model import make_model, make_tokenizer
+from vapo.models.export import save_folder
+from vapo.models.loading import load_causal_lm, load_tokenizer
+from vapo.models.new_model import make_model, make_tokenizer
 from vapo.policies import Actor
 from vapo.prompts import load_prompts
 from vapo.rollouts.transformers import TransformersSampler

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.provenance import git_state
 from vapo.sweep.describe import describe_size, dry_run_lines
 from vapo.sweep.folders import locked
 from vapo.sweep.grid import read_grid
@@ -17,6 +16,7 @@ from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
 from vapo.sweep.slurm import SlurmLauncher
 from vapo.sweep.work import Work
+from vapo.tracking.provenance import git_state
 
 
 @dataclass(frozen=True)

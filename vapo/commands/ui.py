@@ -7,7 +7,7 @@ import sys
 
 from vapo.errors import UserError
 from vapo.ports import check_port
-from vapo.stores import Store, locate_store
+from vapo.tracking.stores import Store, locate_store
 
 
 def run(tracking_uri: str, host: str, port: int) -> None:

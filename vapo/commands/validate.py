@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from vapo.checkpoints import network_state, read_checkpoint
 from vapo.config import FitConfig
 from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.evaluation import evaluate
-from vapo.models import load_causal_lm, load_tokenizer
+from vapo.models.loading import load_causal_lm, load_tokenizer
 from vapo.policies import Actor
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
+from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.resuming.run_dirs import find_checkpoint
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
-from vapo.run_dirs import find_checkpoint
 
 
 def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:

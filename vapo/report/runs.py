@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.stores import Store
+from vapo.tracking.stores import Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

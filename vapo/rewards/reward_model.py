@@ -12,8 +12,8 @@ from transformers import (
 )
 
 from vapo.errors import UserError
-from vapo.model_files import check_weight_files
-from vapo.saved_tokenizers import read_tokenizer
+from vapo.models.files import check_weight_files
+from vapo.models.saved_tokenizers import read_tokenizer
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384

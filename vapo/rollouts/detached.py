@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
-from vapo.lora import plain_copy
+from vapo.models.lora import plain_copy
 from vapo.rollouts.transformers import TransformersSampler
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.config import FitConfig
-from vapo.provenance import provenance_tags
-from vapo.stores import locate_store, open_store
 from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import Outcome, write_json
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
+from vapo.tracking.provenance import provenance_tags
+from vapo.tracking.stores import locate_store, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.lora import merged
-from vapo.manifests import DamagedCheckpointError, read_manifest, verify
+from vapo.models.lora import merged
 from vapo.progress import is_main_process
+from vapo.resuming.manifests import DamagedCheckpointError, read_manifest, verify
 
 STATE_NAME = "state.pt"
 _SHARDS_NAME = "meta.pt"  # Lightning's

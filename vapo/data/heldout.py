@@ -8,8 +8,8 @@ from random import Random
 
 from vapo.config.data_rules import sources_of
 from vapo.config.schema import DataConfig
+from vapo.data.training_set import Stage, TrainingSet, TrainingSource
 from vapo.errors import UserError
-from vapo.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 

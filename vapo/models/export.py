@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.distributed import rank
-from vapo.models import load_tokenizer
+from vapo.models.loading import load_tokenizer
 from vapo.policies import Actor
 from vapo.strategies import full_state
 from vapo.values import Critic

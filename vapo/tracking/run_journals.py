@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vapo.delivery import Delivery, DeliveryReport
 from vapo.errors import UserError
-from vapo.journal import JOURNAL_NAME, Journal
-from vapo.records import Clock
-from vapo.stores import MlflowSink, Store, client_of, locate_store
+from vapo.tracking.delivery import Delivery, DeliveryReport
+from vapo.tracking.journal import JOURNAL_NAME, Journal
+from vapo.tracking.records import Clock
+from vapo.tracking.stores import MlflowSink, Store, client_of, locate_store
 
 FOLDER_NAME = "tracking"
 _TARGET = "target.json"

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from vapo.models import check_supported, read_model_config, refusals, remove_dropout
+from vapo.models.loading import check_supported, read_model_config, refusals, remove_dropout
 
 Kind = Literal["causal_lm", "value_model"]
 

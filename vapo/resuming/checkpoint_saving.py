@@ -17,11 +17,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from vapo.checkpoints import STATE_NAME
 from vapo.distributed import leave_together, rank, world_size
-from vapo.durable import replace_folder, sync
 from vapo.errors import InterruptedRunError
-from vapo.manifests import Manifest, describe_file
+from vapo.resuming.checkpoints import STATE_NAME
+from vapo.resuming.durable import replace_folder, sync
+from vapo.resuming.manifests import Manifest, describe_file
 
 _SPARE_BYTES = 1 << 20
 _AFTER = (

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vapo import __version__
-from vapo.durable import sha256, write_text
 from vapo.errors import UserError
+from vapo.resuming.durable import sha256, write_text
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1  # of folder and contents; another one is not read

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vapo.durable import write_whole
 from vapo.overlap import SampledAhead
-from vapo.run_dirs import RunDir
+from vapo.resuming.durable import write_whole
+from vapo.resuming.run_dirs import RunDir
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 _TENSORS = ("response_ids", "response_mask", "rollout_logprobs", "rewards", "is_correct")

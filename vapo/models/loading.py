@@ -28,8 +28,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from vapo.errors import UserError
-from vapo.model_files import check_weight_files
-from vapo.saved_tokenizers import read_tokenizer
+from vapo.models.files import check_weight_files
+from vapo.models.saved_tokenizers import read_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.records import Record, from_json, to_json
+from vapo.tracking.records import Record, from_json, to_json
 
 JOURNAL_NAME = "journal.jsonl"
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from vapo.config import FitConfig
-from vapo.empty_models import empty_model
 from vapo.errors import UserError
-from vapo.manifests import Manifest
-from vapo.networks import critic_path
+from vapo.models.empty import empty_model
+from vapo.models.networks import critic_path
 from vapo.policies import Actor
+from vapo.resuming.manifests import Manifest
 from vapo.values import Critic
 
 _SHOWN = 3

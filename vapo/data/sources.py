@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vapo import procedural
-from vapo.columns import match_answer, take
 from vapo.config.schema import SourceConfig
+from vapo.data import procedural
+from vapo.data.columns import match_answer, take
+from vapo.data.generated_rows import procedural_rows, reasoning_gym_rows
+from vapo.data.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.errors import UserError
-from vapo.generated_rows import procedural_rows, reasoning_gym_rows
-from vapo.rows import LeftOut, Message, Row, first_of_each, passing
 
 
 def read_rows(source: SourceConfig, *, key: str, left_out: LeftOut | None = None) -> list[Row]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
-from vapo.memory_passes import NetworkPasses, NetworkShape, Parameters, PassMemory
+from vapo.memory.passes import NetworkPasses, NetworkShape, Parameters, PassMemory
 
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2}

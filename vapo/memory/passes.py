@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, PreTrainedConfig
 
-from vapo.empty_models import Kind, model_of_config
-from vapo.memory_tracking import MemoryTracker
+from vapo.memory.tracking import MemoryTracker
 from vapo.minibatches import TokenInputs, token_inputs
-from vapo.networks import enable_gradient_checkpointing
+from vapo.models.empty import Kind, model_of_config
+from vapo.models.networks import enable_gradient_checkpointing
 from vapo.policies import Actor
 from vapo.rollouts.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.values import Critic

@@ -17,20 +17,20 @@ from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.delivery import Delivery, DeliveryReport
 from vapo.errors import UserError
-from vapo.journal import Journal
 from vapo.progress import is_main_process
-from vapo.provenance import provenance_tags
-from vapo.records import Clock, InputData, Record
-from vapo.run_journals import (
+from vapo.tracking.delivery import Delivery, DeliveryReport
+from vapo.tracking.journal import Journal
+from vapo.tracking.provenance import provenance_tags
+from vapo.tracking.records import Clock, InputData, Record
+from vapo.tracking.run_journals import (
     Recorded,
     bind,
     recorded_so_far,
     set_aside_others,
     what_was_not_sent,
 )
-from vapo.stores import MlflowSink, Store, locate_store, open_store
+from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vapo.empty_models import model_of_config
 from vapo.errors import UserError
-from vapo.export import save_folder
-from vapo.models import (
+from vapo.models.empty import model_of_config
+from vapo.models.export import save_folder
+from vapo.models.loading import (
     check_supported,
     load_causal_lm,
     load_tokenizer,

@@ -11,9 +11,9 @@ from typing import Any
 from vapo.config import FitConfig
 from vapo.config.loading import flatten
 from vapo.config.schema import SourceConfig
-from vapo.fingerprint import fingerprint
+from vapo.data.fingerprint import fingerprint
 from vapo.prompts import PromptSplit
-from vapo.records import InputData
+from vapo.tracking.records import InputData
 from vapo.types import Prompt
 
 

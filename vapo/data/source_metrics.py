@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from vapo.data.training_set import TrainingSet
 from vapo.distributed import gather_over_ranks
-from vapo.training_set import TrainingSet
 from vapo.types import RolloutBatch
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vapo.columns import PASS_RATE
 from vapo.config import FitConfig
+from vapo.data.columns import PASS_RATE
+from vapo.data.fingerprint import fingerprint
 from vapo.errors import UserError
-from vapo.fingerprint import fingerprint
-from vapo.inputs import prompts_digest
+from vapo.tracking.inputs import prompts_digest
 from vapo.types import Prompt, Verdict
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from vapo.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
 from vapo.config import FitConfig
 from vapo.config.checkpoints import run_identity
 from vapo.config.loading import flatten, to_yaml
 from vapo.config.schema import TrainerConfig
-from vapo.durable import write_text
 from vapo.errors import UserError
 from vapo.progress import is_main_process
+from vapo.resuming.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
+from vapo.resuming.durable import write_text
 from vapo.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 
 RECORD_NAME = "run.json"

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.progress import is_main_process
-from vapo.run_dirs import RunDir, how_to_go_on
-from vapo.stopping import end_now
+from vapo.resuming.run_dirs import RunDir, how_to_go_on
+from vapo.resuming.stopping import end_now
 
 _POLL_S = 0.5
 _ORDERLY_S = 10.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from vapo.data.procedural import nearest
 from vapo.errors import UserError
-from vapo.procedural import nearest
 
 PASS_RATE = "pass_rate"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from vapo.errors import UserError
-from vapo.records import InputData, Record
+from vapo.tracking.records import InputData, Record
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

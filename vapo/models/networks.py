@@ -8,10 +8,10 @@ from typing import TypeVar
 from torch.distributed.device_mesh import DeviceMesh
 
 from vapo.config import FitConfig
-from vapo.empty_models import empty_model
 from vapo.errors import UserError
-from vapo.lora import add_adapters
-from vapo.models import load_causal_lm, load_value_model
+from vapo.models.empty import empty_model
+from vapo.models.loading import load_causal_lm, load_value_model
+from vapo.models.lora import add_adapters
 from vapo.policies import Actor, FrozenBase
 from vapo.seeding import derive_seed
 from vapo.strategies import fill_from_first_rank, shard

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vapo.journal import Journal
-from vapo.records import Record
+from vapo.tracking.journal import Journal
+from vapo.tracking.records import Record
 
 _MAX_BATCH = 200
 _MAX_ATTEMPTS = 20

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vapo.columns import pass_rate
 from vapo.config.schema import SourceConfig
+from vapo.data.columns import pass_rate
 
 Message = Mapping[str, str]
 

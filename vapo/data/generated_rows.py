@@ -9,11 +9,11 @@ import dataclasses
 import difflib
 from typing import Any
 
-from vapo import procedural
 from vapo.config.data import CurriculumStage
 from vapo.config.schema import SourceConfig
+from vapo.data import procedural
+from vapo.data.rows import Row
 from vapo.errors import UserError
-from vapo.rows import Row
 
 
 def _num_generated(source: SourceConfig, key: str) -> int:

@@ -1,0 +1,1 @@
+"""From files, data sets and generators to rows and training prompts."""

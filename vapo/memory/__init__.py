@@ -1,0 +1,1 @@
+"""The memory that a config needs, behind `vapo estimate`."""

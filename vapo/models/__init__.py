@@ -1,0 +1,1 @@
+"""Hugging Face folders: reading, checking, importing, adapters, networks on devices."""

@@ -1,0 +1,1 @@
+"""Checkpoints, what else a run keeps, and stopping in good order."""
