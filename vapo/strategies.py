@@ -60,9 +60,7 @@ class Sharding(ModelParallelStrategy):
             super().model_to_device()
             return
         assert self.model is not None
-        for part in self.model.modules():
-            for name, buffer in part.named_buffers(recurse=False):
-                part._buffers[name] = buffer.to(self.root_device)
+        move_buffers(self.model, self.root_device)
         _update_properties(self.model, device=self.root_device)
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
@@ -138,7 +136,14 @@ def fill_from_first_rank(
         if source is not None:
             buffer.copy_(source.get_buffer(name))
         dist.broadcast(buffer, src=0)
-        buffer.data = buffer.to(mesh.device_type)
+    move_buffers(network, mesh.device_type)
+
+
+def move_buffers(module: nn.Module, device: torch.device | str) -> None:
+    """Buffers to the device, parameters left where they are."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
