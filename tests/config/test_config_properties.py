@@ -88,7 +88,11 @@ def load(minimal: Path, chosen: list[str]) -> FitConfig | None:
         assert "\n" not in message
         assert 0 < len(message) < 1000
         named = [override.partition("=")[0] for override in chosen]
-        named += [key.rpartition(".")[0] for key in named if "." in key]
+        named += [
+            ".".join(parts[:depth])
+            for parts in (key.split(".") for key in named)
+            for depth in range(2, len(parts))
+        ]
         assert any(key in message for key in named), message
         return None
 
