@@ -21,6 +21,7 @@ from vapo.callbacks.weight_sync import WeightSync
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.console import quiet_libraries
+from vapo.data.training_set import TrainingSet
 from vapo.datamodule import RolloutDataModule
 from vapo.models.loading import load_tokenizer
 from vapo.module import VapoModule
@@ -100,7 +101,7 @@ def main() -> None:
     progress = Progress(enabled=False)
     datamodule = TurnTakingDataModule(
         config,
-        prompts=PromptSplit(prompts, [], PromptReport(len(prompts), 0, 0, 0)),
+        prompts=PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0)),
         scorer=make_scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,
