@@ -118,9 +118,10 @@ def _read_gguf(source: Source, dtype: str) -> Imported:
     options: dict[str, Any] = {"gguf_file": source.gguf_file, "trust_remote_code": False}
     with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=getattr(torch, dtype), output_loading_info=True, **options
         )
+    model, info = loaded
     if info["missing_keys"] or tokenizer.eos_token_id is None:
         lacks = ", ".join(sorted(info["missing_keys"])[:3]) or "an end token"
         raise UserError(f"{where}: the file is incomplete; it lacks {lacks}")

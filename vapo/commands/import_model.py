@@ -36,7 +36,7 @@ def describe(read: Imported) -> str:
     """What a config has to know of the model."""
     model, tokenizer = read.model, read.tokenizer
     config = model.config.get_text_config()
-    ends = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    ends = model.generation_config.eos_token_id
     names = tokenizer.convert_ids_to_tokens(ends if isinstance(ends, list) else [ends])
     tied = "tied" if config.tie_word_embeddings else "untied"
     chat = "a chat template" if tokenizer.chat_template else "no chat template"
