@@ -80,6 +80,7 @@ def test_overlays_and_overrides_in_any_order_the_last_wins(
     [
         ("fit", FitConfig, MINIMAL, {"ckpt_path": None}),
         ("validate", FitConfig, MINIMAL, {"ckpt_path": None}),
+        ("filter", FitConfig, MINIMAL, {"num_responses": 8, "output": None}),
         ("sft", SftConfig, "export_dir: x\ndata: {train: {path: p}}", {}),
         ("reward-model", RewardModelConfig,
          "policy_path: p\nexport_dir: x\ndata: {train: {path: p}}", {}),

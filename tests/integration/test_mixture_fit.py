@@ -1,0 +1,74 @@
+"""A mixture with a verifier and a curriculum of its own, through the real command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.commands import fit, store, summary
+from tests.tracking.metric_docs import documented_keys
+from vapo.checkpoints import network_state, read_checkpoint
+
+pytestmark = pytest.mark.slow
+
+MIXTURE = """\
+data:
+  train: {kind: mixture}
+  mixture:
+    swaps:
+      weight: 3
+      kind: procedural
+      task: state_tracking
+      num_examples: 64
+      curriculum:
+        - {from_iteration: 0, options: {min_steps: 2, max_steps: 3}}
+        - {from_iteration: 3, options: {min_steps: 5, max_steps: 8}}
+    first_digit:
+      weight: 1
+      kind: procedural
+      task: state_tracking
+      num_examples: 32
+      seed: 7
+      verifier: regex
+      pattern: "^[a-z](\\\\d)"
+  heldout: {kind: mixture}
+  heldout_mixture:
+    easy: {kind: procedural, task: state_tracking, num_examples: 8, seed: 11}
+    hard: {kind: procedural, task: state_tracking, num_examples: 8, seed: 12}
+"""
+
+
+def test_a_mixture_is_logged_by_source_and_resumes_exactly(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    from mlflow import MlflowClient
+
+    whole, parts = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
+    (whole / "mixture.yaml").write_text(MIXTURE)
+    overlay = ("--config", str(whole / "mixture.yaml"))
+    run = fit(whole, *overlay)
+    fit(parts, *overlay, "training.num_iterations=1")
+    resumed = fit(parts, *overlay, "--ckpt_path", "last")
+
+    def actor(run: Path) -> dict[str, torch.Tensor]:
+        return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
+
+    for name, tensor in actor(run).items():
+        assert torch.equal(tensor, actor(resumed)[name]), name
+
+    client = MlflowClient(f"sqlite:///{store(whole)}/mlflow.db")
+    run_id = summary(run)["mlflow_run_id"]
+    logged = set(client.get_run(run_id).data.metrics)
+    general = {re.sub(r"^(source|eval)_[a-z_]+/", r"\1_NAME/", key) for key in logged}
+    assert general - documented_keys() == set()
+
+    def values(key: str) -> list[float]:
+        return [metric.value for metric in client.get_metric_history(run_id, key)]
+
+    assert values("source_swaps/curriculum_stage") == [0, 0, 0, 1, 1]
+    assert values("source_swaps/num_prompts") == [6] * 5
+    assert values("source_first_digit/num_prompts") == [2] * 5
+    assert len(values("eval_easy/avg_at_k")) == len(values("eval_hard/avg_at_k")) == 3
