@@ -10,7 +10,7 @@ import torch
 
 from tests.integration.commands import fit, store, summary
 from tests.tracking.metric_docs import documented_keys
-from vapo.checkpoints import network_state, read_checkpoint
+from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 pytestmark = pytest.mark.slow
 
