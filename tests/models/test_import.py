@@ -15,8 +15,8 @@ from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokeni
 from vapo.cli import main
 from vapo.commands.import_model import run
 from vapo.errors import UserError
+from vapo.models import importing as model_import
 from vapo.models.importing import Imported, check_folder, find_source
-from vapo.models.loading import importing as model_import
 from vapo.models.loading import load_causal_lm, load_tokenizer
 from vapo.models.new_model import EOS, PAD, make_tokenizer
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from vapo.config.schema import TrackingConfig
+from vapo.tracking import delivery as delivery_module
 from vapo.tracking.delivery import Delivery, Record
-from vapo.tracking.logger import delivery as delivery_module
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.stores import MlflowSink
 

@@ -17,8 +17,8 @@ from mlflow import MlflowClient
 
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
+from vapo.tracking import delivery as delivery_module
 from vapo.tracking.logger import RunLogger, make_run_logger
-from vapo.tracking.logger import delivery as delivery_module
 from vapo.tracking.stores import locate_store
 
 START_S = 240.0
