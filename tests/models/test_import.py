@@ -96,7 +96,7 @@ def test_gguf_becomes_the_same_plain_folder(tmp_path: Path, capsys, tied: bool) 
     original = tiny_llama(tied)
     write_gguf(tmp_path / "tiny.gguf", original)
     run(str(tmp_path / "tiny.gguf"), tmp_path / "out", "auto")
-    model = load_causal_lm(str(tmp_path / "out"), dtype="float32", attn_implementation="auto")
+    model: Any = load_causal_lm(str(tmp_path / "out"), dtype="float32", attn_implementation="auto")
     expected = original.state_dict()
     assert model.state_dict().keys() == expected.keys()
     for name, tensor in model.state_dict().items():
@@ -208,7 +208,7 @@ def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:
     check_folder(Imported(tiny_model(), tokenizer), folder)
     with pytest.raises(UserError, match=r"the tokenizer reads .* saved and read back"):
         check_folder(Imported(tiny_model(), make_tokenizer(ALPHABET[::-1])), folder)
-    other = tiny_model()
+    other: Any = tiny_model()
     with torch.no_grad():
         other.model.norm.weight[3] += 1e-3
     with pytest.raises(UserError, match="other logits"):
