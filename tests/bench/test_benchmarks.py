@@ -70,6 +70,7 @@ def test_the_table_of_all_names_every_command(
     assert asked[0] == ["--repeats", "3", "--threads", "1", "--device", "cpu", "--toy"]
 
 
+@pytest.mark.timeout(900)  # imports transformers' models, which takes long on a loaded machine
 def test_every_benchmark_takes_its_own_options() -> None:
     everything = script("all")
     for module, options in everything.BENCHMARKS.values():
