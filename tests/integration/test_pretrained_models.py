@@ -21,7 +21,7 @@ from vapo.resuming.checkpoints import network_state, read_checkpoint
 from vapo.token_inputs import token_inputs
 
 pytestmark = pytest.mark.slow
-LORA = ["actor.lora.rank=4", "actor.lora.alpha=8", "actor.optimizer.lr=1e-2"]
+LORA = ["actor.lora.rank=4", "actor.lora.lora_alpha=8", "actor.optimizer.lr=1e-2"]
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
 
 

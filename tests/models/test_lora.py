@@ -30,7 +30,7 @@ from vapo.policies import Actor
 from vapo.resuming.checkpoints import network_state
 
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
-LORA = ["actor.lora.rank=2", "actor.lora.alpha=3"]
+LORA = ["actor.lora.rank=2", "actor.lora.lora_alpha=3"]
 
 
 def lora_config(tmp_path: Path, *overrides: str, tied: bool = True) -> FitConfig:
@@ -98,8 +98,8 @@ def test_unknown_modules(tmp_path: Path, name: str) -> None:
 
 
 def test_merged_hand_value() -> None:
-    """W + alpha / rank * B A, under the plain name; what has no adapter stays."""
-    options = fit_config_lora(rank=2, alpha=3.0)
+    """W + lora_alpha / rank * B A, under the plain name; what has no adapter stays."""
+    options = fit_config_lora(rank=2, lora_alpha=3.0)
     state = {
         "q.base_layer.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         "q.base_layer.bias": torch.tensor([7.0, 8.0]),
@@ -134,7 +134,7 @@ def test_merged_weights_are_the_modules_own_policy(tmp_path: Path, tied: bool) -
         own = logits[range(len(rollout.response_ids)), list(rollout.response_ids)]
         gaps.append((own - torch.tensor(rollout.rollout_logprobs)).abs().max())
     assert max(gaps) < 1e-5
-    wrong = plain_copy(actor.model, fit_config_lora(rank=2, alpha=2.9))
+    wrong = plain_copy(actor.model, fit_config_lora(rank=2, lora_alpha=2.9))
     assert (logprobs(Actor(wrong)) - logprobs(actor)).abs().max() > 1e-4
     assert any(".lora_A" in name for name in actor.state_dict()), "the module keeps its adapters"
 

@@ -24,10 +24,10 @@ class OptimizerConfig:
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters beside the policy's frozen weights: W + alpha / rank * B A."""
+    """Low-rank adapters beside the policy's frozen weights: W + lora_alpha / rank * B A."""
 
     rank: int = option(16, "rows of A, columns of B", ge=1)
-    alpha: float = option(32.0, "the adapters' product is scaled by alpha / rank", gt=0)
+    lora_alpha: float = option(32.0, "scale: the product is taken lora_alpha / rank times", gt=0)
     target_modules: str = option(
         "all",
         "which linear modules of the decoder layers get one: `all`, or names separated by commas, "

@@ -1,7 +1,7 @@
 """LoRA: low-rank adapters trained beside frozen weights, and the plain weights they come to.
 
 The layers are peft's. Outside of the live module nothing knows of them: engines, exports and
-`vapo validate` get W + alpha / rank * B A under the model folder's own names.
+`vapo validate` get W + lora_alpha / rank * B A under the model folder's own names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> N
         peft.inject_adapter_in_model(
             peft.LoraConfig(
                 r=options.rank,
-                lora_alpha=options.alpha,
+                lora_alpha=options.lora_alpha,
                 lora_dropout=0.0,  # with dropout the first mini-batch's ratio would not be 1
                 target_modules=targets,
                 bias="none",
@@ -110,7 +110,7 @@ def merged(
 
 
 def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
-    update = options.alpha / options.rank * (b.float() @ a.float())
+    update = options.lora_alpha / options.rank * (b.float() @ a.float())
     return (weight.float() + update).to(weight.dtype)
 
 

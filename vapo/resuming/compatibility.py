@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
+from vapo.models.lora import add_adapters
 from vapo.models.networks import critic_path
 from vapo.policies import Actor
 from vapo.resuming.manifests import Manifest
@@ -33,6 +34,8 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
         dtype=options.dtype,
         attn_implementation=options.attn_implementation,
     )
+    if options.lora is not None:
+        add_adapters(empty, options.lora, seed=0)
     actor = parameters_of(Actor(empty), "actor.")
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
