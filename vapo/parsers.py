@@ -61,6 +61,7 @@ EXIT_CODES = """exit codes:
   0    finished
   1    an error of our own, with a traceback
   2    a mistake in config, data or environment, said in one line
+  3    ended by a watcher or by too many bad updates (docs/watching.md)
   75   stopped by its surroundings (full disk, lost process): the same command may go on later
   130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last goes on
 See docs/resuming.md.
