@@ -42,10 +42,10 @@ ui: install ## open the MLflow UI on the recorded runs
 	$(BIN)/vapo ui $(ARGS)
 
 test: install ## run the tests (not those of `learning`, `gpu` and `vllm-test`)
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types ## lint, types and all tests but the slow ones, in under five minutes
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not learning and not gpu and not vllm and not kills and not soak" $(ARGS)
 
 lint: install ## ruff: rules and format

@@ -23,7 +23,7 @@ Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Stand-ins for the commands, which record how they are called."""
     made: Calls = []
-    for name in ("fit", "validate", "sft", "reward_model", "export", "ui"):
+    for name in ("fit", "validate", "filter", "sft", "reward_model", "export", "ui"):
 
         def run(*args: Any, name: str = name, **kwargs: Any) -> None:
             made.append((name, args, kwargs))

@@ -272,31 +272,21 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (["trainer.devices=2"], ["trainer.devices=1"]),
-        (["trainer.strategy=auto"], ["trainer.devices=2"]),
-        (
-            ["trainer.devices=2", "trainer.sharded_checkpoints=true"],
-            ["trainer.devices=1", "trainer.sharded_checkpoints=true"],
-        ),
-    ],
-    ids=["2 to 1", "1 to 2", "2 to 1 from shards"],
-)
-def test_resumed_on_another_number_of_processes(
-    tmp_path: Path, first: list[str], then: list[str]
-) -> None:
-    """Counters and Adam's steps go on, and two small steps lie between the weights."""
+def test_an_unsharded_run_goes_on_sharded(tmp_path: Path) -> None:
+    """Counters and Adam's steps go on, and two small steps lie between the weights.
+
+    Other numbers of sharded processes: tests/resuming/test_two_processes.py.
+    """
     common = [
         "trainer.strategy=fsdp",
         "components.value_pretraining.num_iterations=1",
         "evaluation.every_n_iterations=100",
         "actor.optimizer.lr=1e-5",
     ]
-    run = fit(tmp_path, *common, *first, "training.num_iterations=1")
+    one, two = ["trainer.strategy=auto"], ["trainer.devices=2"]
+    run = fit(tmp_path, *common, *one, "training.num_iterations=1")
     before = read_checkpoint(run / "checkpoints/last.ckpt")
-    again = fit(tmp_path, *common, *then, "training.num_iterations=2", "--ckpt_path", "last")
+    again = fit(tmp_path, *common, *two, "training.num_iterations=2", "--ckpt_path", "last")
     assert again == run
     after = read_checkpoint(run / "checkpoints/last.ckpt")
     steps = [int(contents["state_dict"]["policy_steps"]) for contents in (before, after)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from tests.resuming import runs
 NOT_REPEATED = ("time/", "memory/", "throughput/", "rollout/ahead_s")
 
 
+def _kind(value: Any) -> type:
+    plain = {tuple: list, OrderedDict: dict}
+    return plain.get(type(value), type(value))
+
+
 def assert_same(found: Any, expected: Any, path: str = "") -> None:
     """Bit for bit, through dicts and lists (a restored optimizer has lists for tuples)."""
-    kinds = [list if isinstance(value, tuple) else type(value) for value in (found, expected)]
+    kinds = [_kind(value) for value in (found, expected)]
     assert kinds[0] is kinds[1], path
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), path

@@ -125,7 +125,7 @@ def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> N
         for line in subprocess.run(
             ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
         ).stdout.splitlines()
-        if "vapo fit" in line
+        if "vapo fit" in line or "vapo.__main__ fit" in line
     )
     subprocess.run(["kill", "-KILL", str(child)], check=True)
     started = time.monotonic()

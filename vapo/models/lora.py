@@ -20,6 +20,7 @@ from vapo.errors import UserError
 
 _KEY = "actor.lora"
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+ADAPTER = _A  # how the name of an adapter ends
 
 
 def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> None:

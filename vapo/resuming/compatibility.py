@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
-from vapo.models.lora import add_adapters
+from vapo.models.lora import ADAPTER, add_adapters
 from vapo.models.networks import critic_path
 from vapo.policies import Actor
 from vapo.resuming.manifests import Manifest
@@ -28,6 +28,13 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             f"is {config.algorithm.advantage_estimator})"
         )
     options = config.actor
+    has_adapters = any(key.endswith(ADAPTER) for key in manifest.parameters)
+    if has_adapters != (options.lora is not None):
+        raise UserError(
+            f"{name} has {'' if has_adapters else 'no '}adapters, and in this config actor.lora is "
+            f"{'null' if options.lora is None else 'set'}: set it as the run had it, or export the "
+            "checkpoint's actor and start from that folder"
+        )
     empty = empty_model(
         "causal_lm",
         options.path,
