@@ -15,7 +15,7 @@ NOT_REPEATED = ("time/", "memory/", "throughput/", "rollout/ahead_s")
 
 
 def _kind(value: Any) -> type:
-    plain = {tuple: list, OrderedDict: dict}
+    plain: dict[type, type] = {tuple: list, OrderedDict: dict}
     return plain.get(type(value), type(value))
 
 
