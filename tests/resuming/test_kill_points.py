@@ -48,7 +48,7 @@ def test_killed_while_sampling_training_and_saving(
     assert log_of(tmp_path).count("they are not sampled again") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 @pytest.mark.timeout(3600)
 def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path) -> None:
     points = [("sampling", 1), ("keeping", 1), ("torch.save", 1), ("manifest", 1), ("linking", 1)]
@@ -56,7 +56,7 @@ def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path
     assert_same_run(tmp_path, whole, store)
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "arguments",
