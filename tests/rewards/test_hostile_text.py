@@ -187,3 +187,14 @@ def test_the_scorers_of_reasoning_gym_run_no_code(tmp_path: Path):
     assert score("[1, 2, 3]", SPIRAL["entry"]) == 0.1  # lists are read by `eval`
     score(attack, SPIRAL["entry"])
     assert canary.exists()
+
+
+@pytest.mark.parametrize(
+    "text", [r"3289 \cup 3288", r"3288 \cap 3288", r"3289 \lor 3288", "41 ∪ 3288"]
+)
+def test_an_answer_among_others_is_none(text: str) -> None:
+    assert not make_math()(f"\\boxed{{{text}}}", "3288", {}).is_correct
+
+
+def test_a_set_may_be_the_answer() -> None:
+    assert make_math()(r"\boxed{[1,2) \cup (3,4]}", r"[1,2)\cup(3,4]", {}).is_correct

@@ -29,7 +29,10 @@ MAX_PLAIN_CHARS = 4_000
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
 
-_RELATION = re.compile(r"[<>\u2260\u2264\u2265]|!=|\\(?:n(?:eq?|ot)|leq?|geq?|lt|gt)(?![A-Za-z])")
+_RELATION = re.compile(
+    r"[<>\u2260\u2264\u2265\u222a\u2229]|!="
+    r"|\\(?:n(?:eq?|ot)|leq?|geq?|lt|gt|cup|cap|setminus|lor|vee)(?![A-Za-z])"
+)
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -110,7 +113,7 @@ def make_math() -> Verifier:
 
 
 def _relates_to_a_number(text: str, gold: Sequence[Any]) -> bool:
-    r"""`\neq 42` and `> 42`: math-verify reads them as 42."""
+    r"""`\neq 42`, `> 42` and `41 \cup 42`: math-verify takes them for 42."""
     return getattr(gold[0], "is_number", False) and _RELATION.search(text) is not None
 
 
