@@ -12,6 +12,7 @@ import pytest
 from tests.rewards.adversarial import PATTERN, SPIRAL, cases, judged, wrongly_correct
 from tests.rewards.rollouts_for_tests import rollout
 from vapo.rewards.hostile_text import UnsafeTextError, check_latex, check_source
+from vapo.rewards.verifiers import make_math
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_the_scorers_of_reasoning_gym_run_no_code(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", [r"3289 \cup 3288", r"3288 \cap 3288", r"3289 \lor 3288", "41 ∪ 3288"]
+    "text", [r"3289 \cup 3288", r"3288 \cap 3288", r"3289 \lor 3288", "41 \u222a 3288"]
 )
 def test_an_answer_among_others_is_none(text: str) -> None:
     assert not make_math()(f"\\boxed{{{text}}}", "3288", {}).is_correct
