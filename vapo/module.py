@@ -66,6 +66,7 @@ class VapoModule(L.LightningModule):
         self.policy_steps_before = 0  # at the beginning of this iteration
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
+        self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.reads_packed = False
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
@@ -175,6 +176,7 @@ class VapoModule(L.LightningModule):
         self.policy_steps_before = int(self.policy_steps)
         self.update_seconds.clear()
         self.update_flops = 0.0
+        self.minibatch_metrics.clear()
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
         """One network after the other: losses, then update. Returns metrics, over all ranks."""
@@ -189,7 +191,8 @@ class VapoModule(L.LightningModule):
             with timed(self.update_seconds, f"{name}_update"):
                 loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
                 metrics |= self._update(name, loss, minibatch, counted=index == 0)
-        return totals.reduce() | metrics
+        self.minibatch_metrics.append(totals.reduce() | metrics)
+        return self.minibatch_metrics[-1]
 
     def _accumulate(
         self,

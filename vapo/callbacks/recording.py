@@ -29,7 +29,6 @@ class Recording(Callback):
         self.logger = logger
         self.progress = progress
         self._stages = ExitStack()
-        self._steps: list[dict[str, float]] = []
         self._since = time.monotonic()
         self.profile = RunProfile()
 
@@ -37,7 +36,6 @@ class Recording(Callback):
         self._since = time.monotonic()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._steps.clear()
         self._advance = self._stages.enter_context(
             self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
         )
@@ -51,7 +49,6 @@ class Recording(Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(outputs, dict)
-        self._steps.append(outputs)
         self.logger.log_metrics(outputs, step=trainer.global_step)
         self._advance(1)
         if batch_idx + 1 == trainer.num_training_batches:
@@ -80,7 +77,7 @@ class Recording(Callback):
             "progress/policy_steps": float(pl_module.policy_steps),
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
-        self.progress.metrics({**mean_of_steps(self._steps), **metrics})
+        self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

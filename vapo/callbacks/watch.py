@@ -38,7 +38,6 @@ class Watch(Callback):
         self.progress = progress
         self.watchers = [WatcherState(name, w) for name, w in config.watchers().items()]
         self.warnings: dict[str, str] = {}  # the newest of each watcher
-        self._steps: list[dict[str, float]] = []
         self._faults: Faults | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -71,23 +70,9 @@ class Watch(Callback):
         """Updates skipped and rollouts left out since the command began."""
         return dict(self._faults.totals) if self._faults is not None else {}
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._steps.clear()
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
-        assert isinstance(outputs, dict)
-        self._steps.append(outputs)
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        metrics = {**datamodule_of(trainer).metrics, **mean_of_steps(self._steps)}
+        metrics = {**datamodule_of(trainer).metrics, **mean_of_steps(pl_module.minibatch_metrics)}
         iteration, phase = int(pl_module.iteration) + 1, pl_module.trained_phase
         logged = pl_module.faults.pop_metrics()
         stops: list[WatcherState] = []
