@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.data_rules import sources_of
-from vapo.config.schema import DataConfig, SourceConfig
+from vapo.config.data_rules import source_name, sources_of
+from vapo.config.schema import DataConfig, PromptSource
 from vapo.data.generated_rows import stage_source
 from vapo.data.heldout import interleaved, split_off, without
 from vapo.data.rows import LeftOut
@@ -104,7 +104,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     else:
         heldout = interleaved(
             [
-                _read_prompts(reading, source, key, _name(key))
+                _read_prompts(reading, source, key, source_name(key))
                 for key, source in sources_of(data, "heldout").items()
             ]
         )
@@ -126,14 +126,9 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     return PromptSplit(training, heldout, report)
 
 
-def _name(key: str) -> str:
-    """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
-    return key.split(".", 2)[2] if key.count(".") == 2 else ""
-
-
-def _read_stages(reading: _Reading, key: str, source: SourceConfig) -> TrainingSource:
+def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
     """One training source; the prompts of all its stages are made now, and so checked."""
-    name, weight = _name(key), getattr(source, "weight", 1)
+    name, weight = source_name(key), getattr(source, "weight", 1)
     if not source.curriculum:
         return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
     stages = []
@@ -161,7 +156,7 @@ def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> No
         )
 
 
-def _read_prompts(reading: _Reading, source: SourceConfig, key: str, name: str) -> list[Prompt]:
+def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
     """The prompts of one source that fit; those that are too long are counted."""
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
@@ -204,7 +199,7 @@ def _read_prompts(reading: _Reading, source: SourceConfig, key: str, name: str) 
     return fitting
 
 
-def _beyond(source: SourceConfig, left_out: LeftOut) -> str:
+def _beyond(source: PromptSource, left_out: LeftOut) -> str:
     if (source.min_pass_rate, source.max_pass_rate) == (None, None):
         return ""
     return f" with a pass rate in its range ({left_out.by_pass_rate} left out)"

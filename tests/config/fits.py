@@ -18,6 +18,7 @@ data:
   train:
     path: prompts.jsonl
 """
+PROCEDURAL = ("data.train.kind=procedural", "data.train.task=t", "data.train.num_examples=9")
 
 
 def write(folder: Path, text: str, name: str = "overlay.yaml") -> Path:

@@ -52,7 +52,7 @@ def test_three_forms_of_an_override(calls: Calls, minimal: str) -> None:
     argv = [
         "fit", "--config", minimal, "components.clip_higher.enabled=false",
         "--algorithm.gamma=0.5", "--algorithm.lambda_policy", "0.25", "--ckpt_path", "last",
-        "--rewards.incorrect", "-2", "seed=3", "--data.train.options.depth", "4",
+        "--rewards.incorrect", "-2", "seed=3", "--tracking.tags.team", "red",
         "--tracking.run_name", "a=b",
     ]  # fmt: skip
     assert cli.main(argv) == 0
@@ -61,7 +61,7 @@ def test_three_forms_of_an_override(calls: Calls, minimal: str) -> None:
     assert config.components.clip_higher.enabled is False
     assert (config.algorithm.gamma, config.algorithm.lambda_policy) == (0.5, 0.25)
     assert (config.rewards.incorrect, config.seed) == (-2.0, 3)
-    assert config.data.train.options == {"depth": 4}
+    assert config.tracking.tags == {"team": "red"}
     assert config.tracking.run_name == "a=b"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import MINIMAL, fit_config, write
+from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.components import ClipHigher
 from vapo.config.loading import (
@@ -95,7 +95,9 @@ def test_interpolation_on_the_command_line(tmp_path: Path) -> None:
     ],
 )
 def test_override_values(tmp_path: Path, override: str, read: str, expected: object) -> None:
-    value: object = fit_config(tmp_path, override)
+    value: object = fit_config(
+        tmp_path, *PROCEDURAL, "rewards={verifier: regex, pattern: (x)}", override
+    )
     for name in read.split("."):
         value = getattr(value, name)
     assert value == expected
@@ -107,6 +109,7 @@ def test_yaml_round_trip_with_text_that_looks_like_interpolation(tmp_path: Path)
         tmp_path,
         r"data.prompt_template=\${x}$ {prompt} \\\${y}",
         "tracking.run_name='1e-3'",
+        *PROCEDURAL,
         "data.train.options={nested: {a: 1.5, b: null}}",
     )
     assert config.data.prompt_template == r"${x}$ {prompt} \${y}"
@@ -126,7 +129,7 @@ def test_tree_keeps_interpolations_and_loads_back(tmp_path: Path) -> None:
 
 
 def test_flatten_has_one_scalar_per_dotted_key(tmp_path: Path) -> None:
-    flat = flatten(fit_config(tmp_path, "data.train.options={a: {b: 1}, c: [1, 2]}"))
+    flat = flatten(fit_config(tmp_path, *PROCEDURAL, "data.train.options={a: {b: 1}, c: [1, 2]}"))
     assert flat["components.clip_higher.eps_high"] == 0.28
     assert flat["data.train.options.a.b"] == 1
     assert flat["data.train.options.c"] == "[1, 2]"
@@ -145,7 +148,7 @@ def test_hash_follows_the_resolved_values(tmp_path: Path) -> None:
     assert config_hash(same) == plain
     assert config_hash(fit_config(tmp_path, "seed=1")) != plain
     options = ["data.train.options={a: 1, b: 2}", "data.train.options={b: 2, a: 1}"]
-    first, second = (config_hash(fit_config(tmp_path, option)) for option in options)
+    first, second = (config_hash(fit_config(tmp_path, *PROCEDURAL, option)) for option in options)
     assert first == second != plain
 
 

@@ -37,9 +37,10 @@ def test_table_and_flattened_config_have_the_same_keys() -> None:
     null = {"data.heldout", "actor.lora"}
     inside_null = {key for key in options if key.startswith(tuple(f"{name}." for name in null))}
     named = {key for key in options if ".NAME." in key}
-    tables = {"data.mixture", "data.heldout_mixture"}
+    tables = {"data.train.sources"}
     assert set(flatten(FitConfig())) == (options - inside_null - named) | null | tables
-    assert len(inside_null) == len(dataclasses.fields(SourceConfig)) + len(
+    sources = {"data.heldout.sources"}
+    assert len((inside_null - named) | sources) == len(dataclasses.fields(SourceConfig)) + len(
         dataclasses.fields(LoraConfig)
     )
     assert len(named) == 2 * len(dataclasses.fields(MixtureSource))
@@ -69,10 +70,10 @@ def test_entries_carry_type_default_and_range() -> None:
         ("data.heldout.path", True),
         ("data.train.options.anything.at_all", True),
         ("tracking.tags.x", True),
-        ("data.mixture.math", True),
-        ("data.mixture.math.weight", True),
-        ("data.mixture.math.options.min_terms", True),
-        ("data.mixture.math.wieght", False),
+        ("data.train.sources.math", True),
+        ("data.train.sources.math.weight", True),
+        ("data.train.sources.math.options.min_terms", True),
+        ("data.train.sources.math.wieght", False),
         ("data.train.nothing", False),
         ("seed.x", False),
         ("nothing", False),

@@ -16,28 +16,30 @@ pytestmark = pytest.mark.slow
 
 MIXTURE = """\
 data:
-  train: {kind: mixture}
-  mixture:
-    swaps:
-      weight: 3
-      kind: procedural
-      task: state_tracking
-      num_examples: 64
-      curriculum:
-        - {from_iteration: 0, options: {min_steps: 2, max_steps: 3}}
-        - {from_iteration: 3, options: {min_steps: 5, max_steps: 8}}
-    first_digit:
-      weight: 1
-      kind: procedural
-      task: state_tracking
-      num_examples: 32
-      seed: 7
-      verifier: regex
-      pattern: "^[a-z](\\\\d)"
-  heldout: {kind: mixture}
-  heldout_mixture:
-    easy: {kind: procedural, task: state_tracking, num_examples: 8, seed: 11}
-    hard: {kind: procedural, task: state_tracking, num_examples: 8, seed: 12}
+  train:
+    kind: mixture
+    sources:
+      swaps:
+        weight: 3
+        kind: procedural
+        task: state_tracking
+        num_examples: 64
+        curriculum:
+          - {from_iteration: 0, options: {min_steps: 2, max_steps: 3}}
+          - {from_iteration: 3, options: {min_steps: 5, max_steps: 8}}
+      first_digit:
+        weight: 1
+        kind: procedural
+        task: state_tracking
+        num_examples: 32
+        seed: 7
+        verifier: regex
+        pattern: "^[a-z](\\\\d)"
+  heldout:
+    kind: mixture
+    sources:
+      easy: {kind: procedural, task: state_tracking, num_examples: 8, seed: 11}
+      hard: {kind: procedural, task: state_tracking, num_examples: 8, seed: 12}
 """
 
 

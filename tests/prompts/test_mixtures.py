@@ -134,13 +134,15 @@ def jsonl(folder: Path, name: str, number: int) -> str:
 
 def mixture_of(folder: Path, **fields: Any) -> DataConfig:
     return DataConfig(
-        train=SourceConfig(kind="mixture"),
-        mixture={
-            "letters": MixtureSource(path=jsonl(folder, "letters", 30), weight=3),
-            "digits": MixtureSource(
-                path=jsonl(folder, "digits", 10), weight=1, prompt_template="#{prompt}"
-            ),
-        },
+        train=SourceConfig(
+            kind="mixture",
+            sources={
+                "letters": MixtureSource(path=jsonl(folder, "letters", 30), weight=3),
+                "digits": MixtureSource(
+                    path=jsonl(folder, "digits", 10), weight=1, prompt_template="#{prompt}"
+                ),
+            },
+        ),
         **fields,
     )
 
@@ -159,7 +161,7 @@ def test_load_a_mixture_and_hold_out_by_weight(tmp_path: Path) -> None:
     assert [p.text for p in again.heldout] == [p.text for p in split.heldout]
     data.heldout_size = 40
     with pytest.raises(
-        UserError, match=r"heldout_size is 40, 30 of data\.mixture\.letters, but .* has 30"
+        UserError, match=r"heldout_size is 40, 30 of data\.train\.sources\.letters, but .* has 30"
     ):
         load_prompts(data, character_tokenizer())
 
@@ -169,22 +171,19 @@ def test_held_out_mixture_and_errors_name_the_source(tmp_path: Path) -> None:
         "letters": MixtureSource(path=jsonl(tmp_path, "vowels", 2)),
         "signs": MixtureSource(path=jsonl(tmp_path, "signs", 3)),
     }
-    fields: dict[str, Any] = {
-        "heldout": SourceConfig(kind="mixture"),
-        "heldout_mixture": heldout,
-    }
+    fields: dict[str, Any] = {"heldout": SourceConfig(kind="mixture", sources=heldout)}
     split = load_prompts(mixture_of(tmp_path, **fields), character_tokenizer())
     assert Counter(p.source for p in split.heldout) == {"letters": 2, "signs": 3}
     data = mixture_of(tmp_path, **fields)
-    data.mixture["digits"].path = str(tmp_path / "digit.jsonl")
+    data.train.sources["digits"].path = str(tmp_path / "digit.jsonl")
     with pytest.raises(
-        UserError, match=r"^data\.mixture\.digits\.path: there is no .*did you mean"
+        UserError, match=r"^data\.train\.sources\.digits\.path: there is no .*did you mean"
     ):
         load_prompts(data, character_tokenizer())
-    data.mixture["digits"].path = str(tmp_path / "bad.jsonl")
+    data.train.sources["digits"].path = str(tmp_path / "bad.jsonl")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x", "solution": "1"}\n')
     with pytest.raises(
-        UserError, match=r"bad\.jsonl:1: .*\(data\.mixture\.digits\.answer_column\)"
+        UserError, match=r"bad\.jsonl:1: .*\(data\.train\.sources\.digits\.answer_column\)"
     ):
         load_prompts(data, character_tokenizer())
 

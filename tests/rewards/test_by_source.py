@@ -23,13 +23,15 @@ def of(source: str, text: str, answer: str = "42") -> Rollout:
 
 def data(**own: Any) -> DataConfig:
     return DataConfig(
-        train=SourceConfig(kind="mixture"),
-        mixture={
-            "plain": MixtureSource(path="a"),
-            "marked": MixtureSource(path="b", verifier="regex", pattern=r"=(\d+)"),
-            "also_plain": MixtureSource(path="c", verifier="exact"),
-            **({"own": MixtureSource(path="d", verifier="python", **own)} if own else {}),
-        },
+        train=SourceConfig(
+            kind="mixture",
+            sources={
+                "plain": MixtureSource(path="a"),
+                "marked": MixtureSource(path="b", verifier="regex", pattern=r"=(\d+)"),
+                "also_plain": MixtureSource(path="c", verifier="exact"),
+                **({"own": MixtureSource(path="d", verifier="python", **own)} if own else {}),
+            },
+        ),
     )
 
 

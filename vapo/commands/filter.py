@@ -68,7 +68,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
             recorded = logger.describe()
     print(render(file.histogram(), metrics))
     print(
-        "train on it with data.train.kind=jsonl data.train.num_examples=null "
+        "train on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
         f"{path}\n{recorded}\n{path}"
     )

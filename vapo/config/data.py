@@ -7,6 +7,34 @@ from typing import Any, Literal
 
 from vapo.config.fields import option, section
 
+FILES = ("jsonl", "parquet", "huggingface")
+GENERATED = ("procedural", "reasoning_gym")
+USED_BY = {  # every key of a source -> the kinds that read it
+    "path": FILES,
+    "subset": ("huggingface",),
+    "split": ("huggingface",),
+    "prompt_column": FILES,
+    "answer_column": FILES,
+    "answer_pattern": FILES,
+    "demonstration_column": FILES,
+    "prompt_template": FILES + GENERATED,
+    "deduplicate": FILES + GENERATED,
+    "min_pass_rate": FILES,
+    "max_pass_rate": FILES,
+    "task": GENERATED,
+    "options": GENERATED,
+    "curriculum": GENERATED,
+    "num_examples": FILES + GENERATED,
+    "seed": FILES + GENERATED,
+    "sources": ("mixture",),
+}
+VERIFIER_OPTIONS = {  # key -> the verifier that reads it
+    "pattern": "regex",
+    "function": "python",
+    "reward_model_path": "reward_model",
+    "reward_model_threshold": "reward_model",
+}
+
 
 @dataclass
 class CurriculumStage:
@@ -18,11 +46,11 @@ class CurriculumStage:
 
 
 @dataclass
-class SourceConfig:
+class PromptSource:
     """Where prompts come from."""
 
     kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "mixture"] = (
-        option("jsonl", "the type of source; mixture: those of data.mixture, data.heldout_mixture")
+        option("jsonl", "the type of source", owns=tuple(USED_BY), alike=FILES)
     )
     path: str | None = option(
         None, "file (jsonl, parquet), or dataset id / folder / such a file (huggingface)"
@@ -60,32 +88,37 @@ class SourceConfig:
     num_examples: int | None = option(
         None, "how many rows to take or generate (of each stage); null: all (file sources)", ge=1
     )
-    seed: int = option(0, "seed of a generator", ge=0)
+    seed: int = option(
+        0, "of a generator; of the prompts that are held out if data.heldout is null", ge=0
+    )
 
 
 @dataclass
-class MixtureSource(SourceConfig):
+class MixtureSource(PromptSource):
     """One source of a mixture, under its name."""
 
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
     verifier: Literal["exact", "regex", "math", "reasoning_gym", "python"] | None = option(
-        None, "how its responses are judged; null: as rewards.verifier says"
+        None,
+        "how its responses are judged; null: as rewards.verifier says",
+        owns=("pattern", "function"),
     )
     pattern: str | None = option(None, "with verifier regex, as rewards.pattern")
     function: str | None = option(None, "with verifier python, as rewards.function")
 
 
 @dataclass
+class SourceConfig(PromptSource):
+    """One source, or a mixture of several."""
+
+    sources: dict[str, MixtureSource] = option({}, "of a mixture: its sources by name")
+
+
+@dataclass
 class DataConfig:
     train: SourceConfig = section(SourceConfig, "prompts to train on")
-    mixture: dict[str, MixtureSource] = option(
-        {}, "with train.kind mixture: the training sources by name"
-    )
     heldout: SourceConfig | None = option(
         None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
-    )
-    heldout_mixture: dict[str, MixtureSource] = option(
-        {}, "with heldout.kind mixture: the held-out sources by name, each with its own scores"
     )
     heldout_size: int = option(
         256,

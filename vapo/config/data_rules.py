@@ -2,58 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from vapo.config.data import DataConfig, MixtureSource, SourceConfig
+from vapo.config.data import (
+    GENERATED,
+    USED_BY,
+    DataConfig,
+    MixtureSource,
+    PromptSource,
+    SourceConfig,
+)
 from vapo.config.problem import Problem, Rule
 
-GENERATED = ("procedural", "reasoning_gym")
-_OF_ONE_SOURCE = (
-    "answer_pattern",
-    "prompt_template",
-    "deduplicate",
-    "min_pass_rate",
-    "max_pass_rate",
-    "curriculum",
-)
-_MIXTURES = {"train": "mixture", "heldout": "heldout_mixture"}
+_SETS = ("train", "heldout")
 
 
-def sources_of(data: DataConfig, name: str) -> dict[str, SourceConfig]:
+def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
     """The sources of `train` or `heldout` by their dotted keys; of a mixture, all its parts."""
     source = getattr(data, name)
     if source is None:
         return {}
     if source.kind != "mixture":
         return {f"data.{name}": source}
-    mixture = _MIXTURES[name]
-    return {f"data.{mixture}.{part}": s for part, s in getattr(data, mixture).items()}
+    return {f"data.{name}.sources.{part}": s for part, s in source.sources.items()}
 
 
-def _all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    for name in _MIXTURES:
+def source_name(key: str) -> str:
+    """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
+    _, inside, name = key.partition(".sources.")
+    return name if inside else ""
+
+
+def _all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
+    for name in _SETS:
         yield from sources_of(data, name).items()
 
 
-def mixtures_are_used(config: Any) -> Problem | None:
-    for name, mixture in _MIXTURES.items():
-        source, parts = getattr(config.data, name), getattr(config.data, mixture)
-        key, kind = f"data.{mixture}", f"data.{name}.kind"
-        if source is not None and source.kind == "mixture":
-            if not parts:
-                return Problem((kind,), f"{kind} mixture needs sources by name in {key}")
-            for field in _OF_ONE_SOURCE:
-                if getattr(source, field) != getattr(SourceConfig(), field):
-                    own = f"data.{name}.{field}"
-                    return Problem(
-                        (own, kind),
-                        f"{own} has no effect with {kind} mixture: give it to sources of {key}",
-                    )
-        elif parts:
-            return Problem((key, kind), f"{key} has no effect without {kind}=mixture")
-        for part, part_source in parts.items():
+def mixtures_have_sources(config: Any) -> Problem | None:
+    for name in _SETS:
+        source: SourceConfig | None = getattr(config.data, name)
+        if source is None or source.kind != "mixture":
+            continue
+        key, kind = f"data.{name}.sources", f"data.{name}.kind"
+        if not source.sources:
+            return Problem((kind,), f"{kind} mixture needs sources by name in {key}")
+        for part, part_source in source.sources.items():
             if not re.fullmatch(r"[a-z][a-z0-9_]*", str(part)):
                 return Problem(
                     (f"{key}.{part}",),
@@ -82,16 +78,17 @@ def sources_are_named(config: Any) -> Problem | None:
 
 def source_options_are_used(config: Any) -> Problem | None:
     """Options of files are not given to generators, or the other way round."""
-    for key, source in _all_sources(config.data):
-        generated = source.kind in GENERATED
-        misplaced = (
-            ("answer_pattern", "min_pass_rate", "max_pass_rate") if generated else ("curriculum",)
-        )
-        for field in misplaced:
-            if getattr(source, field) not in (None, []):
-                own = f"{key}.{field}"
+    wholes = {f"data.{name}": getattr(config.data, name) for name in _SETS}
+    given = {key: source for key, source in wholes.items() if source is not None}
+    for key, source in {**given, **dict(_all_sources(config.data))}.items():
+        for field in dataclasses.fields(source):
+            is_set = getattr(source, field.name) != getattr(type(source)(), field.name)
+            kinds = USED_BY.get(field.name, (source.kind,))
+            if is_set and source.kind not in kinds:
+                own = f"{key}.{field.name}"
                 return Problem(
-                    (own, f"{key}.kind"), f"{own} has no effect on {key}.kind {source.kind}"
+                    (own, f"{key}.kind"),
+                    f"{own} has no effect on {key}.kind {source.kind}, only on {', '.join(kinds)}",
                 )
         template = source.prompt_template
         if template is not None and "{prompt}" not in template:
@@ -161,8 +158,8 @@ def heldout_rows_suffice(config: Any) -> Problem | None:
     if data.heldout is not None or data.heldout_size >= len(sources_of(data, "train")):
         return None
     return Problem(
-        ("data.heldout_size", "data.mixture"),
-        f"data.heldout_size {data.heldout_size} is below the number of sources of data.mixture",
+        ("data.heldout_size", "data.train.sources"),
+        f"data.heldout_size {data.heldout_size} is below the number of data.train.sources",
     )
 
 
@@ -170,16 +167,9 @@ def source_verifiers_agree(config: Any) -> Problem | None:
     """The verdicts of a source that is trained on and held out come from one verifier."""
     seen: dict[str, tuple[str, tuple[str | None, ...]]] = {}
     for key, source in _all_sources(config.data):
-        name = key.rpartition(".")[2]
+        name = source_name(key)
         if not isinstance(source, MixtureSource):
             continue
-        for field, verifier in (("pattern", "regex"), ("function", "python")):
-            if getattr(source, field) is not None and source.verifier != verifier:
-                own = f"{key}.{field}"
-                return Problem(
-                    (own, f"{key}.verifier"),
-                    f"{own} has no effect without {key}.verifier={verifier}",
-                )
         settings = (source.verifier, source.pattern, source.function)
         other_key, other = seen.setdefault(name, (key, settings))
         if other != settings:
@@ -208,7 +198,7 @@ def no_curriculum(config: Any) -> Problem | None:
 
 
 DATA_RULES: tuple[Rule, ...] = (
-    mixtures_are_used,
+    mixtures_have_sources,
     sources_are_named,
     source_options_are_used,
     answer_pattern_has_a_group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,24 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
         _number(value_node, f"{key}.", name, lines)
 
 
-def read_override(text: str, entries: Mapping[str, Entry]) -> Layer:
-    """A layer from `dotted.key=value`; a value for a text key is taken as it stands."""
+def read_overrides(texts: Sequence[str], entries: Mapping[str, Entry]) -> Layer:
+    """One layer from all of `dotted.key=value`, so that their order says only which wins."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        _put(tree, _read_override(text, entries))
+    return Layer(COMMAND_LINE, tree)
+
+
+def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            _put(tree[name], value)
+        else:
+            tree[name] = value
+
+
+def _read_override(text: str, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """A value for a text key is taken as it stands."""
     key, equals, value_text = text.partition("=")
     key = key.strip()
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key):
@@ -122,7 +138,7 @@ def read_override(text: str, entries: Mapping[str, Entry]) -> Layer:
     value = _parse_value(key, value_text.strip(), entries.get(key))
     for name in reversed(key.split(".")):
         value = {name: value}
-    return Layer(COMMAND_LINE, value)
+    return value
 
 
 def _parse_value(key: str, text: str, entry: Entry | None) -> Any:

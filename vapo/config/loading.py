@@ -29,7 +29,7 @@ from vapo.config.layers import (
     check_keys,
     is_interpolation,
     read_file,
-    read_override,
+    read_overrides,
     read_text,
     type_error,
 )
@@ -60,8 +60,7 @@ def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]
 def compose(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[T]:
     """As `load_config`, with the tree before interpolation (for `--print_config`)."""
     entries = describe(schema)
-    layers = [read_file(Path(file)) for file in files]
-    layers += [read_override(override, entries) for override in overrides]
+    layers = [*map(read_file, map(Path, files)), read_overrides(overrides, entries)]
     return _compose(schema, layers, entries)
 
 
@@ -79,6 +78,9 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Mapping[str, Ent
     tree, origins = OmegaConf.structured(schema), Origins()
     for layer in layers:
         check_keys(layer, entries)
+        for key, default in begun_anew(tree, layer, entries).items():
+            OmegaConf.update(tree, key, default, merge=False)
+            origins.forget(key)
         tree = _merge(tree, layer, entries)
         origins.add(layer)
     config = _to_object(tree, entries, origins)
@@ -99,9 +101,13 @@ class Origins:
     def add(self, layer: Layer) -> None:
         order = len(self.layers) and 1 + max(order for order, _ in self.layers.values())
         for key in layer.leaves():
-            for below in [k for k in self.layers if k.startswith(f"{key}.")]:
-                del self.layers[below]
+            self.forget(key)
             self.layers[key] = (order, layer)
+
+    def forget(self, key: str) -> None:
+        """It has its default again."""
+        for known in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
+            del self.layers[known]
 
     def place(self, key: str) -> str | None:
         """`file:line`, or None for a default."""
@@ -121,6 +127,25 @@ class Origins:
                 return self.layers[key]
             key = key.rpartition(".")[0]
         return None
+
+
+def begun_anew(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """The keys whose values the layer makes meaningless, with their defaults.
+
+    An overlay that takes `kind: jsonl` must not read the `num_examples` of a generator below it.
+    """
+    found: dict[str, Any] = {}
+    for key in layer.leaves():
+        entry, value = entries.get(key), layer.value(key)
+        if not isinstance(entry, Option) or not entry.owns or is_interpolation(value):
+            continue
+        before = _raw(tree, key)
+        if before is None or value == before or {value, before} <= {*entry.alike}:
+            continue
+        for own in (f"{key.rpartition('.')[0]}.{name}" for name in entry.owns):
+            if (owned := entries.get(own)) is not None:
+                found[own] = owned.default if isinstance(owned, Option) else {}
+    return found
 
 
 def _merge(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> Any:

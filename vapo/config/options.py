@@ -34,6 +34,8 @@ class Option:
     default: Any
     doc: str
     bounds: Mapping[str, float]
+    owns: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
 
     @property
     def required(self) -> bool:
@@ -137,7 +139,9 @@ def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
             yield Section(f"{key}.{NAME}", False, (block.__doc__ or "").splitlines()[0])
             yield from _entries(block(), f"{key}.{NAME}.")
         else:
-            yield Option(key, kind, nullable, default, doc, field.metadata.get("bounds", {}))
+            about = {name: field.metadata.get(name, ()) for name in ("owns", "alike")}
+            bounds = field.metadata.get("bounds", {})
+            yield Option(key, kind, nullable, default, doc, bounds, **about)
 
 
 def _split_null(hint: Any) -> tuple[Any, bool]:

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
-from vapo.config.data import DataConfig, MixtureSource, SourceConfig
+from vapo.config.data import VERIFIER_OPTIONS, DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmConfig
 from vapo.config.fields import option, section
 from vapo.config.networks import ActorConfig, CriticConfig, OptimizerConfig
@@ -32,6 +32,7 @@ __all__ = [
     "MismatchConfig",
     "MixtureSource",
     "OptimizerConfig",
+    "PromptSource",
     "RewardModelConfig",
     "SftConfig",
     "SourceConfig",
@@ -74,7 +75,7 @@ class OverlongConfig:
 @dataclass
 class RewardConfig:
     verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = option(
-        "math", "how a response is judged"
+        "math", "how a response is judged", owns=tuple(VERIFIER_OPTIONS)
     )
     pattern: str | None = option(
         None, "regex: the last match's first group is compared with the answer"

@@ -6,15 +6,14 @@ in the order in which a reader would want to hear of them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
-from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source, sources_of
+from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
 from vapo.config.problem import Problem, Rule
+from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
 from vapo.config.watch_rules import WATCH_RULES
 
@@ -181,98 +180,11 @@ def system_prompt_is_used(config: Any) -> Problem | None:
     )
 
 
-def verifier_has_what_it_needs(config: Any) -> Problem | None:
-    return _first_verdict(config, _verifier_is_whole)
-
-
-def regex_has_a_group(config: Any) -> Problem | None:
-    return _first_verdict(config, _regex_has_a_group)
-
-
-def function_is_importable(config: Any) -> Problem | None:
-    return _first_verdict(config, _function_is_importable)
-
-
-def _first_verdict(config: Any, check: Callable[[Any, str], Problem | None]) -> Problem | None:
-    """A check of `rewards`, and of every source that names a verifier of its own."""
-    parts: list[tuple[str, Any]] = [("rewards", config.rewards)]
-    for name in ("train", "heldout"):
-        for key, source in sources_of(config.data, name).items():
-            if getattr(source, "verifier", None) is not None:
-                parts.append((key, source))
-    problems = (check(settings, key) for key, settings in parts)
-    return next((problem for problem in problems if problem is not None), None)
-
-
-def _verifier_is_whole(rewards: Any, block: str) -> Problem | None:
-    needed = {
-        "regex": "pattern",
-        "python": "function",
-        "reward_model": "reward_model_path",
-    }.get(rewards.verifier)
-    if needed is None or getattr(rewards, needed):
-        return None
-    key = f"{block}.{needed}"
-    return Problem(
-        (f"{block}.verifier", key),
-        f"{block}.verifier {rewards.verifier} needs {key}",
-    )
-
-
-def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
-    key = f"{block}.pattern"
-    if rewards.verifier != "regex":
-        return None
-    try:
-        num_groups = re.compile(rewards.pattern).groups
-    except re.error as error:
-        return Problem((key,), f"{key} {rewards.pattern!r} is not a regular expression: {error}")
-    if num_groups:
-        return None
-    return Problem(
-        (key,), f"{key} {rewards.pattern!r} needs a group, (...), around the answer's part"
-    )
-
-
-def _function_is_importable(rewards: Any, block: str) -> Problem | None:
-    key = f"{block}.function"
-    if rewards.verifier != "python" or re.fullmatch(r"[\w.]+:[\w.]+", rewards.function):
-        return None
-    return Problem((key,), f"{key} {rewards.function!r} is not of the form package.module:function")
-
-
-def correct_pays_more(config: Any) -> Problem | None:
-    rewards = config.rewards
-    if rewards.correct > rewards.incorrect:
-        return None
-    return Problem(
-        ("rewards.correct", "rewards.incorrect"),
-        f"rewards.correct {rewards.correct:g} must be above rewards.incorrect "
-        f"{rewards.incorrect:g}",
-    )
-
-
-def overlong_ramp_fits(config: Any) -> Problem | None:
-    overlong, budget = config.rewards.overlong, config.rollouts.max_response_tokens
-    ramp_tokens = overlong.ramp_tokens(budget)
-    if not overlong.soft_punishment or ramp_tokens < budget:
-        return None
-    return Problem(
-        ("rewards.overlong.cache_tokens", "rollouts.max_response_tokens"),
-        f"rewards.overlong.cache_tokens {ramp_tokens} must be below "
-        f"rollouts.max_response_tokens {budget}, or every response is punished",
-    )
-
-
 _COMMON: tuple[Rule, ...] = (
     *DATA_RULES,
     prompt_template_has_a_place,
     system_prompt_is_used,
-    verifier_has_what_it_needs,
-    regex_has_a_group,
-    function_is_importable,
-    correct_pays_more,
-    overlong_ramp_fits,
+    *REWARD_RULES,
     *ENGINE_RULES,
 )
 RULES: dict[type, tuple[Rule, ...]] = {

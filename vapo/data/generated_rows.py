@@ -10,19 +10,19 @@ import difflib
 from typing import Any
 
 from vapo.config.data import CurriculumStage
-from vapo.config.schema import SourceConfig
+from vapo.config.schema import PromptSource
 from vapo.data import procedural
 from vapo.data.rows import Row
 from vapo.errors import UserError
 
 
-def _num_generated(source: SourceConfig, key: str) -> int:
+def _num_generated(source: PromptSource, key: str) -> int:
     if source.num_examples is None:
         raise UserError(f"{key}.num_examples is not set: kind {source.kind!r} needs it")
     return source.num_examples
 
 
-def procedural_rows(source: SourceConfig, key: str) -> list[Row]:
+def procedural_rows(source: PromptSource, key: str) -> list[Row]:
     try:
         generated = procedural.generate(
             source.task,
@@ -40,7 +40,7 @@ def procedural_rows(source: SourceConfig, key: str) -> list[Row]:
     ]
 
 
-def reasoning_gym_rows(source: SourceConfig, key: str) -> list[Row]:
+def reasoning_gym_rows(source: PromptSource, key: str) -> list[Row]:
     gym = _reasoning_gym(source, key)
     size = _num_generated(source, key)
     try:
@@ -69,7 +69,7 @@ def _row(
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
-def _reasoning_gym(source: SourceConfig, key: str) -> Any:
+def _reasoning_gym(source: PromptSource, key: str) -> Any:
     """The package, which has the source's dataset."""
     try:
         import reasoning_gym
@@ -86,7 +86,7 @@ def _reasoning_gym(source: SourceConfig, key: str) -> Any:
     return reasoning_gym
 
 
-def stage_source(source: SourceConfig, index: int, *, key: str) -> SourceConfig:
+def stage_source(source: PromptSource, index: int, *, key: str) -> PromptSource:
     """The source as one stage of its curriculum asks for it: a later word wins.
 
     Raises:
@@ -98,7 +98,7 @@ def stage_source(source: SourceConfig, index: int, *, key: str) -> SourceConfig:
     return dataclasses.replace(source, options=options, curriculum=[])
 
 
-def _options_of_level(source: SourceConfig, stage: CurriculumStage, key: str) -> dict[str, Any]:
+def _options_of_level(source: PromptSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
     """What reasoning_gym's own curriculum makes of a level; the options may add what it leaves."""
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None

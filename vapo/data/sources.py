@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vapo.config.schema import SourceConfig
+from vapo.config.schema import PromptSource
 from vapo.data import procedural
 from vapo.data.columns import match_answer, take
 from vapo.data.generated_rows import procedural_rows, reasoning_gym_rows
@@ -24,7 +24,7 @@ from vapo.data.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.errors import UserError
 
 
-def read_rows(source: SourceConfig, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
+def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
     """All rows of one source; `key` is the source's place in the config, for error messages.
 
     Raises:
@@ -47,7 +47,7 @@ def read_rows(source: SourceConfig, *, key: str, left_out: LeftOut | None = None
     return list(islice(rows, source.num_examples))
 
 
-def _records(source: SourceConfig) -> Callable[[SourceConfig, str], Iterator[tuple[str, Any]]]:
+def _records(source: PromptSource) -> Callable[[PromptSource, str], Iterator[tuple[str, Any]]]:
     """A dataset's id may be replaced by a file of its rows: the suffix says which kind."""
     kind, file = source.kind, Path(str(source.path))
     if kind == "huggingface" and file.suffix in (".jsonl", ".parquet") and not file.is_dir():
@@ -70,7 +70,7 @@ def _existing_file(path: str, key: str) -> Path:
     raise UserError(f"{key}.path: there is no file {path}{hint}")
 
 
-def _jsonl_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
     file = _existing_file(str(source.path), key)
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -107,7 +107,7 @@ def _hint(line: bytes) -> str:
     return ""
 
 
-def _parquet_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+def _parquet_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -121,14 +121,14 @@ def _parquet_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]
         raise UserError(f"{key}.path: {file} is not a readable Parquet file ({error})") from None
 
 
-def _huggingface_records(source: SourceConfig, key: str) -> Iterator[tuple[str, Any]]:
+def _huggingface_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
     rows = _load_dataset(source, key)
     name = f"{source.path}[{source.split}]"
     for number, record in enumerate(rows, start=1):
         yield f"{name}: row {number}", record
 
 
-def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
+def _load_dataset(source: PromptSource, key: str) -> Iterable[Any]:
     import datasets
 
     path = str(source.path)
@@ -160,7 +160,7 @@ def _load_dataset(source: SourceConfig, key: str) -> Iterable[Any]:
     return rows
 
 
-def _row_from_record(record: Any, place: str, source: SourceConfig, key: str) -> Row:
+def _row_from_record(record: Any, place: str, source: PromptSource, key: str) -> Row:
     if not isinstance(record, Mapping):
         raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
     problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from vapo.config.data_rules import sources_of
+from vapo.config.data_rules import source_name, sources_of
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.rewards.scorer import Scorer
 from vapo.types import Rollout, Verdict
@@ -17,12 +17,10 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
     found = {}
     for name in ("train", "heldout"):
         for key, source in sources_of(data, name).items():
-            if not isinstance(source, MixtureSource):
-                found[""] = rewards
-            elif source.verifier is None:
-                found[key.rpartition(".")[2]] = rewards
+            if not isinstance(source, MixtureSource) or source.verifier is None:
+                found[source_name(key)] = rewards
             else:
-                found[key.rpartition(".")[2]] = replace(
+                found[source_name(key)] = replace(
                     rewards,
                     verifier=source.verifier,
                     pattern=source.pattern,

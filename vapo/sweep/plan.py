@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import FitConfig, resolve
-from vapo.config.layers import read_file, read_override
+from vapo.config.layers import read_file, read_overrides
 from vapo.config.loading import Scalar, compose_layers, flatten
 from vapo.config.options import describe
 from vapo.errors import UserError
@@ -107,14 +107,12 @@ def make_plan(
     Raises: UserError for a config that is wrong; a row's names the row.
     """
     entries = describe(FitConfig)
-    layers = [read_file(file) for file in files]
-    layers += [read_override(text, entries) for text in overrides]
+    layers = [*map(read_file, files), read_overrides(overrides, entries)]
     base = compose_layers(FitConfig, layers).config
     row_configs = {}
     for row in grid.rows:
         try:
-            own = [*map(read_file, row.configs)]
-            own += [read_override(text, entries) for text in row.overrides]
+            own = [*map(read_file, row.configs), read_overrides(row.overrides, entries)]
             row_configs[row.name] = compose_layers(FitConfig, [*layers, *own]).config
         except UserError as error:
             raise UserError(f"row '{row.name}' of the grid: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.loading import flatten
-from vapo.config.schema import SourceConfig
+from vapo.config.schema import PromptSource
 from vapo.data.fingerprint import fingerprint
 from vapo.prompts import PromptSplit
 from vapo.tracking.records import InputData
@@ -20,7 +20,7 @@ from vapo.types import Prompt
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     """Training and held-out prompts, by the digest of their texts and answers in order."""
     train, heldout = config.data.train, config.data.heldout
-    sets: list[tuple[str, str, SourceConfig, Sequence[Prompt]]] = [
+    sets: list[tuple[str, str, PromptSource, Sequence[Prompt]]] = [
         ("training", name, source, [p for p in prompts.train if p.source == part])
         for name, part, source in _parts(config)
     ]
@@ -37,11 +37,11 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     ]
 
 
-def _parts(config: FitConfig) -> list[tuple[str, str, SourceConfig]]:
+def _parts(config: FitConfig) -> list[tuple[str, str, PromptSource]]:
     """Each training source: how it is called in the record, its name in a mixture, itself."""
     if config.data.train.kind != "mixture":
         return [("train", "", config.data.train)]
-    return [(f"train: {name}", name, source) for name, source in config.data.mixture.items()]
+    return [(f"train: {name}", name, source) for name, source in config.data.train.sources.items()]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

@@ -1,0 +1,74 @@
+"""The documentation's own commands, typed one after the other in a new folder, on a small scale.
+
+What the other pages' commands need is not here: GPUs, a network, vLLM, SmolLM2. Those of a sweep
+and of a cold start are run in tests/integration.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import Command, commands
+from tests.integration.commands import ROOT, SMALL
+from vapo import cli
+
+pytestmark = pytest.mark.slow
+
+FEW_PROMPTS = [item for item in SMALL if item.startswith("data.")]
+SMALLER = [
+    *(item for item in SMALL if item not in FEW_PROMPTS),
+    "components.value_pretraining.num_iterations=1",
+    "components.group_sampling.num_prompts=4",
+    "training.num_iterations=1",
+    "training.minibatch_size=8",
+    "evaluation.k=1",
+    "rewards.num_workers=1",
+]
+PAGES = ("README.md", "docs/data_and_rewards.md", "docs/models.md", "docs/resuming.md")
+
+
+def small(command: Command) -> list[str]:
+    """The command, a small run; its own words win."""
+    name, *words = command.words
+    own = {word.partition("=")[0] for word in words if "=" in word}
+    own_data = any(word.startswith(("ten_", "data.")) for word in words)
+    extra = [
+        item
+        for item in [*SMALLER, *([] if own_data else FEW_PROMPTS)]
+        if item.partition("=")[0] not in own
+    ]
+    if name == "filter":
+        extra.append("data.train.num_examples=12")
+    return [name, *words, *extra, "tracking.uri=mlruns"]
+
+
+def chosen() -> list[Command]:
+    return [
+        c
+        for c in commands()
+        if c.page in PAGES
+        and c.program == "vapo"
+        and c.words[0] in ("fit", "validate", "filter")
+        and not any("scale/" in word or "print_config" in word for word in c.words)
+    ]
+
+
+def test_the_pages_commands_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in ("conf", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page = (ROOT / "docs" / "data_and_rewards.md").read_text()
+    for name, text in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for command in chosen():
+        assert cli.main(small(command)) == 0, (command, capsys.readouterr().err)
+        ran.append(str(command))
+    assert len(ran) == 11

@@ -1,0 +1,147 @@
+"""What the documentation says to type is understood by the commands, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.fits import ROOT
+from tests.docs.pages import CONFIGS, PAGES, Command, commands, spans
+from vapo import cli
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.options import describe, is_key
+from vapo.parsers import CONFIGURED, PLAIN
+
+COMMANDS = commands()
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SYNOPSIS = re.compile(r"[\[|]")  # `[--flag A|B]`
+
+
+def typed(program: str) -> list[Command]:
+    return [c for c in COMMANDS if c.program == program and not SYNOPSIS.search(" ".join(c.words))]
+
+
+def test_the_pages_are_read() -> None:
+    """The tests below say something: known commands of each kind of block are found."""
+    found = {str(command) for command in COMMANDS}
+    assert "README.md: make fit" in found
+    assert "README.md: vapo fit --config conf/vapo.yaml --print_config" in found
+    assert "docs/resuming.md: vapo fit --config conf/vapo.yaml checkpoints.resume=auto" in found
+    assert "docs/rollouts.md: vapo fit --config conf/vapo.yaml rollouts.engine=vllm" in found
+    assert "conf/scale/smollm2_cpu.yaml: vapo fit --config conf/scale/smollm2_cpu.yaml" in found
+    scaling = [str(c) for c in typed("vapo") if "trainer.num_nodes=2" in c.words]
+    assert len(scaling) == 2, "torchrun's and srun's"
+
+
+@pytest.mark.parametrize("command", typed("vapo"), ids=str)
+def test_a_command_is_understood(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Its files are there, its keys and values are valid: all that comes before torch."""
+    for name in ("conf", "models", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page = (ROOT / "docs" / "data_and_rewards.md").read_text()
+    example = re.search(r"<!-- ten_problems\.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    (tmp_path / "ten_problems.yaml").write_text(example[1])
+    (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def load(module: str) -> Callable[..., object]:
+        return lambda *args, **kwargs: ran.append(module)
+
+    monkeypatch.setattr(cli, "_load_command", load)
+    code = cli.main([word for word in command.words if word != "..."])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert len(ran) == 1 or "--print_config" in command.words
+
+
+@pytest.mark.parametrize("command", typed("make"), ids=str)
+def test_a_target_is_there(command: Command) -> None:
+    assert {word for word in command.words if "=" not in word} <= TARGETS
+
+
+def flags_of(name: str, capsys: Any) -> set[str]:
+    cli.main([name, "--help"])
+    return set(re.findall(r"--[a-z_-]+", capsys.readouterr().out))
+
+
+def test_commands_in_running_text(capsys: Any) -> None:
+    """`vapo NAME --flag ...` between backquotes: the name and the flags."""
+    known = {name: flags_of(name, capsys) for name in [*CONFIGURED, *PLAIN]}
+    seen = 0
+    for page, span in spans():
+        if match := re.match(r"vapo ([a-z-]+)(.*)", span):
+            name, rest = match.groups()
+            assert name in known, (page, span)
+            flags = {f for f in re.findall(r"--[a-z_.-]+", rest) if "." not in f}
+            assert flags <= known[name], (page, span)
+            seen += 1
+        elif span.startswith("make "):
+            assert set(re.findall(r"^make ([a-z0-9-]+)", span)) <= TARGETS, (page, span)
+    assert seen > 20
+
+
+def test_config_keys_in_running_text() -> None:
+    """A dotted name that begins with a block of the config is a key of it, or the start of one."""
+    schemas = [describe(schema) for schema in (FitConfig, SftConfig, RewardModelConfig)]
+    blocks = {key.partition(".")[0] for entries in schemas for key in entries if "." in key}
+    known = {key for entries in schemas for key in entries}
+    unknown = defaultdict(set)
+    seen = 0
+    for page, span in spans():
+        for key in re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-zA-Z_]+)+)(?![\w./(*]|$\()", span):
+            if key.partition(".")[0] not in blocks or key.endswith(FILE_ENDINGS):
+                continue
+            seen += 1
+            if not any(is_key(key, entries) for entries in schemas) and key not in known | OTHERS:
+                unknown[page].add(key)
+    assert not unknown
+    assert seen > 100
+
+
+OTHERS = {  # Lightning's, and a function of ours
+    "trainer.global_step",
+    "rewards.overlong.soft_overlong_punishment",
+}
+FILE_ENDINGS = (".py", ".yaml", ".md", ".json", ".jsonl", ".html")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target or target.startswith("#"):
+            continue
+        path, _, anchor = target.partition("#")
+        other = page.parent / path
+        assert other.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+            made = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in made, target
+
+
+def test_paths_in_running_text_exist() -> None:
+    """`vapo/x.py`, `docs/y.md`, `conf/...` between backquotes, and named in the configs."""
+    roots = ("vapo/", "docs/", "conf/", "tests/", "experiments/", "models/")
+    named = [(page, span) for page, span in spans()]
+    named += [
+        (str(config.relative_to(ROOT)), word)
+        for config in CONFIGS
+        for word in re.findall(r"(?:docs|conf|experiments|tests)/[\w./-]+\w", config.read_text())
+    ]
+    seen = 0
+    for page, span in named:
+        path = span.partition("::")[0].rstrip("/")
+        if not span.startswith(roots) or re.search(r"[\s*{<$]|NAME|\.\.\.", span):
+            continue
+        seen += 1
+        assert (ROOT / path).exists() or path == "models/smollm2_135m", (page, span)
+    assert seen > 50
