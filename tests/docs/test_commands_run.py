@@ -28,7 +28,7 @@ SMALLER = [
     "evaluation.k=1",
     "rewards.num_workers=1",
 ]
-PAGES = ("README.md", "docs/data_and_rewards.md", "docs/models.md", "docs/resuming.md")
+PAGES = ("README.md", "docs/resuming.md", "docs/data_and_rewards.md", "docs/models.md")
 
 
 def small(command: Command) -> list[str]:
@@ -47,7 +47,7 @@ def small(command: Command) -> list[str]:
 
 
 def chosen() -> list[Command]:
-    return [
+    found = [
         c
         for c in commands()
         if c.page in PAGES
@@ -55,6 +55,7 @@ def chosen() -> list[Command]:
         and c.words[0] in ("fit", "validate", "filter")
         and not any("scale/" in word or "print_config" in word for word in c.words)
     ]
+    return sorted(found, key=lambda command: PAGES.index(command.page))
 
 
 def test_the_pages_commands_in_their_order(
