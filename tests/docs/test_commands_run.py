@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import Command, commands
-from tests.integration.commands import ROOT, SMALL
+from tests.integration.commands import FEW_PROMPTS, ROOT, SMALL
 from vapo import cli
 
 pytestmark = pytest.mark.slow
 
-FEW_PROMPTS = [item for item in SMALL if item.startswith("data.")]
 SMALLER = [
     *(item for item in SMALL if item not in FEW_PROMPTS),
     "components.value_pretraining.num_iterations=1",

@@ -1,4 +1,4 @@
-"""Runs the real `vapo` command, as a user would."""
+"""Runs the `vapo` command."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from vapo import cli
 
 ROOT = Path(__file__).parents[2]
 
 # small enough for seconds, with both phases and every component on
+FEW_PROMPTS = ["data.train.num_examples=128", "data.heldout.num_examples=16"]
 SMALL = [
+    *FEW_PROMPTS,
     "components.value_pretraining.num_iterations=2",
     "components.value_pretraining.min_iterations=1",
     "components.group_sampling.num_prompts=8",
     "components.group_sampling.group_size=4",
     "training.num_iterations=3",
     "training.minibatch_size=16",
-    "data.train.num_examples=128",
-    "data.heldout.num_examples=16",
     "evaluation.k=2",
     "evaluation.every_n_iterations=2",
     "trainer.num_threads=1",
@@ -28,8 +33,20 @@ SMALL = [
 ]
 
 
-def vapo(*args: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run `vapo ARGS` in the repository's root."""
+Result = subprocess.CompletedProcess[str]
+
+
+def vapo(*args: str) -> Result:
+    """`vapo ARGS` in the repository's root, in this process: loading torch and Lightning takes
+    longer than a small run. Shapes are checked in it, too."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err), chdir(ROOT):
+        code = cli.main(args)
+    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+
+def vapo_process(*args: str, timeout: float = 240) -> Result:
+    """The same as a process of its own: what starts others, or an engine that ends with it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "vapo", *args],
@@ -46,12 +63,17 @@ def store(tmp_path: Path) -> Path:
     return tmp_path.parent / "mlruns"
 
 
-def fit(tmp_path: Path, *args: str) -> Path:
+def fit(
+    tmp_path: Path,
+    *args: str,
+    run: Callable[..., Result] = vapo,
+    small: Sequence[str] = SMALL,
+) -> Path:
     """A small `vapo fit` that must succeed; returns the run's folder, the last line printed."""
-    result = vapo(
+    result = run(
         "fit",
         *("--config", "conf/vapo.yaml"),
-        *SMALL,
+        *small,
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={store(tmp_path)}",
         *args,

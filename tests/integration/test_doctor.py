@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import vapo
+from tests.integration.commands import vapo, vapo_process
 from vapo.commands import doctor
 from vapo.errors import UserError
 
@@ -55,6 +55,6 @@ def test_the_expected_version_is_the_installed_ones() -> None:
 
 @pytest.mark.vllm
 def test_the_vllm_engine_works_here() -> None:
-    result = vapo("doctor", "--engine", "vllm")
+    result = vapo_process("doctor", "--engine", "vllm")
     assert result.returncode == 0, result.stderr
     assert "rollouts.engine=vllm works" in result.stdout

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
 from tests.value_page.reading import page_json
 from vapo.resuming.checkpoints import network_state, read_checkpoint
@@ -255,8 +255,10 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
-    fit(tmp_path, *sharded, "training.num_iterations=1")
-    run = fit(tmp_path, *sharded, "training.num_iterations=2", "--ckpt_path", "last")
+    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_process)
+    run = fit(
+        tmp_path, *sharded, "training.num_iterations=2", "--ckpt_path", "last", run=vapo_process
+    )
     assert len(list((tmp_path / "runs").iterdir())) == 1
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
@@ -286,7 +288,15 @@ def test_an_unsharded_run_goes_on_sharded(tmp_path: Path) -> None:
     one, two = ["trainer.strategy=auto"], ["trainer.devices=2"]
     run = fit(tmp_path, *common, *one, "training.num_iterations=1")
     before = read_checkpoint(run / "checkpoints/last.ckpt")
-    again = fit(tmp_path, *common, *two, "training.num_iterations=2", "--ckpt_path", "last")
+    again = fit(
+        tmp_path,
+        *common,
+        *two,
+        "training.num_iterations=2",
+        "--ckpt_path",
+        "last",
+        run=vapo_process,
+    )
     assert again == run
     after = read_checkpoint(run / "checkpoints/last.ckpt")
     steps = [int(contents["state_dict"]["policy_steps"]) for contents in (before, after)]

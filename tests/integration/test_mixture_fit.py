@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.commands import fit, store, summary
+from tests.integration.commands import FEW_PROMPTS, SMALL, fit, store, summary
 from tests.tracking.metric_docs import documented_keys
 from vapo.resuming.checkpoints import network_state, read_checkpoint
 
@@ -51,9 +51,10 @@ def test_a_mixture_is_logged_by_source_and_resumes_exactly(
     whole, parts = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
     (whole / "mixture.yaml").write_text(MIXTURE)
     overlay = ("--config", str(whole / "mixture.yaml"))
-    run = fit(whole, *overlay)
-    fit(parts, *overlay, "training.num_iterations=1")
-    resumed = fit(parts, *overlay, "--ckpt_path", "last")
+    small = [item for item in SMALL if item not in FEW_PROMPTS]
+    run = fit(whole, *overlay, small=small)
+    fit(parts, *overlay, "training.num_iterations=1", small=small)
+    resumed = fit(parts, *overlay, "--ckpt_path", "last", small=small)
 
     def actor(run: Path) -> dict[str, torch.Tensor]:
         return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")

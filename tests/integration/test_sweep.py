@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands import ROOT, vapo
+from tests.integration.commands import ROOT, vapo_process
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [
@@ -29,7 +29,7 @@ GRID = ROOT / "conf/sweep/ablation.yaml"
 
 def sweep(folder: Path, grid: Path, *more: str) -> Any:
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    return vapo(
+    return vapo_process(
         "sweep", "--config", "conf/vapo.yaml", "--grid", str(grid), *SMOKE, *where, *more,
         timeout=500,
     )  # fmt: skip

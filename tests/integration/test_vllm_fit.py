@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from tests.integration import commands
+from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import real_server, vllm_model
 from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+fit = partial(commands.fit, run=vapo_process)  # the engine ends with its process
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) 
     gaps = metric(whole_run, tmp_path, "rollout/logprob_gap_mean")
     assert len(gaps) == 3, "one for each policy iteration"
     assert 0 < max(gaps) < 1e-5
-    scored = vapo(
+    scored = vapo_process(
         "validate",
         *("--config", "conf/vapo.yaml"),
         *SMALL,
@@ -160,7 +163,9 @@ def test_options_that_cannot_work(
     policy: Path, tmp_path: Path, option: str, said: list[str]
 ) -> None:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *options(policy), *where, option)
+    result = vapo_process(
+        "fit", "--config", "conf/vapo.yaml", *SMALL, *options(policy), *where, option
+    )
     assert result.returncode == 2
     for text in said:
         assert text in result.stderr

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def stopped_fit(tmp_path: Path, *args: str) -> tuple[Path, str, str]:
     """A small fit that must stop itself: its folder, stdout and stderr."""
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *where, *args, timeout=400)
+    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *where, *args)
     assert result.returncode == 3, result.stderr[-4000:]
     assert "Traceback" not in result.stderr
     (run,) = (tmp_path / "runs").iterdir()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import summary, vapo
+from tests.integration.commands import summary, vapo_process
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 
 def train(tmp_path: Path, *args: str) -> tuple[float, float]:
-    result = vapo(
+    result = vapo_process(
         "fit",
         *("--config", "conf/vapo.yaml"),
         f"output_dir={tmp_path / 'runs'}",
