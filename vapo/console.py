@@ -18,3 +18,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`IterableDataset` has `__len__` defined.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    # vLLM begins a process group of one
+    warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+    # a dependency of reasoning_gym, when it is first compiled
+    warnings.filterwarnings("ignore", message='"is" with .*literal', category=SyntaxWarning)
