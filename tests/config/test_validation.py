@@ -248,9 +248,3 @@ def test_engine_options_without_effect_are_errors(
     tmp_path: Path, overrides: list[str], said: str
 ) -> None:
     assert said in problem(tmp_path, *overrides)
-
-
-def test_commands_that_sample_by_themselves_reject_other_engines(tmp_path: Path) -> None:
-    file = write(tmp_path, "export_dir: out\ndata: {train: {path: prompts.jsonl}}\n")
-    with pytest.raises(UserError, match=r"set rollouts\.engine=transformers"):
-        load_config(SftConfig, [file], ["rollouts.engine=vllm"])

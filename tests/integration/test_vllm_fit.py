@@ -170,3 +170,31 @@ def test_options_that_cannot_work(
     for text in said:
         assert text in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "given"),
+    [
+        ("sft", "conf/sft_state_tracking.yaml", ["model_path", "num_steps=2", "evaluation.k=1"]),
+        ("reward-model", "conf/reward_model_state_tracking.yaml", ["policy_path", "num_steps=2"]),
+    ],
+)
+def test_supervised_commands_sample_with_it(
+    policy: Path, tmp_path: Path, name: str, file: str, given: list[str]
+) -> None:
+    """A folder and a score; an option that the engine does not have is known before training."""
+    key, *more = given
+    common = [
+        *(f"{key}={policy}", *more, "batch_size=8", f"tracking.uri={store(tmp_path)}"),
+        *("data.train.num_examples=64", "data.heldout.num_examples=8"),
+        *(option for option in options(policy) if option.startswith("rollouts.")),
+        f"export_dir={tmp_path / 'out'}",
+    ]
+    wrong = "rollouts.vllm.engine_args.max_num_batched_token=64"
+    refused = vapo_process(name, "--config", file, *common, wrong)
+    assert refused.returncode == 2
+    assert "did you mean max_num_batched_tokens?" in refused.stderr
+    assert "training" not in refused.stdout
+    done = vapo_process(name, "--config", file, *common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import RewardModelConfig
+from vapo.config.schema import EvaluationConfig
 from vapo.console import quiet_libraries
 from vapo.data.training_set import TrainingSet
 from vapo.devices import pick_device, set_threads
@@ -22,7 +24,7 @@ from vapo.progress import Progress
 from vapo.prompts import group_sampling, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import Sampler, sampling_settings
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.selection import access_to, check_engine, make_sampler, sampling_config
 from vapo.seeding import derive_seed
 from vapo.supervised import (
     Batches,
@@ -55,7 +57,9 @@ def run(config: RewardModelConfig) -> None:
     """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
     quiet_libraries()
     set_threads(config.trainer)
-    pick_device(config.trainer)
+    device = pick_device(config.trainer)
+    sampling = sampling_config(config, config.policy_path, EvaluationConfig())
+    check_engine(sampling)
     tokenizer = load_tokenizer(config.policy_path)
     pad_id = int(tokenizer.pad_token_id)
     prompts = load_prompts(config.data, tokenizer)
@@ -63,16 +67,13 @@ def run(config: RewardModelConfig) -> None:
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
-    sampler = TransformersSampler(
-        policy,
-        tokenizer,
-        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
-        device=policy.device,
-    )
     with recorded_run(config, "reward-model", prompts) as (progress, scorer, logger):
 
         def scored(
-            source: list[Prompt] | TrainingSet, num_batches: int, purpose: str
+            sampler: Sampler,
+            source: list[Prompt] | TrainingSet,
+            num_batches: int,
+            purpose: str,
         ) -> list[Scored]:
             chosen = group_sampling(
                 source,
@@ -82,8 +83,10 @@ def run(config: RewardModelConfig) -> None:
             )
             return sample_and_score(config, chosen, sampler, scorer, purpose, progress)
 
-        train = scored(prompts.training, config.num_steps, "train")
-        heldout = scored(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout")
+        with closing(make_sampler(sampling, access_to(policy, device), tokenizer)) as sampler:
+            train = scored(sampler, prompts.training, config.num_steps, "train")
+            heldout = scored(sampler, prompts.heldout, NUM_HELDOUT_BATCHES, "heldout")
+        del policy, sampler
         train_supervised(
             SupervisedModule(
                 critic,

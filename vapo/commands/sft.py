@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from vapo.models.loading import load_causal_lm, load_tokenizer
 from vapo.models.new_model import make_model, make_tokenizer
 from vapo.policies import Actor
 from vapo.prompts import load_prompts
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.selection import access_to, check_engine, make_sampler, sampling_config
 from vapo.seeding import derive_seed
 from vapo.supervised import (
     Batches,
@@ -33,10 +34,12 @@ from vapo.types import Prompt
 
 
 def run(config: SftConfig) -> None:
-    """Train on demonstrations, evaluate on held-out prompts, write a Hugging Face folder."""
+    """Train on demonstrations, write a Hugging Face folder, evaluate it on held-out prompts."""
     quiet_libraries()
     set_threads(config.trainer)
-    pick_device(config.trainer)
+    device = pick_device(config.trainer)
+    sampling = sampling_config(config, config.export_dir, config.evaluation)
+    check_engine(sampling)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer = make_or_load(config)
     prompts = load_prompts(config.data, tokenizer)
@@ -70,23 +73,18 @@ def run(config: SftConfig) -> None:
             accelerator=config.trainer.accelerator,
             precision=config.trainer.precision,
         )
-        sampler = TransformersSampler(
-            model,
-            tokenizer,
-            max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
-            device=model.device,
-        )
-        result = evaluate(
-            prompts.heldout,
-            sampler=sampler,
-            scorer=scorer,
-            config=config.evaluation,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            progress=progress,
-        )
+        save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
+        with closing(make_sampler(sampling, access_to(model, device), tokenizer)) as sampler:
+            result = evaluate(
+                prompts.heldout,
+                sampler=sampler,
+                scorer=scorer,
+                config=config.evaluation,
+                max_response_tokens=config.rollouts.max_response_tokens,
+                progress=progress,
+            )
         logger.log_metrics(result.metrics, step=config.num_steps)
         logger.log_table(result.rows, "samples/final.json")
-        save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
         recorded = logger.describe()
     score = result.metrics["eval/avg_at_k"]
     print(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")

@@ -101,16 +101,6 @@ def vllm_temperature_is_kept(config: Any) -> Problem | None:
     return None
 
 
-def command_samples_by_itself(config: Any) -> Problem | None:
-    if config.rollouts.engine == "transformers":
-        return None
-    return Problem(
-        ("rollouts.engine",),
-        f"rollouts.engine={config.rollouts.engine} is for `vapo fit` and `vapo validate`; this "
-        "command samples with its own module: set rollouts.engine=transformers",
-    )
-
-
 ENGINE_RULES = (
     vllm_options_are_used,
     server_options_are_used,

@@ -11,7 +11,7 @@ from typing import Any
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.components import resolve
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
-from vapo.config.engine_rules import ENGINE_RULES, command_samples_by_itself
+from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
@@ -204,7 +204,6 @@ RULES: dict[type, tuple[Rule, ...]] = {
     SftConfig: (
         one_process,
         sharding_options_have_shards,
-        command_samples_by_itself,
         one_training_source,
         no_curriculum,
         *_COMMON,
@@ -212,7 +211,6 @@ RULES: dict[type, tuple[Rule, ...]] = {
     RewardModelConfig: (
         one_process,
         sharding_options_have_shards,
-        command_samples_by_itself,
         no_curriculum,
         *_COMMON,
     ),

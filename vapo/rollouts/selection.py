@@ -10,8 +10,10 @@ from functools import partial
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.config import FitConfig
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.minibatches import TokenInputs, token_inputs
+from vapo.policies import Actor
 from vapo.rollouts import Sampler
 from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.detached import DetachedTransformersSampler
@@ -42,6 +44,31 @@ class ActorAccess:
     logprobs: Callable[[TokenInputs], torch.Tensor]
     gather: Callable[[], AbstractContextManager[None]] = nullcontext
     local_rank: int = 0
+
+
+def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
+    """A whole policy on one device, which is moved there."""
+    model.to(device)  # type: ignore[arg-type]
+    actor = Actor(model)
+    return ActorAccess(
+        model=model,
+        device=device,
+        weights=lambda: model.state_dict().items(),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
+    )
+
+
+def sampling_config(
+    config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
+) -> FitConfig:
+    """The policy in a folder, sampled as such a command says: what `make_sampler` reads of it."""
+    return FitConfig(
+        actor=ActorConfig(path=path),
+        data=config.data,
+        rollouts=config.rollouts,
+        evaluation=evaluation,
+        trainer=config.trainer,
+    )
 
 
 def check_engine(config: FitConfig) -> None:
