@@ -137,6 +137,8 @@ def test_folder(tmp_path: Path, tied: bool) -> None:
     model.config.dtype = torch.bfloat16
     save_tiny_folder(tmp_path / "in", model)
     assert main(["import", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    modes = {(tmp_path / "out" / n).stat().st_mode for n in ("config.json", "model.safetensors")}
+    assert len(modes) == 1, "safetensors alone would write for the owner only"
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert {t.dtype for t in saved.values()} == {torch.bfloat16}
     assert ("lm_head.weight" in saved) != tied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from torch import Tensor
@@ -20,10 +21,15 @@ def save_folder(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, as `from_pretrained` reads them."""
+    """Write weights (safetensors), config and tokenizer, as `from_pretrained` reads them.
+
+    Who may read the config may read the weights, which safetensors writes for the owner alone.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=state)
     tokenizer.save_pretrained(folder)
+    for weights in Path(folder).glob("*.safetensors"):
+        shutil.copymode(Path(folder) / "config.json", weights)
 
 
 def save_network(network: Actor | Critic, tokenizer_path: str, folder: Path) -> None:
