@@ -29,6 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { \
 		echo "make: there is no $(PYTHON) here; install Python 3.11, or set PYTHON=/its/path" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the packages into $(VENV): some minutes, without a word"
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,reasoning]'
 	@touch $@
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.data_rules import source_name, sources_of
 from vapo.config.schema import DataConfig, PromptSource
+from vapo.data.characters import LostCharacters, lost_characters
 from vapo.data.generated_rows import stage_source
 from vapo.data.heldout import interleaved, split_off, without
 from vapo.data.rows import LeftOut
@@ -35,6 +36,7 @@ class PromptReport:
     rows: LeftOut = field(default_factory=LeftOut)
     sources: Mapping[str, int] = field(default_factory=dict)
     num_contradicting: int = 0
+    lost: LostCharacters | None = None
 
     def describe(self) -> str:
         """One line for the console."""
@@ -59,6 +61,8 @@ class PromptReport:
             text += f"; left out {self.rows.by_pass_rate} by their pass rate"
         if self.num_contradicting:
             text += f"; {self.num_contradicting} ask what another one answers differently"
+        if self.lost is not None:
+            text += f"; {self.lost.describe()}"
         return text
 
 
@@ -94,7 +98,8 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     from each source with its own seed, as many as its weight says.
 
     Raises:
-        UserError: a source or row is unusable, or a set is empty; names the key, file and row.
+        UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
+            of every prompt; names the key, file and row.
     """
     _check_templates(data, tokenizer)
     reading = _Reading(data, tokenizer)
@@ -122,6 +127,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
         reading.rows,
         {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name},
         num_contradicting=sum(first[prompt.text] != prompt.answer for prompt in prompts),
+        lost=lost_characters([*prompts, *heldout], tokenizer),
     )
     return PromptSplit(training, heldout, report)
 

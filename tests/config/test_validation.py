@@ -73,10 +73,12 @@ def test_pretraining_range(tmp_path: Path) -> None:
     overrides = (
         "components.value_pretraining.num_iterations=3",
         "components.value_pretraining.min_iterations=4",
+        "components.value_pretraining.stop_value_loss=0.1",
     )
     assert "min_iterations 4 is above" in problem(tmp_path, *overrides)
     fit_config(tmp_path, *overrides, CRITIC_FREE[0])
     fit_config(tmp_path, overrides[0], "components.value_pretraining.min_iterations=3")
+    fit_config(tmp_path, *overrides[:2])  # without a stop rule it means nothing
 
 
 def test_minibatches_divide_the_iteration(tmp_path: Path) -> None:

@@ -198,6 +198,9 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
         folder = tmp_path / network
         result = vapo("export", checkpoint, str(folder), "--network", network)
         assert result.returncode == 0, result.stderr
+        again = vapo("export", checkpoint, str(folder), "--network", network)
+        assert again.returncode == 2
+        assert "there is something already" in again.stderr
         model = auto.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("3a12").input_ids
         state = model.state_dict()
@@ -307,15 +310,3 @@ def test_an_unsharded_run_goes_on_sharded(tmp_path: Path) -> None:
     if "optimizer_states" in after:  # read from files only
         actor_states = after["optimizer_states"][0]["state"].values()
         assert {int(state["step"]) for state in actor_states} == {4}
-
-
-def test_a_sharded_checkpoint_needs_a_sharded_run(tmp_path: Path) -> None:
-    from vapo.config.schema import TrainerConfig
-    from vapo.errors import UserError
-    from vapo.resuming.run_dirs import check_resumable
-
-    check_resumable(tmp_path, TrainerConfig())
-    (tmp_path / "meta.pt").touch()
-    with pytest.raises(UserError, match="sharded checkpoint: set trainer"):
-        check_resumable(tmp_path, TrainerConfig())
-    check_resumable(tmp_path, TrainerConfig(strategy="fsdp"))

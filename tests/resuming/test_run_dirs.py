@@ -17,6 +17,8 @@ from vapo.resuming.checkpoints import checkpoint_name
 from vapo.resuming.run_dirs import (
     Resume,
     RunDir,
+    changed_keys,
+    check_resumable,
     choose_resume,
     find_checkpoint,
     identity_of,
@@ -108,10 +110,12 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
         return find_checkpoint(str(tmp_path), name, told.append)
 
     assert find("last") == newer / checkpoint_name(2)
+    assert told == [f"--ckpt_path last: {newer / checkpoint_name(2)}"]
     assert find("best") == older / checkpoint_name(1)
     assert find(str(newer / checkpoint_name(1))) == newer / checkpoint_name(1)
     (newer / checkpoint_name(2) / "state.pt").write_bytes(b"cut")
     assert find("last") == newer / checkpoint_name(1)
+    assert told[-1] == f"--ckpt_path last: {newer / checkpoint_name(1)}"
     assert find(str(newer / "last.ckpt")) == newer / checkpoint_name(1)
     assert "damaged: 3 bytes of" in told[-1]
     with pytest.raises(UserError, match=r"state\.pt is damaged"):
@@ -123,3 +127,32 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
         find(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"has a last\.ckpt; start one without"):
         find_checkpoint(str(tmp_path / "empty"), "last", told.append)
+
+
+def test_what_a_checkpoint_cannot_go_on_with(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoints", 7)
+    phases = "components.value_pretraining.num_iterations=3"
+    enough = fit_config(tmp_path, phases, "training.num_iterations=4")
+    check_resumable(checkpoint, enough)
+    shorter = fit_config(tmp_path, phases, "training.num_iterations=3")
+    with pytest.raises(
+        UserError, match=r"iteration 7, beyond the 6 of this config .3 of value pre"
+    ):
+        check_resumable(checkpoint, shorter)
+    (checkpoint / "meta.pt").touch()
+    with pytest.raises(UserError, match="sharded checkpoint: set trainer"):
+        check_resumable(checkpoint, enough)
+    sharded = fit_config(tmp_path, phases, "training.num_iterations=4", "trainer.strategy=fsdp")
+    check_resumable(checkpoint, sharded)
+
+
+def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:
+    began = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}")
+    run_dir = open_run_dir(began, "name", resume=None)
+    assert changed_keys(run_dir, began) == []
+    now = fit_config(tmp_path, "seed=3", "data.train.path=other.jsonl", "output_dir=elsewhere")
+    assert changed_keys(run_dir, now) == [
+        "seed 0 -> 3",
+        "data.train.path prompts.jsonl -> other.jsonl",
+    ]
+    run_dir.close()

@@ -7,13 +7,19 @@ from typing import Literal
 
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
+from vapo.errors import UserError
 from vapo.models.export import save_folder
 from vapo.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
-    """Write the folder; `from_pretrained` loads it."""
+    """Write the folder; `from_pretrained` loads it.
+
+    Raises: UserError: there is something in the folder already.
+    """
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise UserError(f"{output_dir}: there is something already; name a folder of its own")
     contents = read_checkpoint(checkpoint)
     config = from_yaml(FitConfig, contents["config"], source=str(checkpoint))
     state = network_state(contents, network)

@@ -28,7 +28,14 @@ from vapo.resuming.checkpoints import path_for_lightning
 from vapo.resuming.compatibility import check_compatible
 from vapo.resuming.kept_rollouts import KeptRollouts
 from vapo.resuming.manifests import read_manifest
-from vapo.resuming.run_dirs import RunDir, check_resumable, choose_resume, open_run_dir, tell
+from vapo.resuming.run_dirs import (
+    RunDir,
+    changed_keys,
+    check_resumable,
+    choose_resume,
+    open_run_dir,
+    tell,
+)
 from vapo.resuming.stopping import Stopping
 from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
@@ -65,7 +72,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
     if checkpoint is not None:
-        check_resumable(checkpoint, config.trainer)
+        check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
     with (
         closing(open_run_dir(config, run_name(config), resume=resume)) as run_dir,
@@ -107,8 +114,9 @@ def train(
             logger.skip_recorded()
         else:
             progress.note(
-                "the config is not the one that this run began with: steps after the checkpoint "
-                "that were recorded before are recorded once more"
+                "the config is not the one that this run began with "
+                f"({', '.join(changed_keys(run_dir, config))}): steps after the checkpoint that "
+                "were recorded before are recorded once more"
             )
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, prompts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,12 +55,16 @@ FREE_KEYS = (
 )
 
 
-def run_identity(values: dict[str, Any]) -> str:
-    """12 hex digits of a flattened config (`loading.flatten`) without `FREE_KEYS`."""
-    kept = {
+def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A flattened config (`loading.flatten`) without `FREE_KEYS`."""
+    return {
         key: value
         for key, value in values.items()
         if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
     }
-    canonical = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+
+
+def run_identity(values: Mapping[str, Any]) -> str:
+    """12 hex digits of a flattened config's `identity_values`."""
+    canonical = json.dumps(identity_values(values), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

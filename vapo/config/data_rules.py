@@ -153,6 +153,17 @@ def _numbers(stages: list[Any]) -> list[tuple[int, int | None]]:
     return [(stage.from_iteration, stage.level) for stage in stages]
 
 
+def heldout_size_is_used(config: Any) -> Problem | None:
+    data = config.data
+    if data.heldout is None or data.heldout_size == DataConfig().heldout_size:
+        return None
+    return Problem(
+        ("data.heldout_size", "data.heldout"),
+        f"data.heldout_size {data.heldout_size} has no effect beside data.heldout: set "
+        "data.heldout=null to split the held-out prompts off the training source",
+    )
+
+
 def heldout_rows_suffice(config: Any) -> Problem | None:
     data = config.data
     if data.heldout is not None or data.heldout_size >= len(sources_of(data, "train")):
@@ -204,6 +215,7 @@ DATA_RULES: tuple[Rule, ...] = (
     answer_pattern_has_a_group,
     pass_rates_are_a_range,
     curricula_are_schedules,
+    heldout_size_is_used,
     heldout_rows_suffice,
     source_verifiers_agree,
 )

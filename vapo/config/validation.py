@@ -29,7 +29,8 @@ def first_problem(config: Any) -> Problem | None:
 def pretraining_range(config: FitConfig) -> Problem | None:
     pretraining = config.components.value_pretraining
     most = resolve(config).value_pretraining_iterations
-    if most == 0 or pretraining.min_iterations <= most:
+    has_rule = (pretraining.stop_explained_variance, pretraining.stop_value_loss) != (None, None)
+    if most == 0 or not has_rule or pretraining.min_iterations <= most:
         return None
     prefix = "components.value_pretraining"
     return Problem(

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from vapo.config import FitConfig
-from vapo.config.checkpoints import run_identity
-from vapo.config.loading import flatten, to_yaml
-from vapo.config.schema import TrainerConfig
+from vapo.config import FitConfig, resolve
+from vapo.config.checkpoints import identity_values, run_identity
+from vapo.config.loading import flatten, from_yaml, to_yaml
 from vapo.errors import UserError
 from vapo.progress import is_main_process
 from vapo.resuming.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
 from vapo.resuming.durable import write_text
+from vapo.resuming.manifests import read_manifest
 from vapo.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 
 RECORD_NAME = "run.json"
@@ -176,6 +176,18 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     return run_dir
 
 
+def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
+    """Keys of the config whose values are not those that the run began with, with both."""
+    try:
+        text = (run_dir.path / CONFIG_NAME).read_text()
+        began = identity_values(flatten(from_yaml(FitConfig, text, source=CONFIG_NAME)))
+    except (OSError, UserError):  # it is there to be read, and may be of another version
+        return []
+    now = identity_values(flatten(config))
+    keys = [key for key in now | began if now.get(key) != began.get(key)]
+    return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
+
+
 def how_to_go_on(run_dir: RunDir) -> str:
     """The command that continues a stopped run."""
     last = run_dir.checkpoints / LAST
@@ -184,12 +196,20 @@ def how_to_go_on(run_dir: RunDir) -> str:
     return "it has no checkpoint yet; checkpoints.resume=auto goes on from its start"
 
 
-def check_resumable(checkpoint: Path, trainer: TrainerConfig) -> None:
+def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     """Shards go on sharded, over any number of processes; one file goes on anywhere.
 
-    Raises: UserError naming the mend.
+    Raises: UserError naming the mend; also where the run is beyond the config's end.
     """
-    if is_sharded(checkpoint) and trainer.strategy != "fsdp":
+    pretraining = resolve(config).value_pretraining_iterations
+    most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
+    if done > most:
+        raise UserError(
+            f"{checkpoint} is of iteration {done}, beyond the {most} of this config "
+            f"({pretraining} of value pretraining, training.num_iterations "
+            f"{config.training.num_iterations}): raise training.num_iterations"
+        )
+    if is_sharded(checkpoint) and config.trainer.strategy != "fsdp":
         raise UserError(
             f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to go on with it "
             "(trainer.devices=1 will do)"
@@ -204,14 +224,15 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
     Raises: UserError when there is none.
     """
     path = _named_checkpoint(output_dir, ckpt_path)
-    if path.name == LAST and not path.is_file():
-        checkpoint = sound_checkpoint(path, warn)
-        if checkpoint is not None:
-            return checkpoint
-    if not path.exists():
-        raise UserError(f"--ckpt_path: no checkpoint {path}")
-    check(path.resolve())
-    return path.resolve()
+    checkpoint = sound_checkpoint(path, warn) if path.name == LAST and not path.is_file() else None
+    if checkpoint is None:
+        if not path.exists():
+            raise UserError(f"--ckpt_path: no checkpoint {path}")
+        checkpoint = path.resolve()
+        check(checkpoint)
+    if ckpt_path in ("last", "best"):
+        warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
+    return checkpoint
 
 
 def _named_checkpoint(output_dir: str, ckpt_path: str) -> Path:

@@ -1,0 +1,58 @@
+"""Characters of the prompts that a tokenizer drops: the policy would read another problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.errors import UserError
+from vapo.types import Prompt
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class LostCharacters:
+    """`characters` in the order of their code points; `place` is of the first prompt with one."""
+
+    characters: str
+    num_prompts: int
+    total: int
+    place: str
+
+    def describe(self) -> str:
+        shown = ", ".join(map(repr, self.characters[:_SHOWN]))
+        more = f" and {len(self.characters) - _SHOWN} more" if self.characters[_SHOWN:] else ""
+        return (
+            f"the tokenizer of actor.path has no token for {shown}{more}: it leaves them out of "
+            f"{self.num_prompts} of {self.total} prompts, the first is {self.place}"
+        )
+
+
+def lost_characters(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> LostCharacters | None:
+    """Which characters come back from the tokenizer as nothing; None: all come back.
+
+    A normalized character, as an ellipsis that becomes three dots, is not lost; spaces may be.
+
+    Raises: UserError: characters are lost of every prompt.
+    """
+    used = sorted({character for prompt in prompts for character in prompt.text})
+    lost = {c for c in used if not c.isspace() and not _round_trip(c, tokenizer).strip()}
+    if not lost:
+        return None
+    having = [prompt for prompt in prompts if not lost.isdisjoint(prompt.text)]
+    found = LostCharacters("".join(sorted(lost)), len(having), len(prompts), having[0].prompt_id)
+    if len(having) == len(prompts):
+        raise UserError(
+            f"{found.describe()}; write the problems in its characters, or take another policy"
+        )
+    return found
+
+
+def _round_trip(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
