@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config.options import Entry, Option, Section, nearest_key
 from vapo.errors import UserError
+from vapo.nearest_path import nearest_path
 
 COMMAND_LINE = "command line"
 
@@ -55,7 +56,7 @@ def read_file(path: Path) -> Layer:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"--config {path}: no such file") from None
+        raise UserError(f"--config {path}: no such file{nearest_path(path)}") from None
     except IsADirectoryError:
         raise UserError(f"--config {path}: this is a folder, give a YAML file") from None
     except UnicodeDecodeError:

@@ -201,6 +201,6 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
 
 def nearest(name: str, known: list[str]) -> str:
     """The mend for a misspelt name: the nearest known one, then all of them."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)  # solution is not question
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(known)}"

@@ -6,7 +6,6 @@ loads. `datasets` is imported only by the sources that need it.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from vapo.data.columns import match_answer, take
 from vapo.data.generated_rows import procedural_rows, reasoning_gym_rows
 from vapo.data.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.errors import UserError
+from vapo.nearest_path import nearest_path
 
 
 def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
@@ -64,10 +64,7 @@ def _existing_file(path: str, key: str) -> Path:
         return file
     if file.is_dir():
         raise UserError(f"{key}.path: {path} is a folder, give a file")
-    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-    close = difflib.get_close_matches(file.name, siblings, n=1)
-    hint = f"; did you mean {file.parent / close[0]}?" if close else ""
-    raise UserError(f"{key}.path: there is no file {path}{hint}")
+    raise UserError(f"{key}.path: there is no file {path}{nearest_path(file)}")
 
 
 def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
@@ -81,9 +78,16 @@ def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
                 record = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{place}: not a line of JSON in UTF-8 ({error}){_hint(line)}"
+                    f"{place}: not a line of JSON in UTF-8 ({_reason(error)}){_hint(line)}"
                 ) from None
             yield place, record
+
+
+def _reason(error: Exception) -> str:
+    """The line is the file's, not that of the text which the parser was given."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, character {error.pos + 1}"
+    return str(error)
 
 
 def _hint(line: bytes) -> str:

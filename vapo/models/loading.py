@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 from vapo.errors import UserError
 from vapo.models.files import check_weight_files
 from vapo.models.saved_tokenizers import read_tokenizer
+from vapo.nearest_path import nearest_path
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ def _local_folder(path: str) -> Path | None:
         return folder
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
-        raise UserError(f"{path}: no such model folder; check the path")
+        raise UserError(f"{path}: no such model folder{nearest_path(folder) or '; check the path'}")
     return None
 
 
