@@ -53,13 +53,9 @@ def test_contents_are_made_as_often_as_pages_are_written(tmp_path: Path, made: l
             assert torch.equal(values, old_values[response["row"], :num]), name
     first, last = watching.old_values[3], watching.old_values[6]
     assert (first - last).abs().max() > 1e-3, "the critic was trained meanwhile"
-
-
-def test_the_iterations_numbers_are_in_memory_once(tmp_path: Path) -> None:
-    """The rollout batch of this iteration alone, and no micro-batch cut from it."""
-    _, watching, _ = train(tmp_path, *STOP_RULE)
-    assert watching.num_microbatches == [0] * 6
-    assert watching.num_batches == [0] * 6
+    assert watching.num_batches == [0] * 6, "one iteration's numbers are in memory, and once:"
+    assert len(watching.cut_values) > 12
+    assert watching.num_cut == [0] * 6, "micro-batches are cut from them when they are read"
 
 
 def test_a_rollout_left_out_takes_its_group_off_the_page(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +55,34 @@ class Watching(Callback):
 
     def __init__(self) -> None:
         self.old_values: dict[int, torch.Tensor] = {}
-        self.num_microbatches: list[int] = []
         self.batches: list[weakref.ref[RolloutBatch]] = []
-        self.num_batches: list[int] = []
+        self.cut_values: list[weakref.ref[torch.Tensor]] = []
+        self.num_batches: list[int] = []  # of iterations before, when values are asked for
+        self.num_cut: list[int] = []  # micro-batches, when the iteration ends
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        gc.collect()
-        alive = [x for x in gc.get_objects() if isinstance(x, Microbatch)]
-        self.num_microbatches.append(len(alive))
+        self.num_cut.append(num_alive(self.cut_values))
+
+
+def num_alive(references: Sequence[weakref.ref[Any]]) -> int:
+    return sum(reference() is not None for reference in references)
 
 
 class WatchedModule(PoisonedModule):
     watching: Watching
 
     def evaluate_rollouts(self, batch: RolloutBatch) -> None:
-        gc.collect()
         watching = self.watching
-        watching.num_batches.append(sum(ref() is not None for ref in watching.batches))
+        watching.num_batches.append(num_alive(watching.batches))
         super().evaluate_rollouts(batch)
         watching.batches.append(weakref.ref(batch))
         if batch.old_values is not None:
             watching.old_values[int(self.iteration) + 1] = batch.old_values.clone()
+
+    def _read_values(self, micro: Microbatch) -> dict[str, torch.Tensor]:
+        assert micro.old_values is not None
+        self.watching.cut_values.append(weakref.ref(micro.old_values))
+        return super()._read_values(micro)
 
 
 def train(
