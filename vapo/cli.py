@@ -122,7 +122,7 @@ def _configured(name: str, argv: list[str]) -> None:
         return
     names = (
         *("ckpt_path", "host", "port", "gpu_memory_gib", "model_config"),
-        *("num_responses", "output"),
+        *("num_responses", "output", "value_page"),
     )
     extra = {n: getattr(options, n) for n in names if hasattr(options, n)}
     _load_command(command.module)(composed.config, **extra)

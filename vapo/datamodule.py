@@ -32,6 +32,21 @@ from vapo.value_page.contents import PageContents, page_contents
 from vapo.watching.rows import CheckedBatch, check_batch, first_rows
 
 
+def is_due(module: VapoModule, phase: Phase, every_n: int) -> bool:
+    """First and last iteration of the phase, and every n-th.
+
+    `policy_iterations` and `iteration` do not count this iteration yet. Whether it is the last of
+    value pretraining is known once the phase has been switched.
+    """
+    if phase is Phase.POLICY_OPTIMIZATION:
+        finished = int(module.policy_iterations) + 1
+        is_last = finished >= module.config.training.num_iterations
+    else:
+        finished = int(module.iteration) + 1
+        is_last = module.phase is Phase.POLICY_OPTIMIZATION
+    return finished == 1 or is_last or finished % every_n == 0
+
+
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
     """The one that the trainer was given."""
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
@@ -68,11 +83,10 @@ class RolloutDataModule(L.LightningDataModule):
         self.kept = kept
         self.safe_point = safe_point
         self.metrics: dict[str, float] = {}
-        self.positions: Profile = {}
-        self.page: PageContents | None = None
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._buffer: tuple[int, list[Minibatch]] = (-1, [])
+        self._checked: CheckedBatch | None = None
         self._ahead: WorkAhead = WorkAhead()
         self.collection = RolloutCollection(
             config, prompts=prompts, scorer=scorer, sampler=lambda: self.sampler, progress=progress
@@ -94,6 +108,8 @@ class RolloutDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Minibatch]:
         iteration = int(self.module.iteration)
         if self._buffer[0] != iteration:
+            self._buffer[1].clear()  # the DataLoader before this one holds the list, too
+            self._checked = None
             self._buffer = (iteration, self.collect(iteration))
         minibatches = self._buffer[1]
         return DataLoader(minibatches, batch_size=None, shuffle=False)  # type: ignore[arg-type]
@@ -106,8 +122,7 @@ class RolloutDataModule(L.LightningDataModule):
         batch, metrics = self.next_batch(iteration)
         self.safe_point()
         self.sampler.sleep()
-        shows_tokens = self.value_page_may_be_due()
-        if shows_tokens and phase is Phase.POLICY_OPTIMIZATION:
+        if phase is Phase.POLICY_OPTIMIZATION and self.page_is_due(phase):
             batch.old_entropy = torch.zeros(batch.response_mask.shape)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             self.module.evaluate_rollouts(batch)
@@ -120,15 +135,7 @@ class RolloutDataModule(L.LightningDataModule):
             correct_mismatch(batch, self.config.algorithm.mismatch)
         self.metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
-        self.positions = position_profile(
-            batch,
-            self.hyperparameters,
-            max_response_tokens=self.config.rollouts.max_response_tokens,
-        )
-        self.page = None
-        if shows_tokens:
-            with self.progress.stage("value_page"):
-                self.page = page_contents(batch, self.config, self.positions, iteration)
+        self._checked = checked
         minibatches = self.minibatches(first_rows(batch, checked.num_rows), iteration)
         return [replace(m, fault=checked.fault) for m in minibatches]
 
@@ -145,23 +152,28 @@ class RolloutDataModule(L.LightningDataModule):
         faults.left_out(checked.num_left_out, place, checked.reason)
         return checked
 
-    def value_page_may_be_due(self) -> bool:
-        """Whether the iteration's page may be asked for at its end.
+    # ---- what is shown of the iteration's rollouts, from before its update --------------------
 
-        Only then is it known whether value pretraining ended by its stop rule.
-        """
-        every_n, module = self.config.value_pages.every_n_iterations, self.module
-        if every_n is None:
-            return False
-        if module.phase is Phase.POLICY_OPTIMIZATION:
-            finished = int(module.policy_iterations) + 1
-            last, may_stop = self.config.training.num_iterations, False
-        else:
-            finished = int(module.iteration) + 1
-            last = self.hyperparameters.value_pretraining_iterations
-            rule = self.config.components.value_pretraining
-            may_stop = (rule.stop_explained_variance, rule.stop_value_loss) != (None, None)
-        return finished == 1 or finished % every_n == 0 or finished >= last or may_stop
+    def page_is_due(self, phase: Phase) -> bool:
+        every_n = self.config.value_pages.every_n_iterations
+        return every_n is not None and is_due(self.module, phase, every_n)
+
+    def positions(self) -> Profile:
+        """The table by token position. Every rank must call this."""
+        assert self._checked is not None
+        return position_profile(
+            self._checked.batch,
+            self.hyperparameters,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
+        )
+
+    def page(self) -> PageContents | None:
+        """The page; None where nothing could be trained on. Every rank must call this."""
+        assert self._checked is not None
+        batch = self._checked.whole_groups()
+        if self._checked.fault is not None or not all_ranks(len(batch) > 0):
+            return None
+        return page_contents(batch, self.config, self.positions(), self._buffer[0])
 
     # ---- sampling ahead ----------------------------------------------------------------------
 

@@ -48,10 +48,20 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """`rows`: a table of sample responses, the first response of each prompt first."""
+    """`rows`: a table of sample responses, the first response of each prompt first.
+
+    `rollouts` and `verdicts` are all of this rank, groups of k contiguous.
+    """
 
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+    k: int
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [rollout.prompt for rollout in self.rollouts[:: self.k]]
 
 
 class ClusteredMean(Metric):
@@ -169,6 +179,9 @@ def evaluate(
     return EvaluationResult(
         metrics,
         _table(rollouts, verdicts, config.k)[: config.num_table_rows],
+        rollouts,
+        verdicts,
+        config.k,
     )
 
 

@@ -7,7 +7,7 @@ gradient does not depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -50,6 +50,20 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
+class Microbatches:
+    """Cut from the rollout batch as they are walked, so that its numbers are there only once."""
+
+    chunks: list[list[int]]
+    cut: Callable[[list[int]], Microbatch]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        return map(self.cut, self.chunks)
+
+
+@dataclass(frozen=True)
 class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
@@ -58,7 +72,7 @@ class Minibatch:
     nothing of it may be trained on.
     """
 
-    microbatches: list[Microbatch]
+    microbatches: Microbatches
     num_tokens: int
     num_responses: int
     num_positive_tokens: int
@@ -157,10 +171,12 @@ def _make_minibatch(
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(
-        microbatches=[
-            _make_microbatch(batch, chunk, make_inputs(chunk), loss_mask, policy_mask)
-            for chunk in chunks
-        ],
+        microbatches=Microbatches(
+            chunks,
+            lambda chunk: _make_microbatch(
+                batch, chunk, make_inputs(chunk), loss_mask, policy_mask
+            ),
+        ),
         max_response_tokens=batch.max_response_tokens,
         **dict(zip(counts, totals, strict=True)),
     )

@@ -21,15 +21,15 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import from_yaml, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import sum_over_ranks, world_size
-from vapo.minibatches import Microbatch, Minibatch, rollout_inputs, sequence_lengths
+from vapo.minibatches import Microbatch, Minibatch
 from vapo.models.lora import check_same_adapters
 from vapo.models.networks import make_actor, make_critic, make_reference
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
 from vapo.policies import Actor, FrozenBase
+from vapo.rollout_numbers import Readers, read_rollouts
 from vapo.strategies import is_sharded, reshard, set_gradient_sync
 from vapo.timing import timed
-from vapo.token_inputs import cut_by_tokens
 from vapo.types import Phase, RolloutBatch
 from vapo.values import Critic
 from vapo.watching.faults import Faults, finite_over_ranks
@@ -118,47 +118,21 @@ class VapoModule(L.LightningModule):
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
-    @torch.no_grad()
     def evaluate_rollouts(self, batch: RolloutBatch) -> None:
-        """Fill old and reference log-probs (policy phase only) and old values.
-
-        The trainer computes them itself: the engine's log-probs differ by its own rounding.
-        Entropies come with the old log-probs; they are kept if `old_entropy` is there for them.
-        """
+        """Fill old and reference log-probs (policy phase only) and old values."""
         wants_policy = self.phase is Phase.POLICY_OPTIMIZATION
-        shape = batch.response_mask.shape
-        if wants_policy:
-            batch.old_logprobs = torch.zeros(shape)
-        if wants_policy and self._reference:
-            batch.ref_logprobs = torch.zeros(shape)
-        if self.critic is not None:
-            batch.old_values = torch.zeros(shape)
-        chunks = cut_by_tokens(
-            sequence_lengths(batch),
-            range(len(batch)),
+        readers = Readers(
+            actor=self.actor if wants_policy else None,
+            reference=self._reference[0] if wants_policy and self._reference else None,
+            critic=self.critic,
+            temperature=self.config.rollouts.temperature,
             max_tokens=self.config.training.microbatch_tokens,
+            pad_id=self.pad_id,
             packed=self.reads_packed,
+            device=self.device,
         )
         with self.trainer.precision_plugin.forward_context():
-            for rows in chunks:
-                self._evaluate_rows(batch, rows)
-
-    def _evaluate_rows(self, batch: RolloutBatch, rows: list[int]) -> None:
-        inputs = rollout_inputs(batch, rows, pad_id=self.pad_id, packed=self.reads_packed)
-        inputs = inputs.to(self.device)
-        width = inputs.response_mask.shape[1]
-        temperature = self.config.rollouts.temperature
-        if batch.old_logprobs is not None:
-            logprobs, entropy = self.actor(inputs, temperature=temperature)
-            batch.old_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
-            if batch.old_entropy is not None:
-                batch.old_entropy[rows, :width] = inputs.scatter(entropy).cpu()
-        if batch.ref_logprobs is not None:
-            logprobs, _ = self._reference[0](inputs, temperature=temperature)
-            batch.ref_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
-        if batch.old_values is not None:
-            assert self.critic is not None
-            batch.old_values[rows, :width] = inputs.scatter(self.critic(inputs)).cpu()
+            read_rollouts(batch, readers)
 
     def estimate_advantages(self, batch: RolloutBatch) -> None:
         """Fill token rewards, and the advantages and value targets that the phase trains on."""

@@ -101,6 +101,14 @@ def make_parser(name: str, command: Command) -> Parser:
             metavar="last|best|PATH",
             help=f"{does} a checkpoint; last and best: of the newest run in output_dir",
         )
+    if name == "validate":
+        parser.add_argument(
+            "--value_page",
+            "--value-page",
+            metavar="FILE",
+            help="also write a page of the responses' tokens by value, as page.html; the critic is "
+            "the checkpoint's, else the one that critic.init names",
+        )
     if name == "filter":
         parser.add_argument(
             "--num_responses",

@@ -7,7 +7,6 @@ started from, is shown on the real command in tests/integration/test_fit.py.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -22,12 +21,15 @@ from vapo.config import FitConfig, resolve
 from vapo.config.components import Components
 from vapo.config.components import ValuePretraining as Settings
 from vapo.config.schema import ActorConfig
+from vapo.datamodule import RolloutDataModule
 from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.types import Phase
 from vapo.values import Critic
+
+NAN = float("nan")
 
 
 def make_callback(settings: Settings, num_iterations: int, tmp_path: Path) -> ValuePretraining:
@@ -59,12 +61,18 @@ def fake_trainer() -> Any:
 
 
 def run_iteration(
-    callback: ValuePretraining, module: VapoModule, metrics: dict[str, float]
+    callback: ValuePretraining,
+    module: VapoModule,
+    explained_variance: float,
+    *value_losses: float,
 ) -> None:
+    """Its minibatches, as the module keeps them; nan: one whose update was skipped."""
     trainer = fake_trainer()
-    trainer.datamodule = SimpleNamespace(metrics=metrics)
-    outputs = {"critic/value_loss": metrics["value_loss"]}
-    callback.on_train_batch_end(trainer, module, outputs, None, 0)
+    trainer.datamodule = MagicMock(spec=RolloutDataModule)
+    trainer.datamodule.metrics = {"critic/explained_variance": explained_variance}
+    module.minibatch_metrics = [
+        {"critic/value_loss": loss, "critic/grad_norm": 1.0} for loss in value_losses
+    ]
     callback.on_train_epoch_end(trainer, module)
     module.iteration += 1
 
@@ -88,7 +96,7 @@ def test_on_the_phase_lasts_its_iterations_then_the_critic_is_saved(
     phases = []
     for _ in range(4):
         phases.append(module.phase)
-        run_iteration(callback, module, {"critic/explained_variance": 0.9, "value_loss": 0.1})
+        run_iteration(callback, module, 0.9, 0.1)
     assert phases == [Phase.VALUE_PRETRAINING] * 3 + [Phase.POLICY_OPTIMIZATION]
     assert saved == [tmp_path / "critic"]
 
@@ -102,8 +110,7 @@ def test_stop_rule_wants_both_limits_and_the_least_number_of_iterations(
     observed = [(0.6, 0.1), (0.6, 0.3), (0.4, 0.1), (0.5, 0.2)]  # too early, loss, variance, met
     for explained_variance, loss in observed:
         assert module.phase is Phase.VALUE_PRETRAINING
-        metrics = {"critic/explained_variance": explained_variance, "value_loss": loss}
-        run_iteration(callback, module, metrics)
+        run_iteration(callback, module, explained_variance, loss)
     assert module.phase is Phase.POLICY_OPTIMIZATION
     assert len(saved) == 1
 
@@ -113,10 +120,21 @@ def test_nan_explained_variance_never_stops(tmp_path: Path, saved: list[Path]) -
     callback = make_callback(Settings(stop_explained_variance=0.5), 10, tmp_path)
     module = make_module()
     callback.setup(fake_trainer(), module, "fit")
-    metrics = {"critic/explained_variance": float("nan"), "value_loss": 0.0}
     for _ in range(5):
-        run_iteration(callback, module, metrics)
+        run_iteration(callback, module, NAN, 0.0)
     assert module.phase is Phase.VALUE_PRETRAINING
+
+
+def test_skipped_updates_do_not_count_for_the_stop_rule(tmp_path: Path, saved: list[Path]) -> None:
+    """The mean is of the finite losses; an iteration without one does not stop the phase."""
+    callback = make_callback(Settings(stop_value_loss=0.2), 10, tmp_path)
+    module = make_module()
+    callback.setup(fake_trainer(), module, "fit")
+    for losses in ([NAN, NAN], [float("inf")], [], [NAN, 0.1, 0.4]):
+        run_iteration(callback, module, 0.9, *losses)
+        assert module.phase is Phase.VALUE_PRETRAINING, losses
+    run_iteration(callback, module, 0.9, 0.1, NAN, 0.3)
+    assert module.phase is Phase.POLICY_OPTIMIZATION
 
 
 def test_off_the_policy_phase_begins_at_once(tmp_path: Path, saved: list[Path]) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
-from tests.value_page.reading import page_json
+from tests.value_page.reading import page_json, token_ids, unpacked
 from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
@@ -208,16 +208,35 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
             assert torch.equal(state[name], tensor), name
 
 
-def test_validate_repeats_the_last_evaluation(run: Path) -> None:
+def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None:
+    """And writes a page of the checkpoint's critic, not of the one that the run began with."""
+    page = tmp_path / "page.html"
     result = vapo(
         "validate",
         *("--config", "conf/vapo.yaml"),
         *SMALL,
         *("--ckpt_path", str(run / "checkpoints/last.ckpt")),
+        *("--value_page", str(page)),
     )
     assert result.returncode == 0, result.stderr
     lines = dict(line.split(": ") for line in result.stdout.splitlines() if ": " in line)
     assert float(lines["eval/avg_at_k"]) == pytest.approx(summary(run)["score_after"], abs=1e-4)
+    data = page_json(page.read_text(encoding="utf-8"))
+    assert data["facts"]["critic"] == str((run / "checkpoints/last.ckpt").resolve())
+    assert data["facts"]["prompts"] == "16 held-out ones, 2 responses each"
+    folder = ROOT / "models/state_tracking"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    critic = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model")
+    critic.load_state_dict(final(run, "critic"))
+    group = data["groups"][0]
+    prompt = tokenizer(group["prompt"]).input_ids
+    for response in group["responses"]:
+        ids = token_ids(response)
+        with torch.no_grad():
+            states = critic.model(torch.tensor([prompt + ids])).last_hidden_state
+            values = critic.score(states)[0, len(prompt) - 1 : -1, 0]
+        shown = unpacked(response["columns"]["value"], len(ids))
+        torch.testing.assert_close(shown, values, atol=1e-5, rtol=0)
 
 
 def kill_after(pattern_count: int, command: list[str]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
+from tests.value_page.browser import drawn, needs_browser
 from tests.value_page.made_up_pages import ABOUT, contents_of, evaluated
 from tests.value_page.reading import page_json
 from vapo.types import Prompt
@@ -101,26 +100,13 @@ def test_policy_admits_the_pages_own_script_and_style_only() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+@needs_browser
 def test_a_browser_draws_it_and_switches_colours(tmp_path: Path) -> None:
     """The script runs to its end; tokens are there as text; the measure of the URL is chosen."""
     page, data = hostile_page()
     file = tmp_path / "page.html"
     file.write_text(page)
-
-    def drawn(fragment: str) -> str:
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-        command += [
-            "--window-size=1400,4000",
-            "--virtual-time-budget=3000",
-            f"--user-data-dir={tmp_path / 'profile'}",
-        ]
-        done = subprocess.run(
-            [*command, f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120
-        )
-        return done.stdout
-
-    plain, advantage = drawn(""), drawn("#advantage")
+    plain, advantage = drawn(file), drawn(file, "#advantage")
     for dom, scale in ((plain, "sequential"), (advantage, "diverging")):
         assert re.search(rf'<body[^>]*data-scale="{scale}"', dom)
         assert 'data-ready="true"' in dom

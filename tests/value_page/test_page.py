@@ -107,6 +107,26 @@ def test_charts_are_of_all_rollouts_whatever_is_shown() -> None:
     assert data["positions"]["explained_variance"][0] == pytest.approx(float(explained), abs=1e-6)
 
 
+def test_calibration_bins_cut_the_values_range_evenly() -> None:
+    config = system_config("vapo")
+    batch = evaluated(config)
+    assert batch.old_values is not None
+    values = batch.old_values[batch.response_mask].double()
+    rows = rendered(batch, config)[1]["calibration"]
+    lows, highs = torch.tensor(rows["low"]).double(), torch.tensor(rows["high"]).double()
+    assert float(lows[0]) == pytest.approx(float(values.min()))
+    assert float(highs[-1]) == pytest.approx(float(values.max()))
+    width = float(values.max() - values.min()) / 12
+    assert (highs - lows).tolist() == pytest.approx([width] * len(lows))
+    for low, high, num, mean in zip(
+        lows, highs, rows["num_tokens"], rows["value_mean"], strict=True
+    ):
+        is_in = (values >= low - 1e-7) & (values < high - 1e-7)
+        is_in |= (high == highs[-1]) & (values > high - 1e-7)
+        assert num == int(is_in.sum())
+        assert mean == pytest.approx(float(values[is_in].mean()))
+
+
 @pytest.mark.parametrize("system", ["grpo", "dapo", "raft"])
 def test_without_a_critic_there_is_nothing_of_values(system: str) -> None:
     config = system_config(system)

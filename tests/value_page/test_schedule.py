@@ -1,4 +1,4 @@
-"""When a page is due, and when the rollouts must be kept because it may be."""
+"""When a page is due, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -7,51 +7,47 @@ from types import SimpleNamespace
 import pytest
 
 from tests.systems import system_config
-from vapo.callbacks.diagnostics import is_due, notes
-from vapo.datamodule import RolloutDataModule
+from vapo.datamodule import RolloutDataModule, is_due
 from vapo.module import VapoModule
 from vapo.types import Phase
+from vapo.value_page.about import notes
 
-STOP_RULE = "components.value_pretraining.stop_explained_variance=0.5"
+N = 5
 
 
-def iterations(*overrides: str, stops_after: int) -> tuple[list[int], list[int]]:
-    """Iterations whose page may be due, and is, of a run that goes through both phases."""
-    settings = ["components.value_pretraining.num_iterations=12", "training.num_iterations=7"]
-    config = system_config("vapo", *settings, "value_pages.every_n_iterations=5", *overrides)
+def due_iterations(*, stops_after: int) -> list[int]:
+    """Iterations whose page is due, of a run that goes through both phases."""
+    config = system_config("vapo", "training.num_iterations=7")
     module = VapoModule(config, pad_id=0)
     module.phase = Phase.VALUE_PRETRAINING
-    datamodule = SimpleNamespace(
-        config=config, module=module, hyperparameters=module.hyperparameters
-    )
-    may, is_ = [], []
+    found = []
     for iteration in range(1, stops_after + 7 + 1):
-        if RolloutDataModule.value_page_may_be_due(datamodule):  # type: ignore[arg-type]
-            may.append(iteration)
-        module.trained_phase = module.phase
+        trained_phase = module.phase
+        knew_before = is_due(module, trained_phase, N)
         if iteration == stops_after:
             module.phase = Phase.POLICY_OPTIMIZATION
-        if is_due(module, config.value_pages.every_n_iterations or 1):
-            is_.append(iteration)
-        module.policy_iterations += module.trained_phase is Phase.POLICY_OPTIMIZATION
+        if is_due(module, trained_phase, N):
+            found.append(iteration)
+        if trained_phase is Phase.POLICY_OPTIMIZATION:
+            assert knew_before == (iteration in found), "entropies are kept before the update"
+        module.policy_iterations += trained_phase is Phase.POLICY_OPTIMIZATION
         module.iteration += 1
-    return may, is_
+    return found
 
 
 def test_first_and_last_of_each_phase_and_every_nth() -> None:
-    due = [1, 5, 10, 12, 13, 17, 19]
-    assert iterations(stops_after=12) == (due, due)
+    assert due_iterations(stops_after=12) == [1, 5, 10, 12, 13, 17, 19]
 
 
 def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
-    may, due = iterations(STOP_RULE, stops_after=3)
-    assert due == [1, 3, 4, 8, 10]
-    assert may == [1, 2, 3, 4, 8, 10]
+    assert due_iterations(stops_after=3) == [1, 3, 4, 8, 10]
 
 
-def test_null_keeps_nothing() -> None:
-    may, _ = iterations("value_pages.every_n_iterations=null", stops_after=12)
-    assert may == []
+def test_null_writes_none() -> None:
+    config = system_config("vapo", "value_pages.every_n_iterations=null")
+    datamodule = SimpleNamespace(config=config, module=VapoModule(config, pad_id=0))
+    for phase in Phase:
+        assert not RolloutDataModule.page_is_due(datamodule, phase)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from vapo.callbacks.recording import mean_of_steps
 from vapo.config import components
+from vapo.datamodule import datamodule_of
 from vapo.models.export import save_network
 from vapo.module import VapoModule
 from vapo.progress import Progress
@@ -37,7 +39,6 @@ class ValuePretraining(Callback):
         self.num_iterations = num_iterations
         self.critic_dir = critic_dir
         self.progress = progress
-        self._value_losses: list[float] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with the phase it was in."""
@@ -45,29 +46,14 @@ class ValuePretraining(Callback):
         if self.num_iterations > 0:
             pl_module.phase = Phase.VALUE_PRETRAINING
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
-        if batch_idx == 0:
-            self._value_losses.clear()
-        if isinstance(outputs, dict) and math.isfinite(outputs.get("critic/value_loss", math.nan)):
-            self._value_losses.append(outputs["critic/value_loss"])
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         if pl_module.phase is not Phase.VALUE_PRETRAINING:
             return
         finished = int(pl_module.iteration) + 1
-        explained_variance = trainer.datamodule.metrics[  # type: ignore[attr-defined]
-            "critic/explained_variance"
-        ]
-        losses = self._value_losses  # none, where every update was skipped
-        value_loss = sum(losses) / len(losses) if losses else math.nan
+        explained_variance = datamodule_of(trainer).metrics["critic/explained_variance"]
+        losses = mean_of_steps(pl_module.minibatch_metrics)
+        value_loss = losses.get("critic/value_loss", math.nan)  # none, if all rollouts were bad
         if finished < self.num_iterations and not self.stop_rule_met(
             finished, explained_variance=explained_variance, value_loss=value_loss
         ):

@@ -19,8 +19,8 @@ from vapo.devices import pick_device, set_threads
 from vapo.distributed import check_launch, leave_together
 from vapo.errors import StoppedRun
 from vapo.minibatches import TokenInputs
-from vapo.models.loading import check_same_tokenizer, load_tokenizer
-from vapo.models.networks import critic_path
+from vapo.models.loading import load_tokenizer
+from vapo.models.networks import check_tokenizers, critic_path
 from vapo.module import VapoModule
 from vapo.progress import Progress, is_main_process
 from vapo.prompts import PromptSplit, load_prompts
@@ -208,14 +208,6 @@ def describe_checkpoints(folder: Path) -> str:
         return "there is no checkpoint from before it"
     best_too = f"; best score: {best}" if best.exists() else ""
     return f"checkpoint from before it: {last}{best_too}"
-
-
-def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A critic that reads other token ids than the actor writes would be silently wrong."""
-    if config.algorithm.has_critic:
-        path = critic_path(config)
-        if path != config.actor.path:
-            check_same_tokenizer(tokenizer, load_tokenizer(path))
 
 
 def component_tags(config: FitConfig) -> dict[str, str]:

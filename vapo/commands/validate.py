@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.console import quiet_libraries
@@ -12,20 +15,30 @@ from vapo.models.loading import load_causal_lm, load_tokenizer
 from vapo.policies import Actor
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
-from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.resuming.checkpoints import Checkpoint, read_checkpoint
 from vapo.resuming.run_dirs import find_checkpoint
 from vapo.rewards import make_scorer
+from vapo.rollout_collection import RolloutCollection
+from vapo.rollout_numbers import Readers
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
+from vapo.value_page.heldout import check_request, load_readers, read_heldout, write_page
 
 
-def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
-    """Evaluate and print every metric, one a line."""
+def run(
+    config: FitConfig, *, ckpt_path: str | None = None, value_page: str | None = None
+) -> dict[str, float]:
+    """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
     quiet_libraries()
+    page = None if value_page is None else Path(value_page)
+    if page is not None:
+        check_request(page, config)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path)
     prompts = load_prompts(config.data, tokenizer)
-    access = load_policy(config, ckpt_path=ckpt_path)
+    path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
+    access, readers = load_networks(config, tokenizer, path, with_critic=page is not None)
+    baseline = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
@@ -43,22 +56,48 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> dict[str, float]:
             max_response_tokens=config.rollouts.max_response_tokens,
             progress=progress,
         )
-    for key, value in result.metrics.items():
+        if page is not None and config.algorithm.needs_greedy_baseline:
+            baseline = RolloutCollection(
+                config, prompts=prompts, scorer=scorer, sampler=lambda: sampler, progress=progress
+            ).greedy_rewards(result.prompts, 0, progress.stage)
+    metrics = result.metrics
+    if page is not None and readers is not None:
+        rollouts = read_heldout(config, result, baseline, readers)
+        metrics = metrics | write_page(page, config, rollouts, tokenizer, path)
+    for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
-    return result.metrics
+    if page is not None:
+        print(page)
+    return metrics
 
 
-def load_policy(config: FitConfig, *, ckpt_path: str | None = None) -> ActorAccess:
+def load_networks(
+    config: FitConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path | None,
+    *,
+    with_critic: bool,
+) -> tuple[ActorAccess, Readers | None]:
+    """The policy, and what a page reads its responses with; of a checkpoint, if `path` names one.
+
+    The checkpoint's contents are not kept.
+    """
+    checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
+    access = load_policy(config, checkpoint)
+    if not with_critic:
+        return access, None
+    return access, load_readers(config, access.model, tokenizer, checkpoint, access.device)
+
+
+def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:
     """The actor of the config's folder, or of a checkpoint, for a sampling engine."""
     model = load_causal_lm(
         config.actor.path,
         dtype=config.actor.dtype,
         attn_implementation=config.actor.attn_implementation,
     )
-    if ckpt_path is not None:
-        checkpoint = find_checkpoint(config.output_dir, ckpt_path)
-        contents = read_checkpoint(checkpoint, verified=True)
-        model.load_state_dict(network_state(contents, "actor"))
+    if checkpoint is not None:
+        checkpoint.fill(model, "actor", config.actor.path)
     device = pick_device(config.trainer)
     model.to(device)  # type: ignore[arg-type]
     actor = Actor(model)

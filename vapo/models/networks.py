@@ -6,11 +6,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
-from vapo.models.loading import load_causal_lm, load_value_model
+from vapo.models.loading import (
+    check_same_tokenizer,
+    load_causal_lm,
+    load_tokenizer,
+    load_value_model,
+)
 from vapo.models.lora import add_adapters
 from vapo.policies import Actor, FrozenBase
 from vapo.seeding import derive_seed
@@ -27,6 +33,14 @@ def critic_path(config: FitConfig) -> str:
         assert config.critic.reward_model_path is not None
         return config.critic.reward_model_path
     return config.actor.path if init == "policy" else init
+
+
+def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A critic that reads other token ids than the actor writes would be silently wrong."""
+    if config.algorithm.has_critic:
+        path = critic_path(config)
+        if path != config.actor.path:
+            check_same_tokenizer(tokenizer, load_tokenizer(path))
 
 
 def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Actor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -125,3 +126,24 @@ def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
         return state
     config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
     return dict(merged(state.items(), config.actor.lora))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that has been read, and where it lies."""
+
+    path: Path
+    contents: dict[str, Any]
+
+    def fill(self, model: nn.Module, network: str, start: str) -> None:
+        """Load the weights of `actor` or `critic` into the model that was read from `start`.
+
+        Raises: UserError: the checkpoint does not have it, or it is of another architecture.
+        """
+        try:
+            model.load_state_dict(network_state(self.contents, network))
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}; score it with its run's own config") from None
+        except RuntimeError as error:
+            reason = " ".join(str(error).split()[:40])
+            raise UserError(f"{self.path}: its {network} does not fit {start}: {reason}") from None

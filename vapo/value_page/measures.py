@@ -55,7 +55,7 @@ MEASURES = (
         "logprob",
         "log-prob",
         "sequential",
-        "log pi_old of the token, by the trainer, before this iteration's update, in nats",
+        "log pi_old of the token, by the trainer, before any update on it, in nats",
         strong="low",
     ),
     Measure(

@@ -6,6 +6,7 @@ a forward into every gradient. So the row goes altogether, not only out of the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -33,16 +34,25 @@ _MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it the rest says little, and non
 class CheckedBatch:
     """A rollout batch without its bad rows, and how many of its rows each rank trains on.
 
-    `num_left_out` counts those of all ranks, the other members of their groups included where
-    the estimator compares groups, and `reason` says what was bad. With a `fault` it was too much:
-    the batch is as it came, and nothing of it may be trained on.
+    `rows` are those that are left, of the batch as it came. `num_left_out` counts those that are
+    not, of all ranks, the other members of their groups included where the estimator compares
+    groups, and `reason` says what was bad. With a `fault` it was too much: the batch is as it
+    came, and nothing of it may be trained on.
     """
 
     batch: RolloutBatch
     num_rows: int
+    rows: Sequence[int]
     num_left_out: int = 0
     reason: str = ""
     fault: str | None = None
+
+    def whole_groups(self) -> RolloutBatch:
+        """The batch without what is left of a group that has lost a rollout."""
+        size = self.batch.group_size
+        left = Counter(row // size for row in self.rows)
+        whole = [i for i, row in enumerate(self.rows) if left[row // size] == size]
+        return self.batch if len(whole) == len(self.rows) else select_rows(self.batch, whole)
 
 
 def check_batch(
@@ -66,7 +76,7 @@ def check_batch(
     counts = [goes.sum(), torch.tensor(len(batch)), *(rows.sum() for rows in found.values())]
     num_left_out, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
     if not num_left_out:
-        return CheckedBatch(batch, len(batch))
+        return CheckedBatch(batch, len(batch), range(len(batch)))
     records.save(_describe(batch, found, is_bad, place))
     reason = ", ".join(
         f"{name} not finite in {number} of {num_all}"
@@ -76,9 +86,9 @@ def check_batch(
     fewest = -int(max_over_ranks(-(~goes).sum()))
     num_rows = fewest // num_minibatches * num_minibatches
     if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
-        return CheckedBatch(batch, len(batch), num_left_out, reason, reason)
-    kept = select_rows(batch, (~goes).nonzero().flatten().tolist())
-    return CheckedBatch(kept, num_rows, num_left_out, reason)
+        return CheckedBatch(batch, len(batch), range(len(batch)), num_left_out, reason, reason)
+    rows = (~goes).nonzero().flatten().tolist()
+    return CheckedBatch(select_rows(batch, rows), num_rows, rows, num_left_out, reason)
 
 
 def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:

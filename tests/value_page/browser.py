@@ -1,0 +1,74 @@
+"""What a real browser makes of a page."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+needs_browser = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="needs Debian's chromium"
+)
+
+
+def drawn(file: Path, fragment: str = "") -> str:
+    """The document once the page's script has run, in a window that shows all of it."""
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [
+        "--window-size=1400,4000",
+        "--virtual-time-budget=3000",
+        f"--user-data-dir={file.parent / 'profile'}",
+    ]
+    done = subprocess.run(
+        [*command, f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120
+    )
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class DrawnResponse:
+    """A card: `tokens` are (strength of the colour, is negative)."""
+
+    row: int
+    is_marked_right: bool
+    verdict: str
+    facts: dict[str, str]
+    tokens: list[tuple[float, bool]]
+    remark: str
+
+
+def facts_of(text: str) -> dict[str, str]:
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)
+    return {html.unescape(name): html.unescape(value) for name, value in found}
+
+
+def drawn_groups(document: str) -> list[tuple[str, dict[str, str], list[DrawnResponse]]]:
+    """Heading, facts and responses of each group."""
+    found = []
+    for section in document.split("<section")[1:]:
+        head, *cards = section.split("<article")
+        heading = html.unescape(head.partition("<h2>")[2].partition("</h2>")[0])
+        found.append((heading, facts_of(head), [_response(card) for card in cards]))
+    return found
+
+
+def _response(card: str) -> DrawnResponse:
+    row = re.search(r"\u00b7 row (\d+)", card)
+    verdict = re.search(r'<span class="verdict">(.*?)</span>', card)
+    remark = re.search(r'<div class="cut">(.*?)</div>', card)
+    assert row is not None
+    assert verdict is not None
+    tokens = re.findall(r'<span class="t([^"]*)" style="--x: ([\d.]+);">', card)
+    return DrawnResponse(
+        row=int(row[1]),
+        is_marked_right=card.startswith(' class="right"'),
+        verdict=verdict[1],
+        facts=facts_of(card.partition("</header>")[0]),
+        tokens=[(float(x), "n" in kinds.split()) for kinds, x in tokens],
+        remark="" if remark is None else remark[1],
+    )
