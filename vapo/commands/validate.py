@@ -12,7 +12,6 @@ from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.evaluation import evaluate
 from vapo.models.loading import load_causal_lm, load_tokenizer
-from vapo.policies import Actor
 from vapo.progress import Progress
 from vapo.prompts import load_prompts
 from vapo.resuming.checkpoints import Checkpoint, read_checkpoint
@@ -20,7 +19,7 @@ from vapo.resuming.run_dirs import find_checkpoint
 from vapo.rewards import make_scorer
 from vapo.rollout_collection import RolloutCollection
 from vapo.rollout_numbers import Readers
-from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
+from vapo.rollouts.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.value_page.heldout import check_request, load_readers, read_heldout, write_page
 
 
@@ -98,12 +97,4 @@ def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> Acto
     )
     if checkpoint is not None:
         checkpoint.fill(model, "actor", config.actor.path)
-    device = pick_device(config.trainer)
-    model.to(device)  # type: ignore[arg-type]
-    actor = Actor(model)
-    return ActorAccess(
-        model=model,
-        device=device,
-        weights=lambda: model.state_dict().items(),
-        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
-    )
+    return access_to(model, pick_device(config.trainer))
