@@ -50,6 +50,8 @@ def test_a_command_is_understood(
     assert example is not None
     (tmp_path / "ten_problems.yaml").write_text(example[1])
     (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
+    (tmp_path / "RUN_DIR").mkdir()
+    (tmp_path / "RUN_DIR" / "config.yaml").write_text((ROOT / "conf" / "vapo.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     ran: list[str] = []
 
