@@ -169,8 +169,9 @@ def scored(folder: Path, tried: Sequence[ScoreCase], seed: int = 0) -> ScoreRun:
         order = list(range(len(tried)))
         Random(seed).shuffle(order)
         again = dict[int, Verdict]()
-        for start in range(0, len(order), 50):
-            part = order[start : start + 50]
+        size = max(10, len(order) // 20)
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
             again |= zip(part, judge.score([rollouts[i] for i in part]), strict=True)
     alone = ScoresAlone(folder)
     pairs = [(v.reward, again[i].reward) for i, v in enumerate(verdicts)]
