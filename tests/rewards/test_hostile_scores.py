@@ -109,6 +109,8 @@ def test_a_score_that_is_no_number_is_a_failure(
     good, bad = score(folder, case, case, incorrect=-0.25)
     assert (good.is_correct, good.reward, good.failure) == (True, 0.5, None)
     assert (bad.is_correct, bad.reward, bad.failure) == (False, -0.25, "nan")
+    at_threshold = score(folder, case, case, reward_model_threshold=0.5)[0]
+    assert (at_threshold.is_correct, at_threshold.reward) == (False, 0.5)
 
 
 def saved_with(folder: Path, tokenizer: PreTrainedTokenizerFast, path: Path) -> Path:
