@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from vapo.tracking.tables import table_json, with_table
 
 
 def test_columns_of_all_rows_and_null_for_what_json_lacks() -> None:
-    rows = [{"a": 1, "b": float("nan")}, {"c": "x", "a": float("-inf")}]
+    rows: list[dict[str, Any]] = [{"a": 1, "b": float("nan")}, {"c": "x", "a": float("-inf")}]
     assert json.loads(table_json(rows)) == {
         "columns": ["a", "b", "c"],
         "data": [[1, None, None], [None, None, "x"]],
