@@ -21,6 +21,7 @@ from vapo.data.rows import LeftOut
 from vapo.data.sources import Row, read_rows
 from vapo.data.training_set import Stage, TrainingSet, TrainingSource
 from vapo.errors import UserError
+from vapo.models.saved_tokenizers import start_ids
 from vapo.types import Prompt
 
 
@@ -238,7 +239,7 @@ def _tokenize(
 ) -> list[tuple[int, ...]]:
     """Token ids. A chat template writes its own special tokens; else the tokenizer's start
     token is added, and never its end token, after which a policy has nothing to say."""
-    prefix = () if data.chat_template else _start_ids(tokenizer)
+    prefix = () if data.chat_template else start_ids(tokenizer)
     encoded = []
     for row, text in zip(rows, texts, strict=True):
         try:
@@ -252,12 +253,6 @@ def _tokenize(
             raise UserError(f"{row.place}: the tokenizer makes nothing of the prompt {text!r:.60}")
         encoded.append((*prefix, *ids))
     return encoded
-
-
-def _start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    bos = tokenizer.bos_token_id
-    with_special = tokenizer("")["input_ids"]
-    return (bos,) if bos is not None and bos in with_special[:1] else ()
 
 
 def group_sampling(

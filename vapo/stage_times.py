@@ -67,8 +67,8 @@ def throughput_metrics(
 class RunProfile:
     """The same over a whole run."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    updates_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    updates: dict[str, float] = field(default_factory=dict)
     total_s: float = 0.0
     tokens: float = 0.0
     flops_per_rank: float = 0.0
@@ -77,22 +77,35 @@ class RunProfile:
     def add(
         self, times: IterationTimes, tokens: float, flops_per_rank: float, peak: float | None
     ) -> None:
-        for name, seconds in times.seconds().items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self.updates_s += sum(times.updates.values())
+        _add(self.stages, {**times.stages, "idle": times.idle_s})
+        _add(self.updates, times.updates)
         self.total_s += times.iteration_s
         self.tokens += tokens
         self.flops_per_rank += flops_per_rank
         self.peak_tflops = peak
 
     def describe(self) -> str:
-        """One line: shares, largest first, tokens a second, MFU where the peak is known."""
+        """One line: shares, largest first, tokens a second, MFU where the peak is known.
+
+        The updates are in brackets after `training`, because they are parts of it.
+        """
         if self.total_s <= 0:
             return "no iteration"
-        stages = sorted(self.seconds.items(), key=lambda item: -item[1])
-        parts = [", ".join(f"{name} {s / self.total_s:.0%}" for name, s in stages)]
-        parts.append(f"{self.tokens / self.total_s:,.0f} tokens/s")
-        if self.updates_s and self.peak_tflops is not None:
-            mfu = self.flops_per_rank / self.updates_s / 1e12 / self.peak_tflops
+        shares = self._shares(self.stages)
+        if self.updates and "training" in shares:
+            shares["training"] += f" ({', '.join(self._shares(self.updates).values())})"
+        parts = [", ".join(shares.values()), f"{self.tokens / self.total_s:,.0f} tokens/s"]
+        updates_s = sum(self.updates.values())
+        if updates_s and self.peak_tflops is not None:
+            mfu = self.flops_per_rank / updates_s / 1e12 / self.peak_tflops
             parts.append(f"MFU of the updates {mfu:.1%}")
         return "; ".join(parts)
+
+    def _shares(self, seconds: Mapping[str, float]) -> dict[str, str]:
+        largest_first = sorted(seconds.items(), key=lambda item: -item[1])
+        return {name: f"{name} {s / self.total_s:.0%}" for name, s in largest_first}
+
+
+def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for name, value in seconds.items():
+        total[name] = total.get(name, 0.0) + value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from tests.rewards.adversarial_scores import save_reward_model, score_cases, scored
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.types import Rollout, Verdict
 
@@ -226,6 +228,24 @@ def wrongly_correct(verifier: str, tried: Sequence[Case], run: Run) -> list[Case
     return found
 
 
+def scores_hold(num: int, seed: int, folder: Path) -> bool:
+    """The reward model's row; whether every text was scored as its own characters."""
+    run = scored(save_reward_model(folder), list(score_cases(num, seed)))
+    ms = sorted(1000 * s for s in run.seconds)
+    failures = Counter(v.failure for v in run.verdicts if v.failure)
+    print(
+        f"{'reward_model':14} {len(run.verdicts)} verdicts: p50 {ms[len(ms) // 2]:.1f} ms, p99 "
+        f"{ms[int(len(ms) * 0.99)]:.1f} ms, max {ms[-1]:.0f} ms, process grew "
+        f"{run.grown_mib:.0f} MiB, {failures.total()} without verdict {dict(failures)}, "
+        f"{len(run.wrong)} scored as other text, by batch and order they differ by at most "
+        f"{run.largest_difference:.0e}",
+        flush=True,
+    )
+    for case in run.wrong[:10]:
+        print(f"  {case.prompt!r} {case.response[-200:]!r} {case.reason}")
+    return not run.wrong and run.largest_difference < 1e-4
+
+
 def main(num: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
@@ -252,7 +272,11 @@ def main(num: int, seed: int) -> None:
             )
             for case in wrong[:10]:
                 print(f"  {case.text[-200:]!r} for {case.answer}")
+            for case, verdict in zip(tried, run.verdicts, strict=True):
+                if verdict.failure:
+                    print(f"  {verdict.failure}: {case.text[-200:]!r}")
             failed = failed or bool(wrong) or len(run.verdicts) != num
+        failed = not scores_hold(num, seed, Path(folder) / "model") or failed
         if canary.exists() or failed:
             sys.exit("FAILED: a wrong answer was called correct, or code was run")
 

@@ -82,6 +82,14 @@ def leaves_a_child(response_text: str, answer: str, metadata: Metadata) -> bool:
     return True
 
 
+def hangs(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """Writes its process id to the file that the response names."""
+    with open(response_text, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+    return True
+
+
 def naps(response_text: str, answer: str, metadata: Metadata) -> bool:
     time.sleep(float(response_text))
     return True

@@ -43,16 +43,16 @@ def test_each_source_has_its_verifier_and_the_order_stays() -> None:
         of("marked", "x =42 y"),
         of("plain", "x =42 y"),
         of("marked", "42"),
-        of("also_plain", "42"),
-        of("marked", "=41 =42"),
+        of("also_plain", "41"),
+        of("marked", "=42 =41"),
     ]
     with make_scorer(rewards, max_response_tokens=9, data=data()) as scorer:
         assert isinstance(scorer, ScorerBySource)
         assert scorer.by_source["plain"] is scorer.by_source["also_plain"]  # one setting, one pool
         verdicts = scorer.score(rollouts, advance=advanced.append)
         shuffled = scorer.score(rollouts, shuffle_seed=1)
-    assert [v.is_correct for v in verdicts] == [True, True, False, False, True, True]
-    assert [v.reward for v in verdicts] == [2.0, 2.0, 0.5, 0.5, 2.0, 2.0]
+    assert [v.is_correct for v in verdicts] == [True, True, False, False, False, False]
+    assert [v.reward for v in verdicts] == [2.0, 2.0, 0.5, 0.5, 0.5, 0.5]
     assert [v.extracted for v in verdicts[:2]] == ["42", "42"]
     assert sum(advanced) == 6
     assert sorted(v.reward for v in shuffled) == sorted(v.reward for v in verdicts)

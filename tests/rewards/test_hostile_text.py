@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,26 @@ def test_the_scorers_of_reasoning_gym_run_no_code(tmp_path: Path):
 )
 def test_an_answer_among_others_is_none(text: str) -> None:
     assert not make_math()(f"\\boxed{{{text}}}", "3288", {}).is_correct
+
+
+@pytest.mark.parametrize(
+    "function", [r"\log_{2}{%s}", r"\ln(%s)", r"\sin(%s)", r"\log_{2}{\sin(%s)}"]
+)
+def test_nested_functions_are_compared_in_time_or_not_at_all(function: str) -> None:
+    """Eleven logarithms took SymPy more than ten seconds."""
+    verifier = make_math()
+
+    def nested(depth: int) -> str:
+        text = "2327"
+        for _ in range(depth):
+            text = function.replace("%s", text)
+        return text
+
+    began = time.process_time()
+    assert not verifier(f"\\boxed{{{nested(11)}}}", "3288", {}).is_correct
+    assert not verifier(f"\\boxed{{{nested(5)}}}", "3288", {}).is_correct
+    assert time.process_time() - began < 8
+    assert verifier(f"\\boxed{{{nested(2)} + 1}}", f"1 + {nested(2)}", {}).is_correct
 
 
 def test_a_set_may_be_the_answer() -> None:

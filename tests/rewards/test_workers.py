@@ -131,6 +131,27 @@ def test_what_a_verifier_started_is_killed_with_it(tmp_path: Path):
     assert _ends(int(file.read_text()))
 
 
+@pytest.mark.slow
+def test_a_hung_worker_ends_by_itself_when_the_trainer_was_killed(tmp_path: Path):
+    """Nobody is left to kill it; a worker that waits for tasks ends with the connection."""
+    file = tmp_path / "pid"
+    script = (
+        "import sys\n"
+        "from tests.rewards.rollouts_for_tests import hostile, rollout\n"
+        "hostile('hangs', num_workers=1, timeout_s=2.0).score([rollout(sys.argv[1])])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    trainer = subprocess.Popen([sys.executable, "-c", script, str(file)], env=environment)
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker = int(file.read_text())
+    trainer.kill()
+    trainer.wait()
+    assert _is_running(worker)
+    assert _ends(worker, within_s=30)
+
+
 def test_close_ends_the_processes_and_can_be_repeated():
     python = hostile("process_id_is", num_workers=2)
     pid = int(python.score([rollout("")])[0].reward)
@@ -179,9 +200,9 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     assert run.stderr == ""
 
 
-def _ends(pid: int) -> bool:
+def _ends(pid: int, within_s: float = 5) -> bool:
     """Death of a killed process takes a moment on a busy machine."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + within_s
     while _is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not _is_running(pid)

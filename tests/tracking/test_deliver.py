@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vapo.tracking.delivery import DeliveryReport
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Record
-from vapo.tracking.run_journals import what_was_not_sent
+from vapo.tracking.run_journals import bind, what_was_not_sent
 from vapo.tracking.stores import MlflowSink, Store, locate_store
 
 
@@ -91,6 +92,13 @@ def test_a_password_is_left_for_the_user_to_add(tmp_path):
     assert lines[1].endswith(f"{tmp_path} --tracking_uri https://USER:PASSWORD@host:5000/x")
     assert "refused 1 records" in lines[2]
     assert not any("secret" in line for line in lines)
+    journal = Journal(tmp_path / "tracking")
+    bind(journal, store, "0123456789abcdef")
+    journal.close()
+    assert json.loads((tmp_path / "tracking/target.json").read_text()) == {
+        "tracking_uri": "https://host:5000/x",
+        "mlflow_run_id": "0123456789abcdef",
+    }
 
 
 def test_sent_records_are_removed_from_the_count(undelivered):

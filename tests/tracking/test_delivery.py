@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import get_args
 
 import pytest
 
@@ -9,6 +10,7 @@ from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery as delivery_module
 from vapo.tracking.delivery import Delivery, Record
 from vapo.tracking.logger import make_run_logger
+from vapo.tracking.records import Kind
 from vapo.tracking.stores import MlflowSink
 
 
@@ -65,12 +67,13 @@ def test_order_is_kept_across_kinds_and_metrics_are_batched():
     assert len(sink.batches) < 600
 
 
-def test_an_outage_delays_and_loses_nothing():
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_an_outage_delays_and_loses_nothing(kind):
     sink = Sink()
     notes: list[str] = []
     sink.error = ConnectionError("no route")
     delivery = Delivery(sink, notes.append)
-    submit_all(delivery, range(5))
+    submit_all(delivery, range(5), kind=kind)
     assert sink.tried.wait(5)
     assert delivery.flush(5) is False
     sink.error = None

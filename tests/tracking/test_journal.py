@@ -20,7 +20,7 @@ from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.run_journals import bind
+from vapo.tracking.run_journals import bind, recorded_so_far
 from vapo.tracking.stores import MlflowSink, locate_store
 
 RECORDS = [
@@ -85,6 +85,27 @@ def test_half_a_line_and_a_damaged_line(tmp_path: Path):
     journal = journal_with(tmp_path, RECORDS[6])  # the half line is cut before this one
     assert journal.peek(9) == [RECORDS[0], None, RECORDS[4], RECORDS[6]]
     assert list(journal.records()) == [RECORDS[0], RECORDS[4], RECORDS[6]]
+
+
+def test_a_mark_beyond_the_journals_end_is_not_believed(tmp_path: Path):
+    """After a power cut: the mark was on the disk, the lines were not. They are all sent again."""
+    journal = journal_with(tmp_path, *RECORDS[4:])
+    journal.peek(2)
+    journal.settle(2)
+    journal.close()
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    again = Journal(tmp_path)
+    assert (len(again), again.peek(9)) == (1, [RECORDS[4]])
+
+
+def test_the_clock_starts_behind_what_was_recorded(tmp_path: Path):
+    """The host's clock went back: a time given twice would be two rows of one step, or one lost."""
+    later = 10**14
+    journal = journal_with(tmp_path, Record("metrics", [("a", 0.5, later, 7)]))
+    clock = Clock()
+    assert recorded_so_far(journal, clock).steps == {"a": 7}
+    assert clock.now_ms() == later + 1
 
 
 def test_two_processes_do_not_share_a_journal(tmp_path: Path):

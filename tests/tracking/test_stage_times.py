@@ -64,7 +64,7 @@ def test_the_profile_of_a_run() -> None:
     for _ in range(2):
         profile.add(TIMES, 400.0, 8e12, 10.0)
     assert profile.describe() == (
-        "training 50%, rollout 40%, actor_update 30%, critic_update 10%, idle 10%; 40 tokens/s; "
+        "training 50% (actor_update 30%, critic_update 10%), rollout 40%, idle 10%; 40 tokens/s; "
         "MFU of the updates 20.0%"
     )
 

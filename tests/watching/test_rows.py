@@ -15,6 +15,7 @@ from vapo.advantages import set_advantages, token_rewards
 from vapo.batches import make_rollout_batch
 from vapo.config import resolve
 from vapo.types import RolloutBatch
+from vapo.watching.faults import Faults
 from vapo.watching.records import FOLDER, BadRollouts
 from vapo.watching.rows import INPUTS, CheckedBatch, check_batch, first_rows, select_rows
 
@@ -125,6 +126,19 @@ def test_too_few_rows_for_the_minibatches_are_too_few() -> None:
     assert check(batch, num_minibatches=8).fault is not None
 
 
+def test_one_line_for_iterations_in_a_row_that_leave_rollouts_out() -> None:
+    faults, notes = Faults(5, 0), list[str]()
+    faults.note = notes.append
+    for iteration, number in enumerate([0, 2, 1, 0, 3], start=1):
+        faults.left_out(number, f"iteration {iteration}", "rewards not finite in 1 of 8")
+    assert [note.partition(":")[0] for note in notes] == [
+        "2 rollouts left out in iteration 2",
+        "3 rollouts left out in iteration 5",
+    ]
+    assert faults.pop_metrics()["faults/rollouts_left_out"] == 6
+    assert faults.pop_metrics()["faults/rollouts_left_out"] == 0
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     text = (folder / FOLDER / "rank0.jsonl").read_text()
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
@@ -155,4 +169,9 @@ def test_no_more_bytes_are_written_than_allowed(
     records.open(tmp_path, 0)
     records.save([(r, {}) for r in rollouts])
     assert 500 < (tmp_path / FOLDER / "rank0.jsonl").stat().st_size <= 1000
-    assert lines(tmp_path)
+    written = lines(tmp_path)
+    assert written
+    again = BadRollouts(100)
+    again.open(tmp_path, 0)
+    again.save([(r, {}) for r in rollouts])
+    assert lines(tmp_path) == written, "those of before a resume count"

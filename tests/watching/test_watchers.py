@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.watching.poisoned import Notebook
 from vapo.callbacks.recording import mean_of_steps
@@ -153,6 +154,21 @@ def test_explained_variance_is_not_asked_of_value_pretraining(
     assert not run.notes
     run.iterate({"critic/explained_variance": -3.0})
     assert len(run.notes) == 1
+
+
+@pytest.mark.parametrize(("here", "elsewhere"), [(0.05, 0.3), (NAN, 0.3), (0.3, -float("inf"))])
+def test_all_ranks_look_at_the_largest_figure(
+    monkeypatch: pytest.MonkeyPatch, here: float, elsewhere: float
+) -> None:
+    """A rank that stopped alone would leave the others waiting for it."""
+    other = torch.tensor([elsewhere], dtype=torch.double)
+    monkeypatch.setattr(
+        "vapo.callbacks.watch.max_over_ranks", lambda tensor: torch.maximum(tensor, other)
+    )
+    run = Run(monkeypatch, "approx_kl", patience=1)
+    run.iterate({"actor/approx_kl": here})
+    assert run.alarms == [True]
+    assert "actor/approx_kl 0.3, above" in run.notes[0]
 
 
 def test_goes_on_where_the_checkpoint_was() -> None:

@@ -17,3 +17,10 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
     loader = PreTrainedTokenizerFast if plain else AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(path, trust_remote_code=False)
     return tokenizer
+
+
+def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The start token, if this tokenizer begins texts with one."""
+    bos = tokenizer.bos_token_id
+    with_special = tokenizer("")["input_ids"]
+    return (bos,) if bos is not None and bos in with_special[:1] else ()

@@ -11,6 +11,9 @@ import sympy  # type: ignore[import-untyped]
 from vapo.rewards.hostile_text import MAX_BITS, UnsafeTextError, power_bits
 
 MAX_TERMS = 5_000
+MAX_FUNCTIONS = 5
+"""Nested in one another (logarithms, sines): SymPy's time to simplify them grows exponentially."""
+
 _GROWING = frozenset({
     "factorial", "factorial2", "subfactorial", "gamma", "loggamma", "binomial", "RisingFactorial",
     "FallingFactorial", "fibonacci", "lucas", "bell", "catalan", "bernoulli", "euler", "harmonic",
@@ -20,12 +23,14 @@ _EXPONENTIAL = frozenset(["exp", "sinh", "cosh"])
 
 
 def check_size(parsed: Sequence[Any]) -> None:
-    """Raises: UnsafeTextError if a number or an expansion in it is too large to compute."""
+    """Raises: UnsafeTextError if a number, an expansion or a nesting in it is too large."""
     try:
         for expression in parsed:
             if hasattr(expression, "args"):
                 _bits(expression)
                 _terms(expression)
+                if _nested_functions(expression) > MAX_FUNCTIONS:
+                    raise UnsafeTextError("functions nested too deep")
     except RecursionError:
         raise UnsafeTextError("nested too deep") from None
 
@@ -61,6 +66,12 @@ def _bits_of(expression: Any, arguments: list[float]) -> float:
     if isinstance(expression, (sympy.Add, sympy.Mul)):
         return sum(arguments) + 1.0
     return largest
+
+
+def _nested_functions(expression: Any) -> int:
+    arguments = [a for a in expression.args if hasattr(a, "args")]
+    inner = max(map(_nested_functions, arguments), default=0)
+    return inner + isinstance(expression, sympy.Function)
 
 
 def _terms(expression: Any) -> int:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-)
+from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.models.files import check_weight_files
-from vapo.models.saved_tokenizers import read_tokenizer
+from vapo.models.loading import load_tokenizer, load_value_model, read_model_config
+from vapo.models.saved_tokenizers import start_ids
+from vapo.rewards.hostile_text import UnsafeTextError
+from vapo.token_inputs import end_inputs
 from vapo.types import FinishReason, Rollout
+from vapo.values import Critic
 
 BATCH_TOKENS = 16_384
+"""Tokens of a padded batch; and the longest text, where the model's config has no positions."""
 
 
 class RewardModel:
-    """Scores prompt + response with a sequence-classification model of one label.
+    """Scores prompt + response with a sequence classifier of one label, at the last token.
 
     It reads text, so its tokenizer may differ from the policy's; a response that stopped gets
-    the reward model's end token. Runs in the main process, on the GPU if there is one.
+    the reward model's end token. What a response spells is never a special token: those come
+    from the prompt and from here. Runs in the main process, on the GPU if there is one.
 
     Raises:
-        UserError: no path, or not the folder or hub id of a one-label reward model.
+        UserError: no path, or not the folder or hub id of a one-label reward model that is
+            read at the last token.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -35,81 +38,106 @@ class RewardModel:
                 "rewards.reward_model_path is not set: verifier `reward_model` needs it"
             )
         try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            is_classifier = any(
-                name.endswith("ForSequenceClassification") for name in config.architectures or []
-            )
+            config = read_model_config(path)
+            names = config.architectures or []
+            is_classifier = any(name.endswith("ForSequenceClassification") for name in names)
             if not is_classifier or config.num_labels != 1:
                 raise UserError(
-                    f"rewards.reward_model_path: {path} is {config.architectures} with "
-                    f"{config.num_labels} labels, not a sequence classifier with one label"
+                    f"{path} is {config.architectures} with {config.num_labels} labels, not a "
+                    "sequence classifier with one label"
                 )
-            if Path(path).is_dir():
-                check_weight_files(Path(path))
-            self.tokenizer = read_tokenizer(path)
-            self.model = AutoModelForSequenceClassification.from_pretrained(
-                path, trust_remote_code=False, use_safetensors=True, dtype="auto"
-            )
-        except (OSError, ValueError) as error:
-            hint = "" if Path(path).is_dir() else " (there is no such folder)"
-            raise UserError(
-                f"rewards.reward_model_path: cannot load {path}{hint}: {str(error).splitlines()[0]}"
-            ) from None
+            self.tokenizer = load_tokenizer(path)
+            dtype = str(config.dtype or torch.float32).removeprefix("torch.")
+            model = load_value_model(path, dtype=dtype, attn_implementation="auto")
+        except UserError as error:
+            raise UserError(f"rewards.reward_model_path: {error}") from None
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model.to(self.device).eval()
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        # the model finds a row's last token by its pad id
-        self.model.config.pad_token_id = self.tokenizer.pad_token_id
-        self.max_tokens: int = getattr(config, "max_position_embeddings", None) or 2**31
+        self.critic = Critic(model).to(self.device).eval()
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.max_tokens: int = positions or BATCH_TOKENS
+        # a text of so many characters has more tokens than fit: it is not tokenized
+        self._max_chars = self.max_tokens * max(map(len, self.tokenizer.get_vocab()))
+        self._start_ids = start_ids(self.tokenizer)
+        self._special_ids = _special_ids(self.tokenizer)
+        # padding is no token to the model, and may stand for unknown text as the unknown token does
+        harmless = {self.tokenizer.unk_token_id, self.tokenizer.pad_token_id}
+        ends = {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id}
+        self._forbidden_ids = self._special_ids - harmless | ends
 
     @torch.no_grad()
     def __call__(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[float]:
-        """The score of each rollout; NaN where the text is not one that the model can read."""
-        rows = [self._input_ids(rollout) for rollout in rollouts]
-        scores = [float("nan")] * len(rows)
-        for batch in self._batches(rows):
-            padded = self.tokenizer.pad(
-                {"input_ids": [rows[index] for index in batch]},
-                padding_side="right",
-                return_tensors="pt",
-            ).to(self.device)
-            logits = self.model(
-                input_ids=padded["input_ids"], attention_mask=padded["attention_mask"]
-            ).logits
-            for index, score in zip(batch, logits[:, 0].float().tolist(), strict=True):
+    ) -> list[float | str]:
+        """The score of each rollout, which may be NaN; or in words why it has none."""
+        rows: dict[int, list[int]] = {}
+        scores: list[float | str] = [math.nan] * len(rollouts)
+        for index, rollout in enumerate(rollouts):
+            try:
+                rows[index] = self._input_ids(rollout)
+            except UnsafeTextError as error:
+                scores[index] = str(error)
+        advance(len(rollouts) - len(rows))
+        for batch in _batches({index: len(row) for index, row in rows.items()}):
+            inputs = end_inputs(
+                [((), rows[index]) for index in batch], pad_id=int(self.tokenizer.pad_token_id)
+            )
+            found = self.critic(inputs.to(self.device)).tolist()
+            for index, score in zip(batch, found, strict=True):
                 scores[index] = score
             advance(len(batch))
-        advance(len(rows) - sum(1 for row in rows if self._fits(row)))
         return scores
 
-    def _fits(self, row: list[int]) -> bool:
-        return 0 < len(row) <= self.max_tokens
-
     def _input_ids(self, rollout: Rollout) -> list[int]:
-        text = rollout.prompt.text + rollout.response_text
-        try:
-            encoded = self.tokenizer(text, add_special_tokens=False, verbose=False)
-        except Exception:  # a text that this tokenizer cannot write: no score
-            return []
-        ids: list[int] = encoded["input_ids"]
-        eos = self.tokenizer.eos_token_id
-        if rollout.finish_reason is FinishReason.STOP and eos is not None:
-            ids = [*ids, eos]
+        """Raises: UnsafeTextError for a text without a score."""
+        prompt, response = rollout.prompt.text, rollout.response_text
+        if len(prompt) + len(response) > self._max_chars:
+            raise UnsafeTextError("too long")
+        ids = self._encode(prompt, response)
+        if not ids:
+            raise UnsafeTextError("no tokens")
+        if self._start_ids and ids[0] != self._start_ids[0]:  # a chat template writes its own
+            ids = [*self._start_ids, *ids]
+        if rollout.finish_reason is FinishReason.STOP:
+            ids = [*ids, int(self.tokenizer.eos_token_id)]
+        if len(ids) > self.max_tokens:
+            raise UnsafeTextError("too long")
         return ids
 
-    def _batches(self, rows: list[list[int]]) -> Iterator[list[int]]:
-        """Rows that fit, by length, cut so that a padded batch stays within the budget."""
-        order = sorted(
-            (i for i in range(len(rows)) if self._fits(rows[i])), key=lambda i: len(rows[i])
-        )
-        batch: list[int] = []
-        for index in order:
-            if batch and (len(batch) + 1) * len(rows[index]) > BATCH_TOKENS:
-                yield batch
-                batch = []
-            batch.append(index)
-        if batch:
+    def _encode(self, prompt: str, response: str) -> list[int]:
+        """As one text, unless the response then has special tokens: as letters they are its own.
+
+        Raises: UnsafeTextError if the tokenizer cannot write it.
+        """
+        whole, before = self._tokenize(prompt + response), self._tokenize(prompt)
+        special = [token for token in before if token in self._special_ids]
+        if [token for token in whole if token in self._special_ids] == special:
+            return whole
+        spelled = self._tokenize(response, split_special_tokens=True)
+        if not self._forbidden_ids.isdisjoint(spelled):
+            raise UnsafeTextError("special tokens")
+        return before + spelled
+
+    def _tokenize(self, text: str, **options: bool) -> list[int]:
+        try:
+            encoded = self.tokenizer(text, add_special_tokens=False, verbose=False, **options)
+        except Exception:  # `tokenizers` raises Exception itself
+            raise UnsafeTextError("no tokens") from None
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)}
+
+
+def _batches(lengths: Mapping[int, int]) -> Iterator[list[int]]:
+    """Rows by length, cut so that a padded batch stays within the budget."""
+    batch: list[int] = []
+    for index in sorted(lengths, key=lambda index: lengths[index]):
+        if batch and (len(batch) + 1) * lengths[index] > BATCH_TOKENS:
             yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -32,7 +32,7 @@ class Scorer:
     def __init__(self, rewards: RewardConfig, *, max_response_tokens: int) -> None:
         self.config = rewards
         self._pool: WorkerPool | None = None
-        self._reward_model: Callable[..., list[float]] | None = None
+        self._reward_model: Callable[..., list[float | str]] | None = None
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
         if overlong.soft_punishment and ramp_tokens > max_response_tokens:
@@ -118,12 +118,15 @@ class Scorer:
         assert self._reward_model is not None
         scores = self._reward_model(rollouts, advance=advance)
         threshold = self.config.reward_model_threshold
-        return [
-            self._verdict({"is_correct": score > threshold, "reward": score})
-            if math.isfinite(score)
-            else self._verdict({"failure": "nan"})
-            for score in scores
-        ]
+        replies: list[dict[str, Any]] = []
+        for score in scores:
+            if isinstance(score, str):
+                replies.append({"failure": score})
+            elif not math.isfinite(score):
+                replies.append({"failure": "nan"})
+            else:
+                replies.append({"is_correct": score > threshold, "reward": score})
+        return [self._verdict(reply) for reply in replies]
 
     def _verdict(self, reply: dict[str, Any]) -> Verdict:
         if "failure" in reply:

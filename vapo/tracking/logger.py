@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import io
-import json
 import math
 import re
 import shutil
@@ -31,13 +30,12 @@ from vapo.tracking.run_journals import (
     what_was_not_sent,
 )
 from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
+from vapo.tracking.tables import TABLES_TAG, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-_TABLES_TAG = "mlflow.loggedArtifacts"
-_MAX_TAG_CHARS = 7500
 _FLUSH_S = 60.0
 
 
@@ -117,7 +115,7 @@ class RunLogger(MLFlowLogger):
         self._note: Callable[[str], None] = lambda text: note(store.redact(text))
         self._delivery: Delivery | None = None
         self._report: DeliveryReport | None = None
-        self._tables: list[dict[str, str]] = []
+        self._tables = "[]"
         self._nonfinite: set[str] = set()
         self._clock = Clock()
         self._journal = Journal(None)
@@ -144,7 +142,7 @@ class RunLogger(MLFlowLogger):
         if journal:
             self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
         tags = {**tags, **self._recorded.tags}
-        self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+        self._tables = tags.get(TABLES_TAG, "[]")
         self._delivery = Delivery(MlflowSink(client, self._run_id), self._note, journal)
         atexit.register(self.close, "KILLED")
         if self._resumed:
@@ -214,14 +212,9 @@ class RunLogger(MLFlowLogger):
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Rows as an MLflow table, as `samples/iteration_0010.json`; a same name replaces it."""
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        data = [[_json_value(row.get(column)) for column in columns] for row in rows]
-        self.log_text(json.dumps({"columns": columns, "data": data}, default=str), name)
-        entry = {"path": name, "type": "table"}
-        self._tables = [*(table for table in self._tables if table != entry), entry]
-        while len(json.dumps(self._tables)) > _MAX_TAG_CHARS:
-            del self._tables[0]  # the tag is bounded; the oldest stay readable as artifacts
-        self.set_tags({_TABLES_TAG: json.dumps(self._tables)})
+        self.log_text(table_json(rows), name)
+        self._tables = with_table(self._tables, name)
+        self.set_tags({TABLES_TAG: self._tables})
 
     def log_text(self, text: str, name: str) -> None:
         self._submit(Record("text", text, name))
@@ -299,8 +292,3 @@ class RunLogger(MLFlowLogger):
     def _submit(self, record: Record) -> None:
         if self._delivery is not None:
             self._delivery.submit(record)
-
-
-def _json_value(value: Any) -> Any:
-    """JSON has no nan and no inf, and readers reject them: null, as pandas writes."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
