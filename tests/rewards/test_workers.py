@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
+from vapo.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,25 @@ def test_only_the_guilty_response_fails(told: str, failure: str):
     assert [v.is_correct for v in verdicts] == [True, False, False, True, False, False]
     assert [v.failure for i, v in enumerate(verdicts) if i != 2] == [None] * 5
     assert again[0].is_correct
+
+
+def test_a_verifier_that_always_fails_ends_the_command():
+    """One failure is the response's; a batch of nothing else is the verifier's."""
+    with hostile("as_told", num_workers=1) as python:
+        some = python.score([rollout("raise")] * 7)
+        assert {verdict.failure for verdict in some} == {some[0].failure}
+        mixed = python.score([*[rollout("raise")] * 9, rollout("42")])
+        assert mixed[-1].is_correct
+        with pytest.raises(UserError) as error:
+            python.score([rollout("raise")] * 8)
+    said = str(error.value)
+    assert "hostile_verifiers:as_told gave no verdict on any of 8 responses; the first: err" in said
+    place = re.search(
+        r"error: KeyError: 'boom .*' \(hostile_verifiers\.py:(\d+)\), prompt p$", said
+    )
+    assert place is not None, said
+    source = (Path(__file__).parent / "hostile_verifiers.py").read_text().splitlines()
+    assert "raise KeyError" in source[int(place[1]) - 1]
 
 
 def test_failure_text_can_be_encoded():

@@ -16,6 +16,9 @@ from vapo.rewards.worker import Settings, Task
 from vapo.rewards.workers import WorkerPool
 from vapo.types import Rollout, Verdict
 
+FEWEST_WITHOUT_VERDICT = 8
+"""A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,7 +26,8 @@ class Scorer:
     """Judges rollouts with the configured verifier.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
-    `failure` set (incorrect, the configured incorrect reward); it never ends the run.
+    `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
+    batch has no verdict at all, from which nothing could be learnt.
 
     Raises:
         UserError: a setting is missing or unusable, or the verifier cannot be imported.
@@ -66,7 +70,7 @@ class Scorer:
         else:
             verdicts = [self._exact(rollout) for rollout in rollouts]
             advance(len(rollouts))
-        _warn_of_failures(verdicts)
+        self._check_failures(rollouts, verdicts)
         if shuffle_seed is not None:
             Random(f"shuffle/{shuffle_seed}").shuffle(verdicts)
         return verdicts
@@ -128,6 +132,24 @@ class Scorer:
                 replies.append({"is_correct": score > threshold, "reward": score})
         return [self._verdict(reply) for reply in replies]
 
+    def _check_failures(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> None:
+        failed = [i for i, verdict in enumerate(verdicts) if verdict.failure is not None]
+        if not failed:
+            return
+        first = f"{verdicts[failed[0]].failure}, prompt {rollouts[failed[0]].prompt.prompt_id}"
+        if len(failed) == len(verdicts) >= FEWEST_WITHOUT_VERDICT:
+            name = self.config.function or self.config.verifier
+            raise UserError(
+                f"the verifier {name} gave no verdict on any of {len(verdicts)} responses; "
+                f"the first: {first}"
+            )
+        logger.warning(
+            "no verdict for %d of %d responses (counted as incorrect); the first: %s",
+            len(failed),
+            len(verdicts),
+            first,
+        )
+
     def _verdict(self, reply: dict[str, Any]) -> Verdict:
         if "failure" in reply:
             return Verdict(False, self.config.incorrect, failure=reply["failure"])
@@ -150,14 +172,3 @@ def _start_pool(rewards: RewardConfig) -> WorkerPool:
         num_workers=rewards.num_workers,
         wait_until_ready=rewards.verifier not in ("regex", "math", "reasoning_gym"),
     )
-
-
-def _warn_of_failures(verdicts: Sequence[Verdict]) -> None:
-    failures = [verdict.failure for verdict in verdicts if verdict.failure is not None]
-    if failures:
-        logger.warning(
-            "no verdict for %d of %d responses (counted as incorrect); the first: %s",
-            len(failures),
-            len(verdicts),
-            failures[0],
-        )

@@ -28,6 +28,7 @@ MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """A worker may use so much memory above what it has at the start; then it is a failure."""
 
 ORPHAN_GRACE_S = 5.0
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
     try:
         judgement = verifier(*task)
     except (Exception, SystemExit) as error:  # a verifier may raise anything
-        return {"failure": _printable(f"error: {type(error).__name__}: {error!s:.200}")}
+        return {
+            "failure": _printable(f"error: {type(error).__name__}: {error!s:.200}{_where(error)}")
+        }
     if judgement.reward is not None and not math.isfinite(judgement.reward):
         return {"failure": "nan"}
     extracted = judgement.extracted
@@ -58,6 +61,17 @@ def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
         "reward": judgement.reward,
         "extracted": None if extracted is None else _printable(extracted),
     }
+
+
+def _where(error: BaseException) -> str:
+    """The line outside of this package at which it was raised."""
+    place, frame = "", error.__traceback__
+    while frame is not None:  # no source is read: memory may be short
+        name = frame.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE):
+            place = f" ({name.rpartition('/')[2]}:{frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
 
 
 def _printable(text: str) -> str:
