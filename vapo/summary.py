@@ -63,9 +63,9 @@ def make_summary(
     return RunSummary(
         tracking_uri=locate_store(uri).redact(uri),
         score_before=before.get("eval/avg_at_k"),
-        score_before_ci=_interval(before),
+        score_before_ci=interval_of(before),
         score_after=after.get("eval/avg_at_k"),
-        score_after_ci=_interval(after),
+        score_after_ci=interval_of(after),
         evaluation_before=dict(before),
         evaluation_after=dict(after),
         **fields,
@@ -121,8 +121,8 @@ def render_summary(
     """
     config = f"--config {run_dir / CONFIG_NAME}"
     rows = [
-        ("score before", _score(summary.score_before, summary.score_before_ci, summary.k)),
-        ("score after", _score(summary.score_after, summary.score_after_ci, summary.k)),
+        ("score before", describe_score(summary.score_before, summary.score_before_ci, summary.k)),
+        ("score after", describe_score(summary.score_after, summary.score_after_ci, summary.k)),
         *([("stopped", summary.stopped)] if summary.stopped else []),
         *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
         *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
@@ -157,12 +157,12 @@ def _how_to_open(tracking_uri: str) -> str:
     return "vapo ui" if tracking_uri == "mlruns" else f"vapo ui --tracking_uri {tracking_uri}"
 
 
-def _interval(metrics: Mapping[str, float]) -> tuple[float, float] | None:
+def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:
     low, high = metrics.get("eval/avg_at_k_ci_low"), metrics.get("eval/avg_at_k_ci_high")
     return None if low is None or high is None else (low, high)
 
 
-def _score(score: float | None, interval: tuple[float, float] | None, k: int) -> str:
+def describe_score(score: float | None, interval: tuple[float, float] | None, k: int) -> str:
     if score is None:
         return "not measured"
     text = f"{100 * score:.1f} %"

@@ -41,7 +41,7 @@ def test_many_verdicts_keep_their_order_and_report_progress():
 def test_warm_batch_of_256_takes_less_than_100_ms():
     with scorer("regex", pattern=DIGIT) as regex:
         regex.score([rollout("1")])
-        times = []
+        times: list[float] = []
         while len(times) < 50 and not (times and min(times) < 0.1):  # other processes may want it
             start = time.perf_counter()
             regex.score([rollout(f"x{i}" * 20) for i in range(256)])

@@ -9,6 +9,7 @@ from vapo.datamodule import RolloutDataModule, datamodule_of
 from vapo.evaluation import EvaluationResult, evaluate
 from vapo.module import VapoModule
 from vapo.progress import Progress
+from vapo.summary import describe_score, interval_of
 from vapo.tracking.logger import RunLogger
 from vapo.types import Phase
 
@@ -51,6 +52,10 @@ class Evaluation(Callback):
         self.latest = result.metrics
         self.logger.log_metrics(result.metrics, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
+        score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
+        self.progress.note(
+            f"held-out score {describe_score(score, interval, pl_module.config.evaluation.k)}"
+        )
         return result.metrics
 
 
