@@ -23,6 +23,10 @@ def signal_at(place: str, count: str, name: str) -> None:
     _nth(place, int(count), lambda: os.kill(os.getpid(), getattr(signal, name)))
 
 
+def slowed_at(place: str, count: str, seconds: str) -> None:
+    _nth(place, int(count), lambda: time.sleep(float(seconds)))
+
+
 def full_disk_at(place: str, count: str) -> None:
     _nth(place, int(count), full)
 

@@ -19,7 +19,6 @@ from vapo.errors import InterruptedRunError
 from vapo.module import VapoModule
 from vapo.resuming import checkpoint_saving
 from vapo.resuming.checkpoints import checkpoint_name, read_checkpoint
-from vapo.resuming.durable import point_link
 from vapo.resuming.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
 
@@ -227,19 +226,3 @@ def test_in_the_background_an_error_is_raised_at_an_iterations_end(
     assert run.last == checkpoint_name(1)
     assert run.all == [1]
     run.end()
-
-
-def test_a_link_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = tmp_path / "last.ckpt"
-    point_link(link, "one")
-
-    def killed(self: Path, target: Any) -> Path:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            point_link(link, "two")
-    assert link.readlink() == Path("one")
-    point_link(link, "two")
-    assert link.readlink() == Path("two")

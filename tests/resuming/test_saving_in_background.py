@@ -9,8 +9,7 @@ import pytest
 
 from tests.resuming import runs
 from tests.resuming.comparing import assert_same, assert_same_run
-from tests.resuming.test_kill_points import AUTO, KILLED, go_on, killed_at, log_of
-from tests.resuming.test_two_processes import SHARDS, pair, tail
+from tests.resuming.test_kill_points import KILLED, go_on, killed_at, log_of
 from vapo.resuming.checkpoints import read_checkpoint
 
 BACKGROUND = "checkpoints.save_in_background=true"
@@ -91,21 +90,3 @@ def test_a_stop_waits_for_the_save(tmp_path: Path, whole: Path, store: Path) -> 
     assert "vapo: cannot write the checkpoint" in log_of(tmp_path), "it is said, too"
     assert go_on(tmp_path, store, BACKGROUND) == 0
     assert_same_run(tmp_path, whole, store)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
-def test_two_processes(tmp_path: Path, store: Path, shards: bool) -> None:
-    """Held back, one killed meanwhile, and gone on with: as a pair that waits for its saves."""
-    sharded = [SHARDS] if shards else []
-    folders = [tmp_path / "whole", tmp_path / "background"]
-    for folder in folders:
-        folder.mkdir()
-    assert pair(folders[0], store, *sharded) == [0, 0], tail(folders[0])
-    arguments = [*runs.where(folders[1], store), *sharded, BACKGROUND, AUTO]
-    hooks = (held("manifest", "go on"), ("kill_at", "minibatch", "7"))
-    processes = runs.two_ranks(folders[1], *arguments, hooks=hooks)
-    assert [runs.end(process) for process in processes] == [75, KILLED], tail(folders[1])
-    assert last_iteration(runs.only_run(folders[1])) in (2, 3)
-    assert pair(folders[1], store, *sharded, BACKGROUND, AUTO) == [0, 0], tail(folders[1])
-    assert_same_run(folders[1], folders[0], store)

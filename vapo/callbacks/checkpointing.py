@@ -14,13 +14,14 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.datamodule import datamodule_of
 from vapo.distributed import rank
-from vapo.errors import UserError
+from vapo.errors import InterruptedRunError, UserError
 from vapo.module import VapoModule
 from vapo.resuming.background_saving import BackgroundSaves
 from vapo.resuming.checkpoint_saving import (
     check_space,
     collect_state,
     expected_bytes,
+    one_line,
     together,
     write_checkpoint,
 )
@@ -122,8 +123,11 @@ class Checkpointing(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """What ends the run is no reason to lose a checkpoint, or to hide that it was lost."""
-        if self._saves is not None and (error := self._saves.drain()) is not None:
-            tell(str(error) or repr(error))
+        error = None if self._saves is None else self._saves.drain()
+        if isinstance(error, InterruptedRunError):
+            tell(str(error))
+        elif error is not None:
+            tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)

@@ -61,7 +61,7 @@ def write_checkpoint(
     files: dict[str, Any] = {}
 
     def make_room() -> None:
-        _make_empty(aside)
+        aside.mkdir()  # what a killed run left there was removed at the start
         check_space(aside, expected, "the checkpoint")
 
     def write() -> None:
@@ -119,7 +119,7 @@ def together(
         try:
             action()
         except SAVE_ERRORS as error:
-            problem = _one_line(error)
+            problem = one_line(error)
     problems = [problem]
     if world_size() > 1:
         problems = [""] * world_size()
@@ -131,7 +131,7 @@ def together(
         raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The system's word, if there is one behind the error."""
     cause: BaseException | None = error
     while cause is not None:
@@ -139,12 +139,6 @@ def _one_line(error: BaseException) -> str:
             return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _make_empty(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
 
 
 def _is_mine(name: str) -> bool:
