@@ -12,11 +12,13 @@ from tests.config.fits import fit_config
 from tests.resuming.test_manifests import write
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.loading import flatten
+from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.resuming.checkpoints import checkpoint_name
 from vapo.resuming.run_dirs import (
     Resume,
     RunDir,
+    check_resumable,
     choose_resume,
     find_checkpoint,
     identity_of,
@@ -94,6 +96,20 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
     opened.record("finished", "new-id")
     assert read_record(run)["mlflow_run_id"] == "new-id"
     opened.close()
+    assert opened.is_same_config
+    other = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}", "seed=5")
+    opened = open_run_dir(other, "x", resume=Resume(run, None))
+    assert not opened.is_same_config, "its steps are recorded once more"
+    opened.close()
+
+
+def test_shards_go_on_sharded(tmp_path: Path) -> None:
+    shards, file = write(tmp_path / "a", 1, shards=True), write(tmp_path / "b", 1)
+    for checkpoint in (shards, file):
+        check_resumable(checkpoint, TrainerConfig(strategy="fsdp"))
+    check_resumable(file, TrainerConfig())
+    with pytest.raises(UserError, match=r"sharded checkpoint: set trainer\.strategy=fsdp"):
+        check_resumable(shards, TrainerConfig())
 
 
 def test_last_best_and_paths(tmp_path: Path) -> None:
