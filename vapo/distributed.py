@@ -61,8 +61,8 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+def _device(group: dist.ProcessGroup | None = None) -> torch.device:
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
@@ -87,13 +87,13 @@ def all_ranks(is_true: bool) -> bool:
     return int(max_over_ranks(torch.tensor(int(not is_true)))) == 0
 
 
-def leave_together() -> None:
+def leave_together(group: dist.ProcessGroup | None = None) -> None:
     """Before a process ends: the others go only when the first needs nothing more of them.
 
     A process that is gone takes with it what it has sent and nobody has read yet.
     """
     if world_size() > 1:
-        dist.broadcast(torch.zeros(1, device=_device()), src=0)
+        dist.broadcast(torch.zeros(1, device=_device(group)), src=0, group=group)
 
 
 def gather_over_ranks(tensor: Tensor) -> Tensor:

@@ -18,11 +18,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from vapo.advantages import set_advantages, set_monte_carlo_targets, token_rewards
 from vapo.attention import choose_packing
 from vapo.config import FitConfig, resolve
-from vapo.config.loading import from_yaml, to_yaml
+from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.distributed import sum_over_ranks, world_size
 from vapo.minibatches import Microbatch, Minibatch
-from vapo.models.lora import check_same_adapters
 from vapo.models.networks import make_actor, make_critic, make_reference
 from vapo.objective import Totals, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
@@ -274,10 +273,6 @@ class VapoModule(L.LightningModule):
             self.phase is Phase.POLICY_OPTIMIZATION
         ):
             self.trainer.should_stop = True
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = from_yaml(FitConfig, checkpoint["config"], source="the checkpoint's config")
-        check_same_adapters(saved.actor.lora, self.config.actor.lora)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = to_yaml(self.config)

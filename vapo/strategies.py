@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -26,15 +25,13 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from vapo.config.schema import TrainerConfig
-from vapo.resuming.checkpoint_saving import SAVE_ERRORS
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:
     """Lightning's strategy of the config: one process, or every parameter sharded over all."""
     if trainer.strategy == "auto":
         return "auto"
-    strategy = ShardedCheckpoints if trainer.sharded_checkpoints else Sharding
-    return strategy(
+    return Sharding(
         offloads=trainer.cpu_offload,
         data_parallel_size=trainer.devices * trainer.num_nodes,
         tensor_parallel_size=1,
@@ -74,23 +71,6 @@ class Sharding(ModelParallelStrategy):
         super().setup(trainer)
         for optimizer, state in zip(self.optimizers, self._host_states, strict=False):
             optimizer.state = state
-
-
-class ShardedCheckpoints(Sharding):
-    """Keeps an error while shards are written in `problem`, for `checkpoint_saving` to raise.
-
-    Raised here, on one process, it would leave the others waiting.
-    """
-
-    problem: BaseException | None = None
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        try:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-        except SAVE_ERRORS as error:
-            self.problem = error
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:

@@ -19,7 +19,6 @@ from vapo.callbacks.weight_sync import WeightSync
 from vapo.config import FitConfig
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.resuming.checkpoint_saving import PlainFile
 from vapo.resuming.other_processes import Peers
 from vapo.resuming.run_dirs import RunDir
 from vapo.resuming.stopping import Stopping
@@ -47,7 +46,7 @@ class RunCallbacks:
         self.peers = Peers()
         self.evaluation = Evaluation(logger, progress)
         self.recording = Recording(logger, progress)
-        self.watch = Watch(config.watch, run_dir.path, logger, progress)
+        self.watch = Watch(config.watch, run_dir, logger, progress)
         self.in_order: list[Callback] = [
             RolloutOverlap(),
             StopAtSafePoints(stopping, self.peers),
@@ -68,6 +67,7 @@ class RunCallbacks:
                 logger,
                 every_n_iterations=config.trainer.checkpoint_every_n_iterations,
                 keep=config.checkpoints.keep,
+                in_background=config.checkpoints.save_in_background,
                 held=lambda: self.watch.holds_checkpoint,
             ),
         ]
@@ -94,7 +94,6 @@ def make_trainer(
         callbacks=callbacks.in_order,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[PlainFile()],
     )
     trainer._signal_connector = NoSignals(trainer)
     return trainer

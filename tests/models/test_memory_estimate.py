@@ -108,6 +108,23 @@ def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
     assert counts["critic"] == PARAMETERS - VOCAB * 256 + 256  # a value head for lm_head
 
 
+@pytest.mark.parametrize(
+    ("overrides", "copies"),
+    [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],
+    ids=["one process", "one file of two", "shards of two"],
+)
+def test_the_copy_of_a_checkpoint_is_in_host_memory(
+    folder: Path, overrides: tuple[str, ...], copies: float
+) -> None:
+    """Weights and two moments in float32, of both networks."""
+    config = mid_size_config(folder, *overrides, "checkpoints.save_in_background=true")
+    numbers = estimate(config)
+    total = numbers.parameters["actor"] + numbers.parameters["critic"]
+    assert list(numbers.host.values()) == [12 * total * copies]
+    assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
+    assert not estimate(mid_size_config(folder, *overrides)).host
+
+
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
     stages = estimate(mid_size_config(folder, *FSDP, "trainer.reduce_every_microbatch=true")).stages
     update = stages["actor update"]

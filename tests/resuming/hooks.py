@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +23,40 @@ def signal_at(place: str, count: str, name: str) -> None:
     _nth(place, int(count), lambda: os.kill(os.getpid(), getattr(signal, name)))
 
 
-def full_disk_at(place: str, count: str) -> None:
-    def full() -> None:
-        raise OSError(28, "No space left on device")
+def slowed_at(place: str, count: str, seconds: str) -> None:
+    _nth(place, int(count), lambda: time.sleep(float(seconds)))
 
+
+def full_disk_at(place: str, count: str) -> None:
     _nth(place, int(count), full)
+
+
+def full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def held_until(place: str, count: str, until: str, until_count: str, action: str) -> None:
+    """A step of a save, in its thread, waits until training is at another place.
+
+    There comes SIGKILL, or a signal whose save then goes on; `full disk` is SIGTERM and a save
+    that fails.
+    """
+    reached = threading.Event()
+
+    def arrive() -> None:
+        name = "SIGTERM" if action == "full disk" else action
+        if name != "go on":
+            os.kill(os.getpid(), getattr(signal, name))
+        reached.set()
+
+    def wait() -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert reached.wait(120)
+        if action == "full disk":
+            full()
+
+    _nth(until, int(until_count), arrive)
+    _nth(place, int(count), wait)
 
 
 def _nth(place: str, count: int, action: Callable[[], None]) -> None:

@@ -11,8 +11,9 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
+from vapo.models.lora import add_adapters
 from vapo.policies import Actor
-from vapo.resuming.compatibility import check_compatible, parameters_of
+from vapo.resuming.compatibility import adapter_options, check_compatible, parameters_of
 from vapo.resuming.manifests import Manifest
 from vapo.values import Critic
 
@@ -65,3 +66,29 @@ def test_shapes_dtypes_and_names_are_compared(manifest: Manifest) -> None:
     more = {**manifest.parameters, "critic.extra": "float32 [1]"}
     with pytest.raises(UserError, match=r"critic\.extra is not in the model$"):
         check_compatible(replace(manifest, parameters=more), config(), name="last")
+
+
+def test_adapters_are_compared_by_their_options(manifest: Manifest) -> None:
+    """A scale changes no name and no shape."""
+    plain, lora = config(), config("actor.lora.rank=4")
+    assert lora.actor.lora is not None
+    model = empty_model(
+        "causal_lm",
+        str(ROOT / "models/state_tracking/policy"),
+        dtype="float32",
+        attn_implementation="auto",
+    )
+    add_adapters(model, lora.actor.lora, seed=0)
+    critic = {k: v for k, v in manifest.parameters.items() if k.startswith("critic.")}
+    adapted = replace(
+        manifest,
+        parameters=parameters_of(Actor(model), "actor.") | critic,
+        lora=adapter_options(lora),
+    )
+    check_compatible(adapted, lora, name="last")
+    with pytest.raises(UserError, match=r"last has no adapters, and actor\.lora asks for .*rank 4"):
+        check_compatible(manifest, lora, name="last")
+    with pytest.raises(UserError, match=r"has adapters of .* and actor\.lora asks for no adapters"):
+        check_compatible(adapted, plain, name="last")
+    with pytest.raises(UserError, match=r"lora_alpha 32\.0.* asks for .*lora_alpha 8\.0"):
+        check_compatible(adapted, config("actor.lora.rank=4", "actor.lora.lora_alpha=8"), name="x")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.config.fits import fit_config
 from vapo.batches import make_rollout_batch
 from vapo.config.schema import RewardConfig
+from vapo.datamodule import RolloutDataModule
+from vapo.module import VapoModule
 from vapo.overlap import SampledAhead
 from vapo.resuming.kept_rollouts import KeptRollouts, Origin, weights_digest
 from vapo.resuming.run_dirs import RunDir
@@ -75,6 +79,17 @@ def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str,
     if target != source:
         source.rename(target)
     assert kept.read(origin) is None
+
+
+def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts, tmp_path: Path) -> None:
+    module = VapoModule(fit_config(tmp_path), pad_id=0)
+    network: Any = torch.nn.Linear(2, 2)
+    module.actor = network
+    datamodule = RolloutDataModule.__new__(RolloutDataModule)
+    datamodule.kept = kept
+    trainer: Any = SimpleNamespace(lightning_module=module)
+    datamodule.trainer = trainer
+    assert datamodule.origin(3) == replace(ORIGIN, weights=weights_digest(network))
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_every_damage_is_found_and_the_one_before_is_taken(tmp_path: Path, shard
     assert sound_checkpoint(tmp_path / "last.ckpt", pytest.fail) == newest
 
 
+def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
+    """A million times `a`, of FIPS 180-2's examples."""
+    (tmp_path / "file").write_bytes(b"a" * 1_000_000)
+    digest = "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
+    assert describe_file(tmp_path / "file") == (1_000_000, digest)
+
+
 def test_a_damaged_checkpoint_is_not_read(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, 1)
     assert torch.equal(

@@ -14,6 +14,7 @@ from tests.resuming import runs
 from tests.resuming.comparing import assert_same_run
 
 NUM_KILLS = int(os.environ.get("NUM_KILLS", "25"))
+NUM_KILLS_IN_BACKGROUND = int(os.environ.get("NUM_KILLS_IN_BACKGROUND", "8"))
 NUM_KILLS_OF_TWO = int(os.environ.get("NUM_KILLS_OF_TWO", "6"))
 LONGER = ["components.value_pretraining.num_iterations=3", "training.num_iterations=5"]
 AUTO = "checkpoints.resume=auto"
@@ -28,13 +29,18 @@ def place_of(path: Path) -> str:
 
 
 @pytest.mark.timeout(7200)
-def test_killed_at_random(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_kills", "saving"),
+    [(NUM_KILLS, []), (NUM_KILLS_IN_BACKGROUND, ["checkpoints.save_in_background=true"])],
+    ids=["training waits for saves", "saves in the background"],
+)
+def test_killed_at_random(tmp_path: Path, num_kills: int, saving: list[str]) -> None:
     draw, places = random.Random(int(os.environ.get("SEED", "0"))), Counter[str]()
     whole, store = tmp_path / "whole", tmp_path / "mlruns"
     whole.mkdir()
     assert runs.fit(whole / "log.txt", *runs.where(whole, store), *LONGER) == 0
     num_runs = 0
-    while places.total() < NUM_KILLS:
+    while places.total() < num_kills:
         folder = tmp_path / f"killed{num_runs}"
         folder.mkdir()
         num_runs += 1
@@ -46,10 +52,11 @@ def test_killed_at_random(tmp_path: Path) -> None:
                 folder / "log.txt",
                 *runs.where(folder, store),
                 *LONGER,
+                *saving,
                 AUTO,
                 hook=("traced", str(trace), SAVE_PAUSE_S),
             )
-            if places.total() < NUM_KILLS:
+            if places.total() < num_kills:
                 while place_of(trace) == "starting" and process.is_alive():
                     time.sleep(0.02)
                 process.join(draw.uniform(0, MOST_WAIT_S))

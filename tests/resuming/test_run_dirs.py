@@ -96,6 +96,21 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
     opened.record("finished", "new-id")
     assert read_record(run)["mlflow_run_id"] == "new-id"
     opened.close()
+    assert opened.is_same_config
+    other = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}", "seed=5")
+    opened = open_run_dir(other, "x", resume=Resume(run, None))
+    assert not opened.is_same_config, "its steps are recorded once more"
+    opened.close()
+
+
+def test_shards_go_on_sharded(tmp_path: Path) -> None:
+    shards, file = write(tmp_path / "a", 1, shards=True), write(tmp_path / "b", 1)
+    alone = fit_config(tmp_path)
+    for checkpoint in (shards, file):
+        check_resumable(checkpoint, fit_config(tmp_path, "trainer.strategy=fsdp"))
+    check_resumable(file, alone)
+    with pytest.raises(UserError, match=r"sharded checkpoint: set trainer\.strategy=fsdp"):
+        check_resumable(shards, alone)
 
 
 def test_last_best_and_paths(tmp_path: Path) -> None:
@@ -129,7 +144,7 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "empty"), "last", told.append)
 
 
-def test_what_a_checkpoint_cannot_go_on_with(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "checkpoints", 7)
     phases = "components.value_pretraining.num_iterations=3"
     enough = fit_config(tmp_path, phases, "training.num_iterations=4")
@@ -139,11 +154,6 @@ def test_what_a_checkpoint_cannot_go_on_with(tmp_path: Path) -> None:
         UserError, match=r"iteration 7, beyond the 6 of this config .3 of value pre"
     ):
         check_resumable(checkpoint, shorter)
-    (checkpoint / "meta.pt").touch()
-    with pytest.raises(UserError, match="sharded checkpoint: set trainer"):
-        check_resumable(checkpoint, enough)
-    sharded = fit_config(tmp_path, phases, "training.num_iterations=4", "trainer.strategy=fsdp")
-    check_resumable(checkpoint, sharded)
 
 
 def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:

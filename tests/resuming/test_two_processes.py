@@ -15,6 +15,7 @@ import torch
 from tests.integration.commands import ROOT, SMALL
 from tests.resuming import runs
 from tests.resuming.comparing import assert_same, assert_same_run
+from vapo.resuming.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -103,6 +104,24 @@ def test_another_number_of_processes_begins_with_the_same_state(
     by_one = restored(tmp_path, store, tmp_path / "one.pt", FSDP)
     assert int(by_two["state_dict"]["iteration"]) == 4
     assert_same(by_one, by_two)
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
+def test_saving_in_the_background(tmp_path: Path, whole: Path, store: Path, shards: bool) -> None:
+    """One is lost in the next iteration, while the first still saves; then it is the same run."""
+    arguments = [*([SHARDS] if shards else []), "checkpoints.save_in_background=true"]
+    auto = [*runs.where(tmp_path, store), *arguments, "checkpoints.resume=auto"]
+    hooks = (("slowed_at", "manifest", "2", "3"), ("kill_at", "minibatch", "5"))
+    processes = runs.two_ranks(tmp_path, *auto, hooks=hooks)
+    assert [runs.end(process) for process in processes] == [75, -signal.SIGKILL], tail(tmp_path)
+    last = read_checkpoint(runs.only_run(tmp_path) / "checkpoints/last.ckpt")
+    assert int(last["state_dict"]["iteration"]) in (1, 2)  # as fast as it was killed
+    assert pair(tmp_path, store, *arguments, "checkpoints.resume=auto") == [0, 0], tail(tmp_path)
+    if shards:
+        states = [runs.state(runs.only_run(folder)) for folder in (tmp_path, whole)]
+        assert_same(states[0]["state_dict"], states[1]["state_dict"])
+    else:
+        assert_same_run(tmp_path, whole, store)
 
 
 def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> None:

@@ -33,6 +33,7 @@ from vapo.minibatches import Microbatch
 from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit
+from vapo.resuming.run_dirs import RunDir
 from vapo.rewards.scorer import Scorer
 from vapo.strategies import make_strategy
 from vapo.tracking.logger import RunLogger
@@ -218,7 +219,7 @@ def run(
         strategy=make_strategy(config.trainer),
         max_epochs=config.training.num_iterations,
         reload_dataloaders_every_n_epochs=1,
-        callbacks=[snapshots, Watch(config.watch, out, notebook, progress)],
+        callbacks=[snapshots, Watch(config.watch, RunDir(out), notebook, progress)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -13,6 +13,7 @@ from vapo.callbacks.recording import mean_of_steps
 from vapo.callbacks.watch import Watch
 from vapo.config.watch import WatchConfig
 from vapo.progress import Progress
+from vapo.resuming.run_dirs import RunDir
 from vapo.types import Phase
 from vapo.watching.faults import Faults
 from vapo.watching.watchers import SIGNS, WatcherState
@@ -51,7 +52,7 @@ class Run:
         self.notebook = Notebook()
         progress = Progress(enabled=False)
         monkeypatch.setattr(progress, "note", self.notes.append)
-        self.watch = Watch(config, Path("run"), self.notebook, progress)
+        self.watch = Watch(config, RunDir(Path("run")), self.notebook, progress)
         self.watch.watched(Faults(1, 0))
         self.iteration = 0
         self.alarms: list[bool | None] = []

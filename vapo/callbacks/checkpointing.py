@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,22 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.datamodule import datamodule_of
 from vapo.distributed import rank
-from vapo.errors import UserError
+from vapo.errors import InterruptedRunError, UserError
 from vapo.module import VapoModule
-from vapo.resuming.checkpoint_saving import check_space, expected_bytes, save_checkpoint, together
+from vapo.resuming.background_saving import BackgroundSaves
+from vapo.resuming.checkpoint_saving import (
+    check_space,
+    collect_state,
+    expected_bytes,
+    one_line,
+    together,
+    write_checkpoint,
+)
 from vapo.resuming.checkpoints import FOLDERS, checkpoint_name
-from vapo.resuming.compatibility import parameters_of
+from vapo.resuming.compatibility import adapter_options, parameters_of
 from vapo.resuming.durable import point_link
 from vapo.resuming.manifests import Manifest
-from vapo.resuming.run_dirs import BEST, LAST, RunDir
+from vapo.resuming.run_dirs import BEST, LAST, RunDir, tell
 from vapo.tracking.logger import RunLogger
 
 
@@ -28,11 +37,12 @@ class Checkpointing(Checkpoint):
     """Saves at the end of an iteration: every n-th, the last, and each with a better score.
 
     As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
-    logged is on the disk first, so that a resumed run never lacks it; then the rollouts that were
-    kept for it are removed.
+    logged is on the disk first, so that a resumed run never lacks it; once the checkpoint is in
+    its place, the rollouts that were kept for it are removed.
 
     Args:
-        held: while it is true, nothing is written.
+        in_background: write while the next iteration runs; an error is raised at its end.
+        held: while it is true, nothing is saved.
     """
 
     def __init__(
@@ -42,13 +52,16 @@ class Checkpointing(Checkpoint):
         *,
         every_n_iterations: int,
         keep: int,
+        in_background: bool = False,
         held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.run_dir = run_dir
         self.logger = logger
         self.every_n_iterations = every_n_iterations
         self.keep = keep
+        self.in_background = in_background
         self.held = held
+        self._saves: BackgroundSaves | None = None
         self.best_score = -math.inf
         self.best_name: str | None = None
         self._num_bytes = 0
@@ -71,6 +84,8 @@ class Checkpointing(Checkpoint):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Whether all that will be kept finds room, before anything is sampled."""
+        if self.in_background:
+            self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
         together(self._prepare, "the run cannot begin", first_only=True)
 
@@ -86,48 +101,92 @@ class Checkpointing(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
+        started = time.monotonic()
         iteration = int(pl_module.iteration)
         score = float(trainer.callback_metrics["eval/avg_at_k"])
         is_best = score > self.best_score
         is_last = trainer.should_stop or iteration >= (trainer.max_epochs or 0)
-        if self.held() or not (is_best or is_last or iteration % self.every_n_iterations == 0):
+        is_due = is_best or is_last or iteration % self.every_n_iterations == 0
+        is_due = is_due and not self.held()
+        self._settle(wait=is_due or is_last)
+        if not is_due:
             return
-        name = checkpoint_name(iteration)
         if is_best:
-            self.best_score, self.best_name = score, name
+            self.best_score, self.best_name = score, checkpoint_name(iteration)
         self.logger.sync()
-        manifest = save_checkpoint(
-            trainer,
-            self.run_dir.checkpoints / name,
-            lambda files: self._manifest(pl_module, files),
-            expected=self._num_bytes,
-        )
-        self._num_bytes = manifest.num_bytes
-        together(
-            lambda: self._tidy(name), "the checkpoints cannot be put in order", first_only=True
-        )
-        kept = datamodule_of(trainer).kept
-        if kept is not None and rank() == 0:
-            kept.forget(before=iteration)
+        self._save(trainer, pl_module)
+        self._settle(wait=is_last)
+        waited_s = time.monotonic() - started
+        self.logger.log_metrics({"time/checkpoint_s": waited_s}, step=trainer.global_step)
 
-    def _manifest(self, module: VapoModule, files: dict[str, Any]) -> Manifest:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """What ends the run is no reason to lose a checkpoint, or to hide that it was lost."""
+        error = None if self._saves is None else self._saves.drain()
+        if isinstance(error, InterruptedRunError):
+            tell(str(error))
+        elif error is not None:
+            tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._settle(wait=True)
+        if self._saves is not None:
+            self._saves.drain()
+
+    def _save(self, trainer: L.Trainer, module: VapoModule) -> None:
+        """Write the checkpoint, or begin to; nothing of the live run is looked at in the thread."""
+        manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
+        sharded = module.config.trainer.sharded_checkpoints
+        kept, saves = datamodule_of(trainer).kept, self._saves
+        group = None if saves is None else saves.group
+        name = checkpoint_name(manifest.iteration)
+        final = self.run_dir.checkpoints / name
+        trouble = "the checkpoints cannot be put in order"
+
+        def put_in_order() -> None:
+            self._tidy(name, best_name)
+            if kept is not None:
+                kept.forget(before=manifest.iteration)
+
+        def write(state: dict[str, Any]) -> Manifest:
+            written = write_checkpoint(
+                state, final, manifest, sharded=sharded, expected=expected, group=group
+            )
+            together(put_in_order, trouble, first_only=True, group=group)
+            return written
+
+        state = collect_state(trainer)
+        if saves is not None:
+            saves.start(state, write)
+        else:
+            self._num_bytes = write(state).num_bytes
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take the end of an earlier save, or its error, if there is one in flight."""
+        written = None if self._saves is None else self._saves.settle(wait=wait)
+        if written is not None:
+            self._num_bytes = written.num_bytes
+
+    def _manifest(self, module: VapoModule) -> Manifest:
         return Manifest(
             iteration=int(module.iteration),
             policy_steps=int(module.policy_steps),
             phase=module.phase.value,
             identity=self.run_dir.identity,
             parameters=parameters_of(module),
-            files=files,
+            files={},
+            lora=adapter_options(module.config),
         )
 
-    def _tidy(self, name: str) -> None:
+    def _tidy(self, name: str, best_name: str | None) -> None:
         """Point the links, then remove what is too old, or of a future that was gone back on."""
         folder = self.run_dir.checkpoints
         point_link(folder / LAST, name)
-        if self.best_name is not None and (folder / self.best_name).is_dir():
-            point_link(folder / BEST, self.best_name)
+        if best_name is not None and (folder / best_name).is_dir():
+            point_link(folder / BEST, best_name)
         past = sorted(path.name for path in folder.glob(FOLDERS) if path.name <= name)
-        kept = {*past[-self.keep :], self.best_name}
+        kept = {*past[-self.keep :], best_name}
         for path in folder.glob(FOLDERS):
             if path.name not in kept:
                 shutil.rmtree(path)

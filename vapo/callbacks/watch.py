@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -17,6 +16,7 @@ from vapo.distributed import max_over_ranks, rank
 from vapo.errors import StoppedRun
 from vapo.module import VapoModule
 from vapo.progress import Progress
+from vapo.resuming.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
 from vapo.types import Phase
 from vapo.watching.faults import Faults
@@ -31,7 +31,7 @@ class Watch(Callback):
     """
 
     def __init__(
-        self, config: WatchConfig, run_dir: Path, logger: RunLogger, progress: Progress
+        self, config: WatchConfig, run_dir: RunDir, logger: RunLogger, progress: Progress
     ) -> None:
         self.run_dir = run_dir
         self.logger = logger
@@ -43,8 +43,10 @@ class Watch(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         assert isinstance(pl_module, VapoModule)
         self.watched(pl_module.faults)
-        run_dir = trainer.strategy.broadcast(str(self.run_dir))
-        pl_module.faults.rollouts.open(Path(run_dir), rank())
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        pl_module.faults.rollouts.open(self.run_dir.path, rank())
 
     def watched(self, faults: Faults) -> None:
         """Take the module's faults; their lines go to the console."""

@@ -92,7 +92,7 @@ def render(estimate: Estimate) -> str:
 
 
 def _host_lines(estimate: Estimate) -> list[str]:
-    """What cpu_offload keeps in host memory, if anything."""
+    """What cpu_offload and saving in the background keep in host memory, if anything."""
     if not estimate.host:
         return []
     parts = ", ".join(f"{part} {_gib(value)}" for part, value in estimate.host.items())

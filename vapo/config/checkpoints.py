@@ -28,6 +28,11 @@ class CheckpointConfig:
         "keep an iteration's rollouts on disk until its checkpoint is written, so that a stopped "
         "run does not sample them again",
     )
+    save_in_background: bool = option(
+        False,
+        "write a checkpoint while the next iteration runs; training waits only for a copy in host "
+        "memory, of the checkpoint's size",
+    )
     stop_grace_s: float = option(
         20.0,
         "from a stop signal to the exit at the latest, whatever the run does then; below the "

@@ -29,7 +29,7 @@ Bytes = dict[str, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by stage and part; `parameters` by network; `host` the offloaded, of a process."""
+    """Bytes by stage and part; `parameters` by network; `host` what a process keeps there."""
 
     stages: dict[str, Bytes]
     parameters: dict[str, int]
@@ -116,6 +116,8 @@ def estimate_memory(
     host: Bytes = {}
     if config.trainer.cpu_offload:
         host, resting = resting | {"gradients": sum(n.weights for n in networks)}, {}
+    if config.checkpoints.save_in_background:
+        host |= _checkpoint_copy(networks, config)
     if config.rollouts.engine == "vllm":
         sampling = _vllm(networks[0], config)
         if config.rollouts.vllm.sleep_level == 0:
@@ -164,6 +166,14 @@ def _network(
         is_sharded=is_sharded,
         is_offloaded=config.trainer.cpu_offload,
     )
+
+
+def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
+    """Weights and two moments: of the shards, or, where one process writes one file, of all."""
+    written = sum(3 * n.weights for n in networks)
+    if config.trainer.sharded_checkpoints or num_processes(config) == 1:
+        return {"copy of a checkpoint": written}
+    return {"copy of a checkpoint, first process only": written * num_processes(config)}
 
 
 # ---- the worst lengths ------------------------------------------------------------------------

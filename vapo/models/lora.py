@@ -20,7 +20,6 @@ from vapo.errors import UserError
 
 _KEY = "actor.lora"
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
-ADAPTER = _A  # how the name of an adapter ends
 
 
 def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> None:
@@ -113,21 +112,6 @@ def merged(
 def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
     update = options.lora_alpha / options.rank * (b.float() @ a.float())
     return (weight.float() + update).to(weight.dtype)
-
-
-def check_same_adapters(saved: LoraConfig | None, options: LoraConfig | None) -> None:
-    """Raises: UserError if a checkpoint has other adapters than the config asks for."""
-    if saved != options:
-        raise UserError(
-            f"{_KEY} is {_describe(options)}, the checkpoint has {_describe(saved)}: set it so, "
-            "or export the checkpoint's actor and start from that folder"
-        )
-
-
-def _describe(options: LoraConfig | None) -> str:
-    if options is None:
-        return "null"
-    return ", ".join(f"{name} {value}" for name, value in vars(options).items())
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:

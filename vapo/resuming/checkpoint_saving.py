@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import TorchCheckpointIO
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vapo.distributed import leave_together, rank, world_size
 from vapo.errors import InterruptedRunError
-from vapo.resuming.checkpoints import STATE_NAME
+from vapo.resuming.checkpoints import SHARDS_NAME, STATE_NAME
 from vapo.resuming.durable import replace_folder, sync
 from vapo.resuming.manifests import Manifest, describe_file
 
@@ -31,77 +32,83 @@ _AFTER = (
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 
 
-class PlainFile(TorchCheckpointIO):
-    """Writes straight to the path; Lightning's own goes through memory and $TMPDIR.
-
-    An error is kept in `problem` and not raised: the other processes would wait for this one.
-    """
-
-    def __init__(self) -> None:
-        self.problem: BaseException | None = None
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
-    ) -> None:
-        try:
-            with Path(path).open("wb") as file:
-                torch.save(checkpoint, file)
-        except SAVE_ERRORS as error:
-            self.problem = error
+def collect_state(trainer: L.Trainer) -> dict[str, Any]:
+    """The whole state of the run, partly the live tensors; every process must call it."""
+    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
-def save_checkpoint(
-    trainer: L.Trainer,
+def write_checkpoint(
+    state: dict[str, Any],
     final: Path,
-    make_manifest: Callable[[dict[str, Any]], Manifest],
+    manifest: Manifest,
     *,
+    sharded: bool,
     expected: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Write the whole state of the run to the folder `final`; every process must call it.
+    """Write a state to the folder `final`; every process must call it.
 
     Args:
+        manifest: without files.
+        sharded: each process writes its own shards.
         expected: bytes that must be free.
+        group: the processes, where this is not the thread whose collectives use the default one.
 
     Raises: InterruptedRunError on all processes; what was there before is as it was.
     """
     aside = final.with_name(f".{final.name}.new")
     what = f"cannot write the checkpoint {final}"
-
-    def make_room() -> None:
-        _make_empty(aside)
-        check_space(aside, expected, "the checkpoint")
-
-    together(make_room, what, after=_AFTER, first_only=True)
-    shards = getattr(trainer.strategy, "_save_distributed_checkpoint", False)
-    trainer.save_checkpoint(aside if shards else aside / STATE_NAME)
     files: dict[str, Any] = {}
 
-    def check_written() -> None:
-        keepers: list[Any] = [trainer.strategy, trainer.strategy.checkpoint_io]
-        for keeper in keepers:
-            if problem := getattr(keeper, "problem", None):
-                keeper.problem = None
-                raise problem
+    def make_room() -> None:
+        aside.mkdir()  # what a killed run left there was removed at the start
+        check_space(aside, expected, "the checkpoint")
+
+    def write() -> None:
+        _write_state(state, aside, sharded, group)
         for path in sorted(aside.iterdir()):
             if _is_mine(path.name):
                 sync(path)
                 files[path.name] = describe_file(path)
 
-    together(check_written, what, after=_AFTER)
-    described = _merged(files)
-
-    manifest = make_manifest(described)
+    together(make_room, what, after=_AFTER, first_only=True, group=group)
+    together(write, what, after=_AFTER, group=group)
+    manifest = replace(manifest, files=_merged(files, group))
 
     def put_in_place() -> None:
         manifest.write(aside)
         replace_folder(aside, final)
 
-    together(put_in_place, what, after=_AFTER, first_only=True)
+    together(put_in_place, what, after=_AFTER, first_only=True, group=group)
     return manifest
 
 
+def _write_state(
+    state: dict[str, Any], folder: Path, sharded: bool, group: dist.ProcessGroup | None
+) -> None:
+    """As Lightning lays it out, which reads it again.
+
+    Its own writers go through memory and $TMPDIR (a file), or use the default group (shards).
+    """
+    name, shared = STATE_NAME, state
+    if sharded:
+        name, shared = SHARDS_NAME, dict(state)
+        shards = {"state_dict": shared.pop("state_dict")}
+        for index, optimizer in enumerate(shared.pop("optimizer_states")):
+            shards[f"optimizer_{index}"] = optimizer
+        dcp.save(shards, checkpoint_id=folder, process_group=group)
+    if rank() == 0:
+        with (folder / name).open("wb") as file:
+            torch.save(shared, file)
+
+
 def together(
-    action: Callable[[], object], what: str, *, after: str = "", first_only: bool = False
+    action: Callable[[], object],
+    what: str,
+    *,
+    after: str = "",
+    first_only: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Do it on every process, or on the first alone; if it fails on one, it does on all.
 
@@ -112,19 +119,19 @@ def together(
         try:
             action()
         except SAVE_ERRORS as error:
-            problem = _one_line(error)
+            problem = one_line(error)
     problems = [problem]
     if world_size() > 1:
         problems = [""] * world_size()
-        dist.all_gather_object(problems, problem)
+        dist.all_gather_object(problems, problem, group=group)
     found = next((text for text in problems if text), None)
     if found is not None:
-        leave_together()
+        leave_together(group)
         # the first process says it
         raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The system's word, if there is one behind the error."""
     cause: BaseException | None = error
     while cause is not None:
@@ -134,12 +141,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _make_empty(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-
-
 def _is_mine(name: str) -> bool:
     """Whether this process describes the file: its own shards; the first one all that is shared."""
     if name.endswith(".distcp"):
@@ -147,11 +148,11 @@ def _is_mine(name: str) -> bool:
     return rank() == 0
 
 
-def _merged(files: dict[str, Any]) -> dict[str, Any]:
+def _merged(files: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
     if world_size() == 1:
         return files
     parts: list[dict[str, Any]] = [{}] * world_size()
-    dist.all_gather_object(parts, files)
+    dist.all_gather_object(parts, files, group=group)
     return {name: entry for part in parts for name, entry in part.items()}
 
 

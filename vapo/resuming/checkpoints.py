@@ -20,7 +20,7 @@ from vapo.progress import is_main_process
 from vapo.resuming.manifests import DamagedCheckpointError, read_manifest, verify
 
 STATE_NAME = "state.pt"
-_SHARDS_NAME = "meta.pt"  # Lightning's
+SHARDS_NAME = "meta.pt"  # Lightning's
 FOLDERS = "iteration_[0-9]*"
 
 
@@ -29,7 +29,7 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def is_sharded(checkpoint: Path) -> bool:
-    return (checkpoint / _SHARDS_NAME).is_file()
+    return (checkpoint / SHARDS_NAME).is_file()
 
 
 def path_for_lightning(checkpoint: Path) -> Path:
@@ -97,7 +97,7 @@ def _read_file(path: Path) -> Any:
 
 def _read_shards(folder: Path) -> Any:
     """The weights of all shards put together, and what every shard shares."""
-    contents = _read_file(folder / _SHARDS_NAME)
+    contents = _read_file(folder / SHARDS_NAME)
     reader, prefix = FileSystemReader(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor, nn
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
-from vapo.models.lora import ADAPTER, add_adapters
+from vapo.models.lora import add_adapters
 from vapo.models.networks import critic_path
 from vapo.policies import Actor
 from vapo.resuming.manifests import Manifest
@@ -28,11 +30,10 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             f"is {config.algorithm.advantage_estimator})"
         )
     options = config.actor
-    has_adapters = any(key.endswith(ADAPTER) for key in manifest.parameters)
-    if has_adapters != (options.lora is not None):
+    if manifest.lora != adapter_options(config):
         raise UserError(
-            f"{name} has {'' if has_adapters else 'no '}adapters, and in this config actor.lora is "
-            f"{'null' if options.lora is None else 'set'}: set it as the run had it, or export the "
+            f"{name} has {_adapters(manifest.lora)}, and actor.lora asks for "
+            f"{_adapters(adapter_options(config))}: set it as the run had it, or export the "
             "checkpoint's actor and start from that folder"
         )
     empty = empty_model(
@@ -54,6 +55,17 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             attn_implementation=config.critic.attn_implementation,
         )
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
+
+
+def adapter_options(config: FitConfig) -> dict[str, Any] | None:
+    """As a manifest has them."""
+    return None if config.actor.lora is None else asdict(config.actor.lora)
+
+
+def _adapters(options: Mapping[str, Any] | None) -> str:
+    if options is None:
+        return "no adapters"
+    return f"adapters of {', '.join(f'{name} {value}' for name, value in options.items())}"
 
 
 def _check_network(

@@ -29,7 +29,10 @@ class DamagedCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256."""
+    """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
+
+    `lora`: the options of the actor's adapters, which names and shapes do not tell.
+    """
 
     iteration: int
     policy_steps: int
@@ -37,6 +40,7 @@ class Manifest:
     identity: str
     parameters: Mapping[str, str]
     files: Mapping[str, tuple[int, str]]
+    lora: Mapping[str, Any] | None = None
     vapo_version: str = __version__
     format: int = FORMAT
 
