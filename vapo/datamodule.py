@@ -246,7 +246,10 @@ class RolloutDataModule(L.LightningDataModule):
             return None
         found = self.kept.read(self.origin(iteration))
         if not all_ranks(found is not None):
-            self.progress.note("the kept rollouts are of other weights or data, or damaged")
+            self.progress.note(
+                "the kept rollouts are of other weights, data or config, or damaged: "
+                "the iteration's are sampled again"
+            )
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")
         return found

@@ -168,7 +168,8 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
-        raise UserError(f"{key}: the source has no rows{_beyond(source, reading.rows)}")
+        where = source.path or source.task
+        raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
     texts = [_render(row, data, template, tokenizer) for row in rows]
     # a text of so many characters has more tokens than fit: tokenizing it could take hours
@@ -209,7 +210,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
 def _beyond(source: PromptSource, left_out: LeftOut) -> str:
     if (source.min_pass_rate, source.max_pass_rate) == (None, None):
         return ""
-    return f" with a pass rate in its range ({left_out.by_pass_rate} left out)"
+    return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"
 
 
 def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -24,6 +24,7 @@ SUMMARY_NAME = "summary.json"
 class RunSummary:
     """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
 
+    `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote.
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
     `faults` how many updates were skipped and rollouts left out. Use `make_summary`.
@@ -41,6 +42,8 @@ class RunSummary:
     mlflow_experiment_id: str | None
     tracking_uri: str
     config_hash: str
+    score_best: float | None = None
+    best_iteration: int | None = None
     status: str = "FINISHED"
     stopped: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -113,6 +116,7 @@ def render_summary(
     recorded: str,
     ablation: str | None = None,
     checkpoint: Path | None = None,
+    value_pages: Path | None = None,
 ) -> str:
     """The text that ends `vapo fit`; its last line is the run's folder.
 
@@ -123,6 +127,7 @@ def render_summary(
     rows = [
         ("score before", describe_score(summary.score_before, summary.score_before_ci, summary.k)),
         ("score after", describe_score(summary.score_after, summary.score_after_ci, summary.k)),
+        *([("score best", _best(summary))] if _has_better(summary) else []),
         *([("stopped", summary.stopped)] if summary.stopped else []),
         *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
         *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
@@ -130,6 +135,7 @@ def render_summary(
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
         ("open it", _how_to_open(summary.tracking_uri)),
+        *([("value pages", str(value_pages))] if value_pages is not None else []),
     ]
     next_commands = []
     if ablation is not None:
@@ -144,6 +150,16 @@ def render_summary(
         rows.insert(index, ("", text))
     lines = [f"{label:<13} {text}" for label, text in rows]
     return "\n".join(["", *lines, "run folder:", str(run_dir)])
+
+
+def _has_better(summary: RunSummary) -> bool:
+    return summary.best_iteration not in (None, summary.num_iterations)
+
+
+def _best(summary: RunSummary) -> str:
+    assert summary.score_best is not None
+    score = f"{100 * summary.score_best:.1f} %"
+    return f"{score} after iteration {summary.best_iteration} (best.ckpt)"
 
 
 def _faults(faults: Mapping[str, int]) -> str:

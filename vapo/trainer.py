@@ -47,6 +47,14 @@ class RunCallbacks:
         self.evaluation = Evaluation(logger, progress)
         self.recording = Recording(logger, progress)
         self.watch = Watch(config.watch, run_dir, logger, progress)
+        self.checkpointing = Checkpointing(
+            run_dir,
+            logger,
+            every_n_iterations=config.trainer.checkpoint_every_n_iterations,
+            keep=config.checkpoints.keep,
+            in_background=config.checkpoints.save_in_background,
+            held=lambda: self.watch.holds_checkpoint,
+        )
         self.in_order: list[Callback] = [
             RolloutOverlap(),
             StopAtSafePoints(stopping, self.peers),
@@ -62,14 +70,7 @@ class RunCallbacks:
             self.recording,
             self.watch,
             PositionDiagnostics(logger),
-            Checkpointing(
-                run_dir,
-                logger,
-                every_n_iterations=config.trainer.checkpoint_every_n_iterations,
-                keep=config.checkpoints.keep,
-                in_background=config.checkpoints.save_in_background,
-                held=lambda: self.watch.holds_checkpoint,
-            ),
+            self.checkpointing,
         ]
         if config.trainer.profile:
             self.in_order.append(Profiling(run_dir.path, progress))

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
 from tests.value_page.reading import page_json, token_ids, unpacked
-from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.resuming.checkpoints import checkpoint_name, network_state, read_checkpoint
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
@@ -56,6 +56,9 @@ def test_summary_says_what_tools_read(run: Path) -> None:
     assert 0 <= contents["score_before"] <= 1
     assert 0 <= contents["score_after"] <= 1
     assert contents["num_iterations"] == 5
+    best = (run / "checkpoints" / "best.ckpt").resolve().name
+    assert checkpoint_name(contents["best_iteration"]) == best
+    assert contents["score_best"] >= contents["score_after"]
     assert len(contents["config_hash"]) == 12
     assert {"rollout", "training", "evaluation"} <= contents["stage_seconds"].keys()
     for part in ("rollout", "actor_update", "critic_update", "idle", "tokens/s", "MFU"):

@@ -226,7 +226,7 @@ def test_a_folder_with_config_json_alone_will_do(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     run(mid_size_config(tmp_path), gpu_memory_gib=80)
     out = capsys.readouterr().out
-    assert "parameters: actor 0.008 B, critic 0.006 B; 1 process" in out
+    assert "parameters: actor 8.0 M, critic 6.0 M; 1 process" in out
     assert out.splitlines()[-1].startswith("fits in 80 GiB")
 
 

@@ -144,9 +144,9 @@ def test_unusable_settings(tmp_path: Path):
         load_prompts(both(tmp_path, ["a"], ["b"], system_prompt="x"), plain)
     with pytest.raises(UserError, match="has no chat template"):
         load_prompts(both(tmp_path, ["a"], ["b"], chat_template=True), plain)
-    with pytest.raises(UserError, match=r"data\.heldout: the source has no rows"):
+    with pytest.raises(UserError, match=r"data\.heldout: .* has no rows"):
         load_prompts(both(tmp_path, ["a"], []), plain)
-    with pytest.raises(UserError, match=r"data\.train: the source has no rows"):
+    with pytest.raises(UserError, match=r"data\.train: .* has no rows"):
         load_prompts(both(tmp_path, [], ["a"]), plain)
 
 

@@ -66,17 +66,21 @@ def test_a_failed_write_leaves_the_old_summary(summary, tmp_path, monkeypatch):
 
 def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, tmp_path):
     summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s"
+    summary.score_best, summary.best_iteration = 0.9, 40
     text = render_summary(
         summary,
         tmp_path,
         recorded="MLflow run abc",
         ablation="components.value_pretraining.enabled=false",
         checkpoint=tmp_path / "best.ckpt",
+        value_pages=tmp_path / "pages",
     )
     lines = text.splitlines()
     assert lines[-1] == str(tmp_path)
     assert "61.0 %  [58.0, 64.0]  (avg@8, held-out prompts)" in text
     assert "83.5 %  (avg@8" in text
+    assert "score best    90.0 % after iteration 40 (best.ckpt)" in text
+    assert f"value pages   {tmp_path}/pages" in text
     assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
     assert "time went to  training 60%, rollout 30%, idle 10%; 40 tokens/s" in text
     assert "MLflow run abc" in text
@@ -95,6 +99,10 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     assert "vapo fit" not in text
     assert text.count("not measured") == 2
     assert "3 records were not delivered" in text
+    assert "score best" not in text
+    assert "value pages" not in text
+    summary.score_best, summary.best_iteration = 0.9, summary.num_iterations
+    assert "score best" not in render_summary(summary, tmp_path, recorded="x"), "it is the last one"
 
 
 def test_run_dirs_are_unique_and_inside(tmp_path):

@@ -25,7 +25,7 @@ from vapo.resuming.checkpoint_saving import (
     together,
     write_checkpoint,
 )
-from vapo.resuming.checkpoints import FOLDERS, checkpoint_name
+from vapo.resuming.checkpoints import FOLDERS, checkpoint_name, iteration_of
 from vapo.resuming.compatibility import adapter_options, parameters_of
 from vapo.resuming.durable import point_link
 from vapo.resuming.manifests import Manifest
@@ -65,6 +65,13 @@ class Checkpointing(Checkpoint):
         self.best_score = -math.inf
         self.best_name: str | None = None
         self._num_bytes = 0
+
+    @property
+    def best(self) -> tuple[float, int] | tuple[None, None]:
+        """The score of `best.ckpt`, and the iteration that wrote it."""
+        if self.best_name is None:
+            return None, None
+        return self.best_score, iteration_of(self.best_name)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_name": self.best_name}

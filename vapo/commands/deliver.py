@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.tracking.journal import JournalInUseError
 from vapo.tracking.run_journals import deliver, journals_in, what_is_left
 
 
@@ -17,7 +18,13 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
     journals = [folder for run_dir in run_dirs for folder in journals_in(run_dir.absolute())]
     num_left = 0
     for folder in journals:
-        left = what_is_left(folder)
+        try:
+            left = what_is_left(folder)
+        except JournalInUseError as error:
+            if not only_list:
+                raise
+            print(error)
+            continue
         print(f"{folder}: {left.describe()} to send to {tracking_uri or left.tracking_uri}")
         if only_list or not left.num_records:
             continue

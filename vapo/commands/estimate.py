@@ -75,7 +75,7 @@ def render(estimate: Estimate) -> str:
             f"{_gib(value):>{width}}" for value, width in zip(values, widths, strict=True)
         )
         lines.append(f"{part:<{max(label, 15)}}  {cells}")
-    counts = ", ".join(f"{name} {n / 1e9:.3f} B" for name, n in estimate.parameters.items())
+    counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
     return "\n".join(

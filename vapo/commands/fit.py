@@ -43,6 +43,7 @@ from vapo.strategies import gathered
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.tracking.inputs import dataset_inputs, model_tags, params
 from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.stores import locate_store
 from vapo.trainer import RunCallbacks, make_trainer
 
 
@@ -66,7 +67,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
     set_threads(config.trainer)
     pick_device(config.trainer)
     check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)
     resume = choose_resume(config, ckpt_path, tell)
@@ -168,6 +169,7 @@ def summarize(
 ) -> str:
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     recording, watch = callbacks.recording, callbacks.watch
+    score_best, best_iteration = callbacks.checkpointing.best
     summary = make_summary(
         before=callbacks.evaluation.first,
         after=callbacks.evaluation.latest,
@@ -181,6 +183,8 @@ def summarize(
         tracking_uri=config.tracking.uri,
         config_hash=config_hash(config),
         undelivered_records=logger.close(),
+        score_best=score_best,
+        best_iteration=best_iteration,
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
         warnings=list(watch.warnings.values()),
@@ -188,6 +192,7 @@ def summarize(
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"
+    value_pages = locate_store(config.tracking.uri).artifact_folder(logger.run_id, "value_pages")
     return render_summary(
         summary,
         run_dir.path,
@@ -198,6 +203,7 @@ def summarize(
             else None
         ),
         checkpoint=best,
+        value_pages=value_pages if value_pages is not None and value_pages.is_dir() else None,
     )
 
 

@@ -60,7 +60,7 @@ def run(config: RewardModelConfig) -> None:
     device = pick_device(config.trainer)
     sampling = sampling_config(config, config.policy_path, EvaluationConfig())
     check_engine(sampling)
-    tokenizer = load_tokenizer(config.policy_path)
+    tokenizer = load_tokenizer(config.policy_path, key="policy_path")
     pad_id = int(tokenizer.pad_token_id)
     prompts = load_prompts(config.data, tokenizer)
     policy = load_causal_lm(config.policy_path, dtype="float32", attn_implementation="auto")

@@ -33,7 +33,7 @@ def run(
         check_request(page, config)
     set_threads(config.trainer)
     check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
     access, readers = load_networks(config, tokenizer, path, with_critic=page is not None)

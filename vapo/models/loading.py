@@ -54,16 +54,22 @@ _LOGIT_TRANSFORMS = {
 }
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub id, with an end token and a padding id.
 
     Without a padding token the end token's id fills padding: masks never derive from ids.
+
+    Args:
+        key: the config's, to be named where there is no such folder.
 
     Raises:
         UserError: no such folder, a file of it missing or damaged, no end token, or ids that
             the model's embedding does not have.
     """
-    config = read_model_config(path)
+    try:
+        config = read_model_config(path)
+    except UserError as error:
+        raise UserError(f"{key}: {error}" if key else str(error)) from None
     folder = _local_folder(path)
     if folder:
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

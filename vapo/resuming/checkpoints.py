@@ -28,6 +28,11 @@ def checkpoint_name(iteration: int) -> str:
     return f"iteration_{iteration:06d}"
 
 
+def iteration_of(name: str) -> int:
+    """The inverse of `checkpoint_name`."""
+    return int(name.removeprefix("iteration_"))
+
+
 def is_sharded(checkpoint: Path) -> bool:
     return (checkpoint / SHARDS_NAME).is_file()
 

@@ -65,8 +65,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
+        inside = folder / "checkpoints" / "last.ckpt"
+        hint = f"; it is a run's folder: give {inside}" if inside.exists() else ""
         raise DamagedCheckpointError(
-            f"{folder} is not a whole checkpoint of this version: it has no {MANIFEST_NAME}"
+            f"{folder} is not a whole checkpoint of this version: it has no {MANIFEST_NAME}{hint}"
         )
     try:
         contents = json.loads(path.read_bytes())

@@ -78,7 +78,11 @@ class Stopping:
         self._timer = threading.Timer(
             self.grace_s,
             end_now,
-            (f"{name}: no safe point within {self.grace_s:g} s, ending", 128 + number),
+            (
+                f"{name}: no safe point within {self.grace_s:g} s, ending; `--ckpt_path last` or "
+                "checkpoints.resume=auto goes on",
+                128 + number,
+            ),
         )
         self._timer.daemon = True
         self._timer.start()

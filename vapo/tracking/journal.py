@@ -27,6 +27,10 @@ from vapo.tracking.records import Record, from_json, to_json
 JOURNAL_NAME = "journal.jsonl"
 
 
+class JournalInUseError(UserError):
+    """Its run, or a `vapo deliver`, is still going."""
+
+
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
@@ -60,7 +64,7 @@ class Journal:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(
+            raise JournalInUseError(
                 f"{folder} is in use: its run, or a `vapo deliver`, is still going"
             ) from None
         for line in self._lines():

@@ -44,6 +44,12 @@ class Store:
         """Beside the database; None leaves the choice to the server."""
         return (self.database.parent / "artifacts").as_uri() if self.database else None
 
+    def artifact_folder(self, run_id: str | None, name: str) -> Path | None:
+        """Where a run's artifacts of this name lie, where they lie beside the database."""
+        if self.database is None or run_id is None:
+            return None
+        return self.database.parent / "artifacts" / run_id / "artifacts" / name
+
     @property
     def shown_uri(self) -> str:
         """The URI without user name and password."""
