@@ -107,6 +107,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Minibatch]:
         iteration = int(self.module.iteration)
+        if self.module.is_finished:  # Lightning asks before it looks whether there is more to do
+            self.progress.note("the run has all its iterations already: nothing is left to do")
+            self._buffer = (iteration, [])
         if self._buffer[0] != iteration:
             self._buffer[1].clear()  # the DataLoader before this one holds the list, too
             self._checked = None

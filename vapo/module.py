@@ -78,6 +78,14 @@ class VapoModule(L.LightningModule):
     def phase(self, phase: Phase) -> None:
         self.phase_index.fill_(PHASES.index(phase))
 
+    @property
+    def is_finished(self) -> bool:
+        """All iterations are done, as in a run that was killed after its last checkpoint."""
+        in_policy_phase = self.phase is Phase.POLICY_OPTIMIZATION
+        return in_policy_phase and int(self.policy_iterations) >= (
+            self.config.training.num_iterations
+        )
+
     # ---- networks and optimizers -------------------------------------------------------------
 
     def configure_model(self) -> None:
@@ -269,9 +277,7 @@ class VapoModule(L.LightningModule):
         self.iteration += 1
         if self.trained_phase is Phase.POLICY_OPTIMIZATION:
             self.policy_iterations += 1
-        if int(self.policy_iterations) >= self.config.training.num_iterations and (
-            self.phase is Phase.POLICY_OPTIMIZATION
-        ):
+        if self.is_finished:
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

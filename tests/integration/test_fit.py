@@ -242,6 +242,37 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
         torch.testing.assert_close(shown, values, atol=1e-5, rtol=0)
 
 
+def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
+    """Nothing is sampled, trained or recorded again; what a kill at the end left is removed.
+
+    Value pretraining ends before its `num_iterations`, so that Lightning would go on by itself.
+    """
+    from mlflow import MlflowClient
+
+    short = [
+        "components.value_pretraining.stop_value_loss=100",
+        "training.num_iterations=1",
+        "evaluation.k=1",
+    ]
+    run = fit(tmp_path, *short)
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    run_id = summary(run)["mlflow_run_id"]
+
+    def steps() -> list[int]:
+        return [m.step for m in client.get_metric_history(run_id, "progress/iteration")]
+
+    last, recorded = (run / "checkpoints" / "last.ckpt").resolve(), steps()
+    assert summary(run)["num_iterations"] == len(recorded) == 2
+    left = run / "rollouts" / "iteration_000001_rank_0.safetensors"
+    left.touch()
+    again = fit(tmp_path, *short, "--ckpt_path", "last")
+    assert again == run
+    assert (run / "checkpoints" / "last.ckpt").resolve() == last
+    assert steps() == recorded
+    assert not list((run / "rollouts").iterdir())
+    assert summary(run)["score_after"] is not None
+
+
 def kill_after(pattern_count: int, command: list[str]) -> None:
     """Start a fit and kill it once so many iterations have been printed."""
     process = subprocess.Popen(

@@ -136,6 +136,13 @@ class Checkpointing(Checkpoint):
         elif error is not None:
             tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A run killed between its last checkpoint and this has rollouts left."""
+        self._settle(wait=True)
+        kept, last = datamodule_of(trainer).kept, self.run_dir.checkpoints / LAST
+        if kept is not None and last.exists() and rank() == 0:
+            kept.forget(before=iteration_of(last.resolve().name))
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)
         if self._saves is not None:
