@@ -122,6 +122,12 @@ def train(
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, prompts))
         progress.note(prompts.report.describe())
+        per_iteration = resolve(config).num_prompts
+        if len(prompts.train) < per_iteration:
+            progress.note(
+                f"an iteration takes {per_iteration} prompts (components.group_sampling"
+                f".num_prompts), and there are {len(prompts.train)}: some come more than once in it"
+            )
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         datamodule = RolloutDataModule(
             config,
