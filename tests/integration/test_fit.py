@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
@@ -209,6 +214,22 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
         state = model.state_dict()
         for name, tensor in final(run, network).items():
             assert torch.equal(state[name], tensor), name
+
+
+def test_a_critic_of_another_size_is_trained_and_exported(tmp_path: Path) -> None:
+    start = ROOT / "models" / "state_tracking" / "reward_model"
+    config = AutoConfig.from_pretrained(start)
+    config.intermediate_size //= 2
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "critic")
+    AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "critic")
+    run = fit(tmp_path, f"critic.init={tmp_path / 'critic'}", "training.num_iterations=0")
+    folder = tmp_path / "exported"
+    result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder), "--network", "critic")
+    assert result.returncode == 0, result.stderr
+    state = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
+    for name, tensor in final(run, "critic").items():
+        assert torch.equal(state[name], tensor), name
 
 
 def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.models.export import save_folder
 from vapo.models.loading import load_causal_lm, load_tokenizer, load_value_model
+from vapo.models.networks import critic_path
 from vapo.resuming.checkpoints import network_state, read_checkpoint
 
 
@@ -25,7 +26,8 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
     state = network_state(contents, network)
     load = load_causal_lm if network == "actor" else load_value_model
     dtype = config.actor.dtype if network == "actor" else config.critic.dtype
-    model = load(config.actor.path, dtype=dtype, attn_implementation="auto")
+    folder = config.actor.path if network == "actor" else critic_path(config)
+    model = load(folder, dtype=dtype, attn_implementation="auto")
     model.load_state_dict(state)
     save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), output_dir)
     print(output_dir)
