@@ -123,7 +123,7 @@ def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
     )
     done = sweep(tmp_path, grid, "--jobs", "2", "training.num_iterations=1")
     assert done.returncode == 2
-    assert "    | vapo: nowhere: cannot load" in done.stdout
+    assert "    | vapo: actor.path: nowhere: cannot load" in done.stdout
     assert "broken/0 not started: its value pretraining failed" in done.stdout
     assert "whole/0 finished" in done.stdout
     assert "| whole | 1 |" in done.stdout

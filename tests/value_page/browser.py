@@ -17,17 +17,25 @@ needs_browser = pytest.mark.skipif(
 
 
 def drawn(file: Path, fragment: str = "") -> str:
-    """The document once the page's script has run, in a window that shows all of it."""
+    """The document once the page's script has run, in a window that shows all of it.
+
+    Tokens are drawn when they come into view, which a busy machine's browser may not have seen to
+    when it prints the document: what is not drawn yet has a height to keep its place.
+    """
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += [
         "--window-size=1400,4000",
         "--virtual-time-budget=3000",
         f"--user-data-dir={file.parent / 'profile'}",
     ]
-    done = subprocess.run(
-        [*command, f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120
-    )
-    return done.stdout
+    command.append("--run-all-compositor-stages-before-draw")
+    for _ in range(5):
+        done = subprocess.run(
+            [*command, f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120
+        )
+        if "<article" in done.stdout and "min-height:" not in done.stdout.partition("<body")[2]:
+            return done.stdout
+    raise AssertionError(f"not all of {file} is drawn after five tries: {done.stderr[-500:]}")
 
 
 @dataclass(frozen=True)

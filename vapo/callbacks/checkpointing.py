@@ -122,7 +122,8 @@ class Checkpointing(Checkpoint):
             self.best_score, self.best_name = score, checkpoint_name(iteration)
         self.logger.sync()
         self._save(trainer, pl_module)
-        self._settle(wait=is_last)
+        if is_last:
+            self._settle(wait=True)
         waited_s = time.monotonic() - started
         self.logger.log_metrics({"time/checkpoint_s": waited_s}, step=trainer.global_step)
 

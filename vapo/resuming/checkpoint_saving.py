@@ -34,7 +34,7 @@ SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 
 def collect_state(trainer: L.Trainer) -> dict[str, Any]:
     """The whole state of the run, partly the live tensors; every process must call it."""
-    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    return trainer._checkpoint_connector.dump_checkpoint()
 
 
 def write_checkpoint(
