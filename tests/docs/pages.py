@@ -47,6 +47,12 @@ def commands() -> list[Command]:
     ]
 
 
+def named_files() -> Iterator[tuple[str, str]]:
+    """Name and text of the blocks that are to be written to a file: `<!-- NAME -->` before them."""
+    for path in PAGES:
+        yield from re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", path.read_text(), re.DOTALL)
+
+
 def spans() -> Iterator[tuple[str, str]]:
     """Page and text of what stands between backquotes in running text."""
     for path in PAGES:

@@ -6,13 +6,12 @@ and of a cold start are run in tests/integration.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docs.pages import Command, commands
+from tests.docs.pages import Command, commands, named_files
 from tests.integration.commands import FEW_PROMPTS, ROOT, SMALL
 from vapo import cli
 
@@ -62,8 +61,7 @@ def test_the_pages_commands_in_their_order(
 ) -> None:
     for name in ("conf", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
-    page = (ROOT / "docs" / "data_and_rewards.md").read_text()
-    for name, text in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+    for name, text in named_files():
         (tmp_path / name).write_text(text)
     (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
     (tmp_path / "runs").mkdir()

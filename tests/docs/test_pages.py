@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.config.fits import ROOT
-from tests.docs.pages import CONFIGS, PAGES, Command, commands, spans
+from tests.docs.pages import CONFIGS, PAGES, Command, commands, named_files, spans
 from vapo import cli
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.options import describe, is_key
@@ -45,10 +45,8 @@ def test_a_command_is_understood(
     """Its files are there, its keys and values are valid: all that comes before torch."""
     for name in ("conf", "models", "experiments"):
         (tmp_path / name).symlink_to(ROOT / name)
-    page = (ROOT / "docs" / "data_and_rewards.md").read_text()
-    example = re.search(r"<!-- ten_problems\.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
-    assert example is not None
-    (tmp_path / "ten_problems.yaml").write_text(example[1])
+    for name, text in named_files():
+        (tmp_path / name).write_text(text)
     (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
     (tmp_path / "RUN_DIR").mkdir()
     (tmp_path / "RUN_DIR" / "config.yaml").write_text((ROOT / "conf" / "vapo.yaml").read_text())
