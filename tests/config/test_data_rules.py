@@ -122,6 +122,7 @@ def test_a_mixture_is_typed_recorded_and_written_back(tmp_path: Path) -> None:
         (["data.train.path=x"], r"train\.path has no effect on data\.train\.kind mixture"),
         (["data.heldout.task=x"], r"heldout\.task has no effect on data\.heldout\.kind jsonl"),
         (["data.heldout.subset=x"], r"heldout\.subset has no effect on .* only on huggingface"),
+        (["data.train.kind=[a]"], r"data\.train\.kind: expects jsonl\|parquet.*, got \['a'\]"),
         (["data.heldout_size=5"], r"heldout_size 5 has no effect beside data\.heldout: set data"),
         (["rewards.pattern=(x)"], r"rewards\.pattern has no effect without rewards\.verifier=reg"),
         (["rewards.reward_model_threshold=1"], r"threshold has no effect without .*=reward_model"),

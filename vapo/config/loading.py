@@ -140,7 +140,8 @@ def begun_anew(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> dict[st
         if not isinstance(entry, Option) or not entry.owns or is_interpolation(value):
             continue
         before = _raw(tree, key)
-        if before is None or value == before or {value, before} <= {*entry.alike}:
+        is_alike = value in entry.alike and before in entry.alike
+        if before is None or value == before or is_alike:
             continue
         for own in (f"{key.rpartition('.')[0]}.{name}" for name in entry.owns):
             if (owned := entries.get(own)) is not None:
