@@ -310,6 +310,7 @@ def kill_after(pattern_count: int, command: list[str]) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations_before_kill", [1, 3])
 def test_killed_and_resumed_equals_uninterrupted(
     run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
