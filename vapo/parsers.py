@@ -86,6 +86,12 @@ def make_parser(name: str, command: Command) -> Parser:
         action="store_true",
         help="print the merged config as YAML, interpolations kept, and stop",
     )
+    _add_options_of(name, command, parser)
+    return parser
+
+
+def _add_options_of(name: str, command: Command, parser: Parser) -> None:
+    """What this command has and others do not."""
     if command.serves:
         parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
         parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
@@ -132,7 +138,6 @@ def make_parser(name: str, command: Command) -> Parser:
             metavar="FILE",
             help="a model's config.json to count actor and critic by, instead of the config's own",
         )
-    return parser
 
 
 def sweep_parser() -> Parser:

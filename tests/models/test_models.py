@@ -14,12 +14,12 @@ from transformers import Gemma2Config, MistralConfig, Qwen2ForSequenceClassifica
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.errors import UserError
 from vapo.models.loading import (
-    check_same_tokenizer,
     load_causal_lm,
     load_tokenizer,
     load_value_model,
 )
 from vapo.models.new_model import make_tokenizer
+from vapo.models.saved_tokenizers import check_same_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "attn_implementation": "auto"}
 ANY = torch.tensor([[5, 6, 7]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def config_of(folder: Path, policy: Path, *overrides: str) -> FitConfig:
 
 def fill(config: FitConfig, path: Path, *, only_open: bool = False) -> tuple[PromptSplit, int]:
     prompts = load_prompts(config.data, tiny_tokenizer())
-    with PassRateFile(path, settings_of(config, prompts.train, K)) as file:
+    with closing(PassRateFile(path, settings_of(config, prompts.train, K))) as file:
         sampled = len(prompts.train) - len(file.num_correct)
         if sampled and not only_open:
             with Progress(enabled=False) as progress:
@@ -101,7 +102,7 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     config, path = config_of(tmp_path, policy), tmp_path / "out.jsonl"
     prompts = load_prompts(config.data, tiny_tokenizer()).train
     verdicts = [[Verdict(j < i, 0.0) for j in range(K)] for i in (0, 1, 4)]
-    with PassRateFile(path, settings_of(config, prompts, K)) as file:
+    with closing(PassRateFile(path, settings_of(config, prompts, K))) as file:
         for i, row in enumerate(verdicts):
             file.append(i, prompts[i], row)
         assert file.histogram() == [1, 1, 0, 0, 1]
@@ -146,7 +147,7 @@ def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: 
     assert default_path(config, settings) != default_path(config, other)
     assert settings["weights"] != str(policy)  # of the weights, not of the folder's name
     with (
-        PassRateFile(path, settings),
+        closing(PassRateFile(path, settings)),
         pytest.raises(UserError, match="another `vapo filter` is writing it"),
     ):
         PassRateFile(path, settings)

@@ -11,18 +11,15 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from tests.rollouts.test_dynamic_sampling import FakeSampler
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
 from tests.value_page.reading import page_json
-from tests.watching.poisoned import FixedRollouts, NoScorer, Notebook, PoisonedModule
+from tests.watching.poisoned import Notebook, PoisonedModule, fixed_rollouts
 from vapo.callbacks.diagnostics import PositionDiagnostics, ValuePages
 from vapo.callbacks.value_pretraining import ValuePretraining
-from vapo.data.training_set import TrainingSet
 from vapo.minibatches import Microbatch
 from vapo.module import VapoModule
 from vapo.progress import Progress
-from vapo.prompts import PromptReport, PromptSplit
 from vapo.trainer import num_pretraining_iterations
 from vapo.types import RolloutBatch
 
@@ -95,14 +92,7 @@ def train(
     module.plan = plan or {}
     watching = module.watching = Watching()
     progress, texts = Progress(enabled=False), Texts()
-    datamodule = FixedRollouts(
-        config,
-        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
-        scorer=NoScorer(),
-        make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
-        progress=progress,
-        pad_id=0,
-    )
+    datamodule = fixed_rollouts(config, progress)
     num_pretraining = num_pretraining_iterations(module)
     trainer = L.Trainer(
         accelerator="cpu",

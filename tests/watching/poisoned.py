@@ -111,6 +111,17 @@ class FixedRollouts(RolloutDataModule):
         return batch, {}
 
 
+def fixed_rollouts(config: FitConfig, progress: Progress) -> FixedRollouts:
+    return FixedRollouts(
+        config,
+        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
+        scorer=NoScorer(),
+        make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
+        progress=progress,
+        pad_id=0,
+    )
+
+
 class Snapshots(Callback):
     """For each mini-batch: which networks' weights and Adam states changed, and the counters."""
 
@@ -205,14 +216,7 @@ def run(
     progress, notebook, snapshots = Progress(enabled=False), Notebook(), Snapshots()
     notes: list[str] = []
     progress.note = notes.append  # type: ignore[method-assign, assignment]
-    datamodule = FixedRollouts(
-        config,
-        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
-        scorer=NoScorer(),
-        make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
-        progress=progress,
-        pad_id=0,
-    )
+    datamodule = fixed_rollouts(config, progress)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=num_processes,

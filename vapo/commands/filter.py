@@ -38,7 +38,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     prompts = load_prompts(config.data, tokenizer)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
-    with PassRateFile(path, settings) as file:
+    with closing(PassRateFile(path, settings)) as file:
         left = len(prompts.train) - len(file.num_correct)
         name = config.tracking.run_name or f"filter-seed{config.seed}"
         with (

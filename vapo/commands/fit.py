@@ -111,23 +111,7 @@ def train(
     ):
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
-        if run_dir.is_same_config:
-            logger.skip_recorded()
-        else:
-            progress.note(
-                "the config is not the one that this run began with "
-                f"({', '.join(changed_keys(run_dir, config))}): steps after the checkpoint that "
-                "were recorded before are recorded once more"
-            )
-        logger.log_config(to_yaml(config), params(config))
-        logger.log_inputs(dataset_inputs(config, prompts))
-        progress.note(prompts.report.describe())
-        per_iteration = resolve(config).num_prompts
-        if len(prompts.train) < per_iteration:
-            progress.note(
-                f"an iteration takes {per_iteration} prompts (components.group_sampling"
-                f".num_prompts), and there are {len(prompts.train)}: some come more than once in it"
-            )
+        begin_record(config, run_dir, prompts, logger, progress)
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         datamodule = RolloutDataModule(
             config,
@@ -158,6 +142,33 @@ def train(
     if stop is not None:
         raise stop
     return FitResult(run_dir.path, callbacks.evaluation.first, callbacks.evaluation.latest)
+
+
+def begin_record(
+    config: FitConfig,
+    run_dir: RunDir,
+    prompts: PromptSplit,
+    logger: RunLogger,
+    progress: Progress,
+) -> None:
+    """What the run reads, into its record; what the user should know of it, to the console."""
+    if run_dir.is_same_config:
+        logger.skip_recorded()
+    else:
+        progress.note(
+            "the config is not the one that this run began with "
+            f"({', '.join(changed_keys(run_dir, config))}): steps after the checkpoint that "
+            "were recorded before are recorded once more"
+        )
+    logger.log_config(to_yaml(config), params(config))
+    logger.log_inputs(dataset_inputs(config, prompts))
+    progress.note(prompts.report.describe())
+    per_iteration = resolve(config).num_prompts
+    if len(prompts.train) < per_iteration:
+        progress.note(
+            f"an iteration takes {per_iteration} prompts (components.group_sampling.num_prompts), "
+            f"and there are {len(prompts.train)}: some come more than once in it"
+        )
 
 
 def run_name(config: FitConfig) -> str:

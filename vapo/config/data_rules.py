@@ -32,8 +32,7 @@ def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
 
 def source_name(key: str) -> str:
     """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
-    _, inside, name = key.partition(".sources.")
-    return name if inside else ""
+    return key.partition(".sources.")[2]
 
 
 def _all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:

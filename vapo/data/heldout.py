@@ -19,13 +19,17 @@ def without(source: TrainingSource, texts: Set[str]) -> TrainingSource:
     for stage in source.stages:
         kept = [prompt for prompt in stage.prompts if prompt.text not in texts]
         if not kept:
-            key = f"data.train.sources.{source.name}" if source.name else "data.train"
             raise UserError(
-                f"{key}: all {len(stage.prompts)} training prompts are held out too; use another "
-                "source or seed for data.heldout"
+                f"{_key(source)}: all {len(stage.prompts)} training prompts are held out too; use "
+                "another source or seed for data.heldout"
             )
         stages.append(replace(stage, prompts=kept))
     return replace(source, stages=tuple(stages))
+
+
+def _key(source: TrainingSource) -> str:
+    """Where the config has it."""
+    return f"data.train.sources.{source.name}" if source.name else "data.train"
 
 
 def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
@@ -58,7 +62,7 @@ def _split(
 ) -> tuple[list[Prompt], list[Prompt]]:
     prompts = source.stages[0].prompts
     if len(prompts) <= size:
-        key = f"data.train.sources.{source.name}" if source.name else "data.train"
+        key = _key(source)
         share = f", {size} of {key}" if source.name else ""
         raise UserError(
             f"data.heldout_size is {total}{share}, but {key} has {len(prompts)} usable "

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vapo.config import FitConfig
@@ -86,15 +85,8 @@ class PassRateFile:
             self._file.close()
             raise
 
-    def __enter__(self) -> PassRateFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the file."""
         self._file.close()
 
     def append(self, index: int, prompt: Prompt, verdicts: Sequence[Verdict]) -> None:

@@ -97,30 +97,6 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
     return tokenizer
 
 
-def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
-    """Two networks that read the same ids must mean the same by them; padding is masked.
-
-    Raises:
-        UserError: the vocabularies, or the begin or end token, differ.
-    """
-    names = f"tokenizers of {a.name_or_path} and {b.name_or_path}"
-    vocab_a, vocab_b = a.get_vocab(), b.get_vocab()
-    if vocab_a != vocab_b:
-        differing = sorted(
-            token for token in {*vocab_a, *vocab_b} if vocab_a.get(token) != vocab_b.get(token)
-        )
-        raise UserError(
-            f"{names} differ in {len(differing)} tokens ({', '.join(map(repr, differing[:3]))}); "
-            "actor and critic must share one tokenizer"
-        )
-    for role in ("eos_token_id", "bos_token_id"):
-        if getattr(a, role) != getattr(b, role):
-            raise UserError(
-                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; "
-                "actor and critic must share one tokenizer"
-            )
-
-
 def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
     """A causal language model with every weight from the folder, and dropout 0.
 

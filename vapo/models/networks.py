@@ -12,12 +12,12 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.models.empty import empty_model
 from vapo.models.loading import (
-    check_same_tokenizer,
     load_causal_lm,
     load_tokenizer,
     load_value_model,
 )
 from vapo.models.lora import add_adapters
+from vapo.models.saved_tokenizers import check_same_tokenizer
 from vapo.policies import Actor, FrozenBase
 from vapo.seeding import derive_seed
 from vapo.strategies import fill_from_first_rank, shard

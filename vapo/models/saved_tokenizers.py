@@ -1,9 +1,11 @@
-"""A folder's tokenizer as it was saved."""
+"""A folder's tokenizer as it was saved, and whether two are the same."""
 
 from __future__ import annotations
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from vapo.errors import UserError
 
 
 def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -24,3 +26,27 @@ def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     bos = tokenizer.bos_token_id
     with_special = tokenizer("")["input_ids"]
     return (bos,) if bos is not None and bos in with_special[:1] else ()
+
+
+def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
+    """Two networks that read the same ids must mean the same by them; padding is masked.
+
+    Raises:
+        UserError: the vocabularies, or the begin or end token, differ.
+    """
+    names = f"tokenizers of {a.name_or_path} and {b.name_or_path}"
+    vocab_a, vocab_b = a.get_vocab(), b.get_vocab()
+    if vocab_a != vocab_b:
+        differing = sorted(
+            token for token in {*vocab_a, *vocab_b} if vocab_a.get(token) != vocab_b.get(token)
+        )
+        raise UserError(
+            f"{names} differ in {len(differing)} tokens ({', '.join(map(repr, differing[:3]))}); "
+            "actor and critic must share one tokenizer"
+        )
+    for role in ("eos_token_id", "bos_token_id"):
+        if getattr(a, role) != getattr(b, role):
+            raise UserError(
+                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; "
+                "actor and critic must share one tokenizer"
+            )
