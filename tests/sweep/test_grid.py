@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.config.fits import ROOT
 from tests.sweep.conftest import ablation, grid, plan
-from vapo.config import Components, resolve
+from vapo.config import Components, FitConfig, resolve
+from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.sweep import grid as grid_module
 from vapo.sweep.grid import read_grid
+from vapo.sweep.plan import differences, set_key
 
 SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
 
@@ -87,6 +91,46 @@ def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
     planned = plan(found, seeds=[0, 1])
     assert len(planned.assigned) == 2 * len(found.rows)
     assert all(key in path.read_text() for key in ("description:", "rows:"))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "number"),
+    [
+        ("lambda_policy", "algorithm.lambda_policy", "lambda_policy"),
+        (
+            "value_pretraining",
+            "components.value_pretraining.num_iterations",
+            "value_pretraining_iterations",
+        ),
+    ],
+)
+@pytest.mark.parametrize("overrides", [(), ("components.length_adaptive_gae.alpha=0.5",)])
+def test_rows_beside_vc_ppos_scores_are_vc_ppo_but_for_their_own_key(
+    name: str, key: str, number: str, overrides: tuple[str, ...]
+) -> None:
+    base = [ROOT / "conf/vapo.yaml", ROOT / "conf/algorithm/vc_ppo.yaml"]
+    vc_ppo = load_config(FitConfig, base, overrides)
+    found = read_grid(ROOT / f"conf/sweep/{name}.yaml")
+    planned = plan(found, *overrides)
+    [entry] = yaml.safe_load((ROOT / f"conf/sweep/{name}.yaml").read_text())["rows"]
+    assert list(entry["product"]) == [key]
+    for row, value in zip(found.rows, entry["product"][key], strict=True):
+        config = planned.row_configs[row.name]
+        assert resolve(config) == replace(resolve(vc_ppo), **{number: value}), row.name
+        # what is no component too: whitening, the loss's reduction, rewards, the critic's start
+        assert differences(config, set_key(vc_ppo, key, value)) == {}, row.name
+        assert row.system == "vc_ppo"
+    assert found.full_system in planned.row_configs
+
+
+def test_the_published_scores_of_vc_ppo() -> None:
+    published = {
+        "lambda_policy": {"0.9": 34.3, "0.95": 41.3, "0.99": 41.9, "1.0": 29.4},
+        "value_pretraining": {"0": None, "12": 20.6, "24": 30.1, "36": 25.1},
+    }
+    for name, scores in published.items():
+        rows = read_grid(ROOT / f"conf/sweep/{name}.yaml").rows
+        assert {row.name.rpartition(" ")[2]: row.paper_score for row in rows} == scores
 
 
 def test_group_size_keeps_the_number_of_responses() -> None:
