@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report.synthetic import ablation
-from vapo.report.render import as_csv, markdown, page
+from vapo.report.render import as_csv, cells, markdown, page
 from vapo.report.runs import SCORE, Collection, RowInfo, RunRecord
 from vapo.report.table import Estimate, agreement, compare, conclusion, estimate, make_table
 
@@ -118,13 +118,80 @@ def test_the_score_within_so_many_policy_steps() -> None:
         (-3, -49, "agrees"),
         (3, -49, "differs"),
         (3, 2, "agrees"),
-        (0, -5, "differs"),
+        (0, -5, "no effect"),
+        (0, 5, "no effect"),
+        (-0.0, 5, "no effect"),
+        (1.4e-14, -5, "no effect"),  # what float arithmetic leaves of 0
+        (0.01, -5, "differs"),
+        (0, 0, ""),
+        (0, None, ""),
         (-3, None, ""),
     ],
 )
 def test_sign_agreement(ours: float, papers: float | None, sign: str) -> None:
     assert agreement(Estimate(ours), papers) == sign
     assert agreement(None, papers) == ""
+
+
+def test_a_difference_of_exactly_0_is_no_effect() -> None:
+    """In every seed alike, on average over seeds, without a seed in common, and of one seed."""
+    found = collection(
+        {
+            "the same": {0: 0.50, 1: 0.52},
+            "up and down": {0: 0.52, 1: 0.50},
+            "other seeds": {2: 0.52, 3: 0.50},
+            "one seed": {0: 0.50},
+            "rounded": {0: 0.1 + 0.2, 1: 0.72},  # the seeds' differences: -20 + 4e-15 and +20
+            "worse": {0: 0.40, 1: 0.52},
+            "all": {0: 0.50, 1: 0.52},
+        },
+        {
+            "the same": 11, "up and down": 12, "other seeds": 13, "one seed": 14, "rounded": 15,
+            "worse": 16, "all": 60,
+        },
+    )  # fmt: skip
+    table = make_table(found)
+    rows = {row.name: row for row in table}
+    assert [row.sign for row in table] == ["no effect"] * 5 + ["agrees", ""]
+    assert rows["the same"].difference == Estimate(0.0, (0.0, 0.0))
+    assert rows["one seed"].difference == Estimate(0.0, None)
+    text = markdown(found, table)
+    assert "| the same | 2 | 51.0 [38.3, 63.7] | +0.0 [+0.0, +0.0] | 11 | -49 | no effect |" in text
+    assert "| 14 | -46 | no effect |" in text
+    assert "| 16 | -44 | agrees, no difference shown |" in text
+    assert "the paper's sign in 1 of 6 rows" in text
+    assert "It is exactly 0 (no effect) in 5." in text
+    assert "it has the other sign beyond the interval in 0." in text
+    dust = 1.4e-14
+    assert not Estimate(dust, (dust, dust)).is_clear
+    assert "<td>no effect</td>" in page(found, table, {})
+    lines = list(csv.DictReader(io.StringIO(as_csv(table))))
+    assert (lines[0]["sign"], lines[0]["beyond_interval"]) == ("no effect", "false")
+    assert (lines[3]["sign"], lines[3]["beyond_interval"]) == ("no effect", "")
+
+
+def test_an_interval_that_holds_0_shows_no_difference() -> None:
+    found = collection(
+        {
+            "agrees": {0: 0.40, 1: 0.52},
+            "differs": {0: 0.52, 1: 0.52},
+            "one seed": {0: 0.40},
+            "clear": {0: 0.30, 1: 0.32},
+            "all": {0: 0.50, 1: 0.52},
+        },
+        {"agrees": 11, "differs": 12, "one seed": 13, "clear": 14, "all": 60},
+    )
+    table = make_table(found)
+    signs = [cells(found, row)[-1] for row in table]
+    assert signs == [
+        "agrees, no difference shown",
+        "differs, no difference shown",
+        "agrees",
+        "agrees, clear",
+        "",
+    ]
+    [sentence, *_] = conclusion(found, table)
+    assert "the interval holds 0 in 2 (no difference shown)" in sentence
 
 
 def test_table_of_a_sweep() -> None:
@@ -154,10 +221,10 @@ def test_table_of_a_sweep() -> None:
     assert "| not run | 0 |  |  |  |  |  |" in text
     assert "| **all** | **3** | **51.0 [48.5, 53.5]** |  | **60** |  |  |" in text
     assert "in 1 of 2 rows, beyond the interval in 1 of them; it has the other sign" in text
-    cells = list(csv.DictReader(io.StringIO(as_csv(list(rows.values())))))
-    assert float(cells[0]["difference"]) == pytest.approx(-20)
-    assert (cells[0]["sign"], cells[0]["beyond_interval"]) == ("agrees", "true")
-    assert (cells[2]["paper_score"], cells[3]["score"]) == ("", "")
+    lines = list(csv.DictReader(io.StringIO(as_csv(list(rows.values())))))
+    assert float(lines[0]["difference"]) == pytest.approx(-20)
+    assert (lines[0]["sign"], lines[0]["beyond_interval"]) == ("agrees", "true")
+    assert (lines[2]["paper_score"], lines[3]["score"]) == ("", "")
 
 
 def test_without_a_full_system_there_is_no_comparison() -> None:

@@ -66,10 +66,9 @@ def as_csv(table: Sequence[RowResult]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(_CSV_COLUMNS)
     for row in table:
-        difference = row.difference
-        clear = "" if difference is None or difference.interval is None else difference.is_clear
+        clear = "" if row.is_shown is None else row.is_shown
         writer.writerow(
-            [row.name, row.num_runs, *_numbers(row.score), *_numbers(difference), row.how,
+            [row.name, row.num_runs, *_numbers(row.score), *_numbers(row.difference), row.how,
              row.paper_score, row.paper_difference, row.sign, str(clear).lower()]
         )  # fmt: skip
     return stream.getvalue()
@@ -117,8 +116,10 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 
 def _sign(row: RowResult) -> str:
-    clear = row.difference is not None and row.difference.is_clear
-    return f"{row.sign}, clear" if row.sign and clear else row.sign
+    """A difference of exactly 0 says all; any other is clear, not shown, or has no interval."""
+    if row.sign not in ("agrees", "differs") or row.is_shown is None:
+        return row.sign
+    return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"
 
 
 def _numbers(value: Estimate | None) -> list[float | None]:

@@ -10,12 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
+from typing import Literal
 
 from scipy.stats import t as students_t
 
 from vapo.report.runs import Collection
 
 Interval = tuple[float, float]
+Sign = Literal["agrees", "differs", "no effect", ""]
+_ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,15 @@ class Estimate:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+        """Whether the interval leaves zero out, by more than what float arithmetic may add."""
+        if self.interval is None:
+            return False
+        return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """One line. `sign`: `agrees`, `differs`, or empty where there is nothing to compare."""
+    """One line. `sign`: that of the mean difference against the paper's; see `agreement`."""
 
     name: str
     num_runs: int
@@ -42,7 +47,14 @@ class RowResult:
     how: str
     paper_score: float | None
     paper_difference: float | None
-    sign: str
+    sign: Sign
+
+    @property
+    def is_shown(self) -> bool | None:
+        """Whether the interval leaves zero out; None where there is no interval."""
+        if self.difference is None or self.difference.interval is None:
+            return None
+        return self.difference.is_clear
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -111,26 +123,22 @@ def make_table(collection: Collection) -> list[RowResult]:
     return results
 
 
-def agreement(difference: Estimate | None, paper_difference: float | None) -> str:
-    """Whether both differences have one sign; a difference of exactly 0 does not agree."""
+def agreement(difference: Estimate | None, paper_difference: float | None) -> Sign:
+    """Whether both mean differences have one sign.
+
+    `no effect`: ours is exactly 0, in float arithmetic of scores in per cent. Empty: there is
+    nothing to compare, or the paper's difference is 0 and has no sign.
+    """
     if difference is None or not paper_difference:
         return ""
+    if abs(difference.mean) <= _ROUNDING:
+        return "no effect"
     return "agrees" if difference.mean * paper_difference > 0 else "differs"
 
 
 def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     """Sentences below the table."""
-    judged = [row for row in table if row.sign]
-    lines = []
-    if judged:
-        clear = [row for row in judged if row.difference and row.difference.is_clear]
-        agreeing = [row for row in judged if row.sign == "agrees"]
-        lines.append(
-            f"The difference to {collection.full_system} has the paper's sign in {len(agreeing)} "
-            f"of {len(judged)} rows, beyond the interval in "
-            f"{sum(row.sign == 'agrees' for row in clear)} of them; it has the other sign beyond "
-            f"the interval in {sum(row.sign == 'differs' for row in clear)}."
-        )
+    lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
     lines.append(
         f"Scores: avg@k of the last evaluation{_within(collection)}, per cent. Intervals: 95 %, "
@@ -141,6 +149,26 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     if collection.missing:
         lines.append(f"Not in the table: {', '.join(collection.missing)}.")
     return lines
+
+
+def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
+    """How many rows have the paper's sign, and what the intervals say of that."""
+    if not judged:
+        return []
+    clear = [row.sign for row in judged if row.is_shown]
+    signs = [row.sign for row in judged]
+    text = (
+        f"The difference to {collection.full_system} has the paper's sign in "
+        f"{signs.count('agrees')} of {len(judged)} rows, beyond the interval in "
+        f"{clear.count('agrees')} of them; it has the other sign beyond the interval in "
+        f"{clear.count('differs')}."
+    )
+    if zeros := signs.count("no effect"):
+        text += f" It is exactly 0 (no effect) in {zeros}."
+    unclear = sum(row.is_shown is False for row in judged if row.sign != "no effect")
+    if unclear:
+        text += f" Where it is not 0, the interval holds 0 in {unclear} (no difference shown)."
+    return [text]
 
 
 def _within(collection: Collection) -> str:
