@@ -24,7 +24,11 @@ from transformers import (
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
 from tests.value_page.reading import page_json, token_ids, unpacked
+from vapo.commands.report import open_reader
+from vapo.data.fingerprint import fingerprint
+from vapo.report.recorded import facts_of
 from vapo.resuming.checkpoints import checkpoint_name, network_state, read_checkpoint
+from vapo.sweep.identity import code_version
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
@@ -172,6 +176,31 @@ def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
     assert recorded.data.tags["value_page"] == "value_pages/iteration_0005.html"
     place = f"#/experiments/{recorded.info.experiment_id}/runs/{recorded.info.run_id}"
     assert f"({place}/artifacts/value_pages)" in recorded.data.tags["mlflow.note.content"]
+
+
+def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
+    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    facts = facts_of(recorded, None, None)
+    assert facts["code"] == recorded.data.tags["code"] == code_version()
+    assert facts["model/actor"] == fingerprint(ROOT / "models/state_tracking/policy")
+    assert facts["model/critic"] == fingerprint(ROOT / "models/state_tracking/reward_model")
+    digests = {facts["training prompts"], facts["evaluation prompts"]}
+    assert all(len(digest) == 12 for digest in digests)
+    assert len(digests) == 2
+    assert facts["components.value_pretraining.num_iterations"] == "2"
+    assert not {"seed", "output_dir", "tracking.uri", "trainer.num_threads"} & facts.keys()
+    resumed = (run / "config.yaml").read_text()
+    assert facts_of(recorded, resumed, None) == facts
+    longer = facts_of(
+        recorded, resumed.replace("  num_iterations: 3\n", "  num_iterations: 9\n"), None
+    )
+    assert longer == facts | {"training.num_iterations": "3, then 9"}
+    collection = open_reader(str(store(run.parents[1]))).experiment("vapo")
+    assert [(record.row, record.seed) for record in collection.runs] == [("vapo", 0)]
+    assert collection.notes == ()
 
 
 def test_actor_is_bitwise_unchanged_by_value_pretraining(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vapo.report.runs import SCORE, Collection, RowInfo, RunRecord
+from vapo.report.recorded import SCORE
+from vapo.report.runs import Collection, RowInfo, RunRecord
 
 ROWS = (
     RowInfo("Vanilla PPO", "ppo", "", 5),

@@ -11,7 +11,8 @@ from tests.report.synthetic import ablation, pretraining, run
 from vapo.commands.report import write_report
 from vapo.report.curves import band, policy_points, position_bands, pretraining_points
 from vapo.report.figures import draw_all, row_groups
-from vapo.report.runs import SCORE, Collection, RowInfo
+from vapo.report.recorded import SCORE
+from vapo.report.runs import Collection, RowInfo
 from vapo.report.style import line_styles
 
 # Two iterations of value pretraining, then two of the policy, of two steps each.

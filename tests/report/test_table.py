@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.report.synthetic import ablation
+from vapo.report.recorded import SCORE
 from vapo.report.render import as_csv, cells, markdown, page
-from vapo.report.runs import SCORE, Collection, RowInfo, RunRecord
+from vapo.report.runs import Collection, RowInfo, RunRecord
 from vapo.report.table import Estimate, agreement, compare, conclusion, estimate, make_table
 
 

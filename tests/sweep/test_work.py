@@ -11,7 +11,7 @@ import pytest
 
 from tests.sweep.conftest import grid, plan
 from vapo.errors import UserError
-from vapo.sweep.folders import Outcome, TaskFolder, locked
+from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_of
 from vapo.sweep.launch import LocalLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
 from vapo.sweep.slurm import SlurmLauncher
@@ -69,6 +69,9 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
     critic = TaskFolder(tmp_path, first).attempts()[0] / "pretrained_critic"
     for row in rows:
         assert f"init: {critic}\n" in TaskFolder(tmp_path, row).config.read_text()
+    assert pretraining_of(str(critic)) == first.identity
+    assert pretraining_of("reward_model") is None
+    assert pretraining_of("runs/vapo/20250101-000000_x/pretrained_critic") is None
 
 
 @pytest.mark.usefixtures("fake_fit")

@@ -41,6 +41,7 @@ from vapo.rewards import make_scorer
 from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
 from vapo.strategies import gathered
 from vapo.summary import make_summary, render_summary, write_summary
+from vapo.sweep.identity import code_version
 from vapo.tracking.inputs import dataset_inputs, model_tags, params
 from vapo.tracking.logger import RunLogger, make_run_logger
 from vapo.tracking.stores import locate_store
@@ -104,7 +105,12 @@ def train(
             config.tracking,
             run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,
-            tags={"command": "fit", **component_tags(config), **model_tags(config, critic)},
+            tags={
+                "command": "fit",
+                "code": code_version(),
+                **component_tags(config),
+                **model_tags(config, critic),
+            },
             note=progress.note,
             journal=run_dir.path / "tracking",
         ) as logger,

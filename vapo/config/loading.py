@@ -244,7 +244,12 @@ def _escape(value: Any) -> Any:
 
 def flatten(config: Any) -> dict[str, Scalar]:
     """Dotted key -> scalar, of a config or a block of one; lists become JSON text."""
-    return dict(_flatten(dataclasses.asdict(config), ""))
+    return flatten_tree(dataclasses.asdict(config))
+
+
+def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
+    """As `flatten`, of nested mappings."""
+    return dict(_flatten(tree, ""))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:

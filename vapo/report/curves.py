@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from vapo.report.runs import SCORE, History, RunRecord
+from vapo.report.recorded import SCORE
+from vapo.report.runs import History, RunRecord
 
 Points = Mapping[float, float]
 PANELS = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
+from vapo.report.recorded import SCORE, Recorded, as_recorded, facts_of, needed_pretraining
+from vapo.report.rows import RecordedRow, told_apart, usable
 from vapo.tracking.stores import Store
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-SCORE = "eval/avg_at_k"
 _HISTORIES = (
     SCORE,
     "rollout/response_length_mean",
@@ -27,7 +28,7 @@ _HISTORIES = (
     "progress/phase",
     "progress/policy_steps",
 )
-_MAX_RUNS = 1000
+_PAGE = 1000
 
 History = Mapping[str, Mapping[int, float]]
 
@@ -65,9 +66,10 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Collection:
-    """The runs of one report.
+    """The runs of one report, at most one of each row and seed.
 
-    `missing`: rows' runs that failed or are not in the store. `within`: the table takes the last
+    `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
+    were told apart and which runs were left out. `within`: the table takes the last
     evaluation within so many optimizer steps of the policy; None: the last of the run.
     """
 
@@ -79,6 +81,7 @@ class Collection:
     missing: Sequence[str] = ()
     parent_run_id: str | None = None
     within: int | None = None
+    notes: Sequence[str] = ()
 
     def of_row(self, name: str) -> list[RunRecord]:
         return [run for run in self.runs if run.row == name]
@@ -110,8 +113,13 @@ class Reader:
             )
             if entry["state"] == "finished" and found:
                 runs.append(found)
+            elif entry["state"] == "finished":
+                where = "finished, but not in the store or without an evaluation"
+                missing.append(f"{entry['row']}/{entry['seed']} ({where})")
             else:
                 missing.append(f"{entry['row']}/{entry['seed']} ({entry['state']})")
+        full_system = full_system or record["full_system"]
+        check_full_system(full_system, [row["row"] for row in record["rows"]])
         return Collection(
             title=f"Sweep {record['grid']}",
             rows=[
@@ -119,7 +127,7 @@ class Reader:
                 for r in record["rows"]
             ],
             runs=runs,
-            full_system=full_system or record["full_system"],
+            full_system=full_system,
             pretrainings=self._pretrainings(record["value_pretrainings"]),
             missing=missing,
             parent_run_id=str(parent.info.run_id),
@@ -127,47 +135,83 @@ class Reader:
 
     def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:
         """Runs by id; rows, systems and paper scores from their tags."""
-        return self._tagged(
-            "Runs", [self._run(run_id, "--runs") for run_id in run_ids], full_system
-        )
+        runs = [self._run(run_id, "--runs") for run_id in dict.fromkeys(run_ids)]
+        return self._collect("Runs", runs, full_system, only_finished=False)
 
     def experiment(self, name: str, full_system: str | None = None) -> Collection:
         """Every finished run of an experiment, sweeps' parents and value pretrainings apart."""
         found = self.client.get_experiment_by_name(name)
         if found is None:
             raise UserError(f"--experiment {name}: no such experiment in {self.store.shown_uri}")
-        runs = self.client.search_runs(
-            [found.experiment_id],
-            filter_string="attributes.status = 'FINISHED'",
-            max_results=_MAX_RUNS,
-            order_by=["attributes.start_time ASC"],
-        )
-        return self._tagged(f"Experiment {name}", runs, full_system)
+        runs = self._search(found.experiment_id)
+        return self._collect(f"Experiment {name}", runs, full_system, only_finished=True)
 
-    def _tagged(self, title: str, runs: Sequence[Any], full_system: str | None) -> Collection:
-        rows: dict[str, RowInfo] = {}
-        records: dict[str, list[RunRecord]] = {"row": [], "value_pretraining": []}
-        for run in runs:
-            tags, name = run.data.tags, run.info.run_name
-            role = tags.get("role", "row")
-            seed = int(tags.get("seed") or run.data.params.get("seed") or 0)
-            row = tags.get("row") or name.removesuffix(f"/{seed}").removesuffix(f"-seed{seed}")
-            record = self._record(run.info.run_id, row, seed)
-            if role not in records or record is None:
-                continue
-            records[role].append(record)
-            if role == "row":
-                off = tags.get("component_off", "").replace("none", "")
-                paper = float(tags["paper_score"]) if "paper_score" in tags else None
-                rows.setdefault(row, RowInfo(row, tags.get("system", ""), off, paper))
-                full_system = full_system or (row if tags.get("full_system") else None)
+    def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
+        """All of them, oldest first."""
+        runs: list[Any] = []
+        token = None
+        while True:
+            page = self.client.search_runs(
+                [experiment_id],
+                filter_string=filter_string,
+                max_results=_PAGE,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+    def _collect(
+        self, title: str, runs: Sequence[Any], full_system: str | None, *, only_finished: bool
+    ) -> Collection:
+        """Rows from the runs' names and from all that decides their numbers."""
+        chosen, notes = usable(map(as_recorded, runs), only_finished=only_finished)
+        by_id = {run.info.run_id: run for run in runs}
+        pretrainings: dict[str, Any] = {}
+        known = [replace(one, facts=self._facts(by_id[one.run_id], pretrainings)) for one in chosen]
+        is_first = [one.role == "value_pretraining" for one in known]
+        rows, of_rows = told_apart(one for one, yes in zip(known, is_first, strict=True) if not yes)
+        first, of_first = told_apart(one for one, yes in zip(known, is_first, strict=True) if yes)
+        notes += [*of_rows, *of_first]
         if not rows:
-            raise UserError(f"{title}: no finished run with a recorded evaluation")
-        if full_system is not None and full_system not in rows:
-            raise UserError(f"--full_system {full_system}: not a row; rows: {', '.join(rows)}")
+            raise UserError(
+                " ".join([f"{title}: no finished run with a recorded evaluation.", *notes])
+            )
+        if full_system is None:
+            full_system, more = _marked(rows)
+            notes += more
+        check_full_system(full_system, [row.name for row in rows])
         return Collection(
-            title, list(rows.values()), records["row"], full_system, records["value_pretraining"]
+            title,
+            [_row_info(row) for row in rows],
+            [self._read(one, row.name) for row in rows for one in row.runs],
+            full_system,
+            [self._read(one, row.name) for row in first for one in row.runs],
+            notes=tuple(notes),
         )
+
+    def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
+        """`pretrainings`: those that were found so far, by identity."""
+        identity = needed_pretraining(run)
+        if identity is not None and identity not in pretrainings:
+            found = self._search(run.info.experiment_id, f"tags.identity = '{identity}'")
+            pretrainings[identity] = next(iter(found), None)
+        pretraining = None if identity is None else pretrainings[identity]
+        try:
+            resumed_with = self._artifact(run.info.run_id, "config_resumed.yaml")
+        except LookupError:
+            resumed_with = None
+        return facts_of(run, resumed_with, pretraining)
+
+    def _read(self, one: Recorded, row: str) -> RunRecord:
+        record = self._record(one.run_id, row, one.seed)
+        if record is None:
+            raise UserError(
+                f"run {one.run_id} of {row} was deleted while it was read: run it again"
+            )
+        return record
 
     def _pretrainings(self, entries: Sequence[Mapping[str, Any]]) -> list[RunRecord]:
         found = []
@@ -220,3 +264,31 @@ class Reader:
             return read(uri)
         except (MlflowException, OSError) as error:
             raise LookupError(name) from error
+
+
+def check_full_system(name: str | None, rows: Sequence[str]) -> None:
+    """Raises: UserError when it is not one of the rows."""
+    if name is not None and name not in rows:
+        raise UserError(f"--full_system {name}: not a row; rows: {', '.join(rows)}")
+
+
+def _row_info(row: RecordedRow) -> RowInfo:
+    off, paper = row.tag("component_off") or "none", row.tag("paper_score")
+    return RowInfo(
+        row.name,
+        row.tag("system") or "",
+        "" if off == "none" else off,
+        None if paper is None else float(paper),
+    )
+
+
+def _marked(rows: Sequence[RecordedRow]) -> tuple[str | None, list[str]]:
+    """The row that a sweep's grid calls the full system; of several, none, and that is said."""
+    marked = [row.name for row in rows if row.tag("full_system")]
+    if len(marked) < 2:
+        return next(iter(marked), None), []
+    names = ", ".join(marked)
+    return None, [
+        f"No row is compared with another: {len(marked)} rows are a full system ({names}); choose "
+        "one with --full_system."
+    ]

@@ -148,7 +148,11 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     )
     if collection.missing:
         lines.append(f"Not in the table: {', '.join(collection.missing)}.")
-    return lines
+    if early := [
+        f"{r.row}/{r.seed}" for r in collection.runs if r.score(collection.within) is None
+    ]:
+        lines.append(f"Left out, no evaluation{_within(collection)}: {', '.join(early)}.")
+    return [*lines, *collection.notes]
 
 
 def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
@@ -179,5 +183,9 @@ def _within(collection: Collection) -> str:
 
 def _scores(collection: Collection, row: str) -> dict[int, float]:
     """Seed -> score in per cent."""
-    scores = {run.seed: run.score(collection.within) for run in collection.of_row(row)}
+    scores: dict[int, float | None] = {}
+    for run in collection.of_row(row):
+        if run.seed in scores:
+            raise ValueError(f"two runs of row {row} and seed {run.seed}")
+        scores[run.seed] = run.score(collection.within)
     return {seed: 100 * score for seed, score in scores.items() if score is not None}

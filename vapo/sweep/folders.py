@@ -109,6 +109,12 @@ class TaskFolder:
         return ""
 
 
+def pretraining_of(critic: str) -> str | None:
+    """The identity of the value pretraining whose critic lies at a path in a sweep's folder."""
+    found = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
+    return found[1] if found else None
+
+
 def _exit(returncode: int) -> str:
     return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
