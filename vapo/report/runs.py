@@ -176,9 +176,8 @@ class Reader:
         first, of_first = told_apart(one for one, yes in zip(known, is_first, strict=True) if yes)
         notes += [*of_rows, *of_first]
         if not rows:
-            raise UserError(
-                " ".join([f"{title}: no finished run with a recorded evaluation.", *notes])
-            )
+            kind = "finished run" if only_finished else "run"
+            raise UserError(" ".join([f"{title}: no {kind} with a recorded evaluation.", *notes]))
         if full_system is None:
             full_system, more = _marked(rows)
             notes += more
