@@ -195,14 +195,13 @@ class Reader:
         """`pretrainings`: those that were found so far, by identity."""
         identity = needed_pretraining(run)
         if identity is not None and identity not in pretrainings:
-            found = self._search(run.info.experiment_id, f"tags.identity = '{identity}'")
-            pretrainings[identity] = next(iter(found), None)
+            finished = f"attributes.status = 'FINISHED' and tags.identity = '{identity}'"
+            found = self._search(run.info.experiment_id, finished)
+            pretrainings[identity] = next(reversed(found), None)
         pretraining = None if identity is None else pretrainings[identity]
-        try:
-            resumed_with = self._artifact(run.info.run_id, "config_resumed.yaml")
-        except LookupError:
-            resumed_with = None
-        return facts_of(run, resumed_with, pretraining)
+        name, run_id = "config_resumed.yaml", run.info.run_id
+        is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
+        return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
     def _read(self, one: Recorded, row: str) -> RunRecord:
         record = self._record(one.run_id, row, one.seed)
