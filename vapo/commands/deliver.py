@@ -30,7 +30,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
             tidy(left, tracking_uri)
         if only_list or not left.num_records:
             continue
-        report = deliver(left, tracking_uri, print)
+        report = deliver(left, tracking_uri)
         print(f"  run {left.run_id}: {report.delivered} sent", end="")
         print(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
         if report.undelivered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -205,7 +206,7 @@ class Delivery:
         """Send; if that fails again and again, find out whether it is this record's fault."""
         records = [record for record in batch if record is not None]
         if len(records) < len(batch):
-            self._last_error = "the journal's line is damaged"
+            self._last_error = "its line in the journal is damaged, or its file is gone"
             return Outcome.REFUSED
         outcome = self._send(records)
         closing = self._deadline is not None
@@ -281,11 +282,10 @@ class Delivery:
         self._singly = max(0, self._singly - 1)
         self._refused += 1
         if self._refused == 1:
-            what = f"{batch[0].kind} {batch[0].name}".strip() if batch[0] else "unknown kind"
-            self._warn(
-                f"tracking: the store refused a record of {what} ({self._last_error}); "
-                "the run goes on without it"
-            )
+            what = "a record cannot be sent"
+            if batch[0] is not None:
+                what = f"the store refused a record of {batch[0].kind} {batch[0].name}".strip()
+            self._warn(f"tracking: {what} ({self._last_error}); the run goes on without it")
 
     def _warn(self, text: str) -> None:
         with suppress(Exception):  # a closed terminal must not end the delivery
@@ -295,4 +295,5 @@ class Delivery:
 def _one_line(error: Exception) -> str:
     """Without the statement and its values, which a database's errors repeat."""
     text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
+    text = re.sub(r"^\([\w.]+Error\) ", "", text)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -116,8 +116,9 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
             command += f" --tracking_uri {scheme}://USER:PASSWORD@{rest}"
         lines.append(command)
     if report.refused:
-        kept = f"; see {folder}/refused.jsonl" if folder is not None else ""
-        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{kept}")
+        kept = folder / "refused.jsonl" if folder is not None else None
+        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
     return lines
 
 
@@ -185,14 +186,14 @@ def tidy(left: Left, tracking_uri: str | None) -> None:
         remove_partial_uploads(locate_store(tracking_uri or left.tracking_uri), left.run_id)
 
 
-def deliver(left: Left, tracking_uri: str | None, note: Callable[[str], None]) -> DeliveryReport:
+def deliver(left: Left, tracking_uri: str | None) -> DeliveryReport:
     """Send what is left, in order. Raises: UserError if the store does not answer."""
     store = locate_store(tracking_uri or left.tracking_uri)
     journal = Journal(left.folder)
     try:
         sink = MlflowSink(client_of(store, left.run_id), left.run_id)
         remove_partial_uploads(store, left.run_id)
-        delivery = Delivery(sink, lambda text: note(store.redact(text)), journal)
+        delivery = Delivery(sink, lambda text: None, journal)  # the report has it all
         return delivery.close(while_it_moves=True)
     finally:
         journal.close()
