@@ -100,6 +100,25 @@ def test_a_server_that_trickles_does_not_hold_a_finished_run(
     assert records == []
 
 
+def test_waiting_for_a_store_that_hangs_counts_towards_the_deadline(monkeypatch):
+    monkeypatch.setattr(delivery_module, "_CLOSE_S", 2.0)
+    done = threading.Event()
+
+    class Hanging(Waiting):
+        def send(self, records):
+            done.wait(30)
+
+    delivery = Delivery(Hanging(), lambda text: None)
+    delivery.submit(Record("tags", {}))
+    began = time.monotonic()
+    assert delivery.flush(1.5) is False
+    report = delivery.close()
+    assert time.monotonic() - began < 3
+    assert (report.undelivered, report.lost) == (1, 1)
+    assert report.last_error == "an attempt did not come to an end within 0.5 s"
+    done.set()
+
+
 def test_what_an_abandoned_attempt_brings_later_touches_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(delivery_module, "_CLOSE_S", 0.2)
     go_on, ended = threading.Event(), threading.Event()
