@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vapo.errors import UserError
+from vapo.errors import InterruptedRunError, UserError
 from vapo.progress_display import format_seconds
 from vapo.tracking.provenance import versions
 from vapo.tracking.stores import locate_store
@@ -101,11 +101,20 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:
-    """Write summary.json whole or not at all; nan becomes null."""
+    """Write summary.json whole or not at all; nan becomes null.
+
+    Raises: InterruptedRunError if the run's folder was deleted, or cannot be written.
+    """
     path = run_dir / SUMMARY_NAME
     temporary = run_dir / f".{SUMMARY_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps(_finite(asdict(summary)), indent=2) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(_finite(asdict(summary)), indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        why = "the folder was deleted or moved" if not run_dir.is_dir() else error.strerror
+        raise InterruptedRunError(
+            f"the training is done, but {path} cannot be written: {why}"
+        ) from None
     return path
 
 

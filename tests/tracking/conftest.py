@@ -1,8 +1,10 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
 from vapo.config.schema import TrackingConfig
+from vapo.tracking import delivery as delivery_module
 from vapo.tracking.logger import make_run_logger
 
 
@@ -24,3 +26,19 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> TrackingConfig:
     assert (folder / "mlflow.db").is_file()
     assert not Path("mlflow.db").exists()
     return config
+
+
+@pytest.fixture
+def own_store(tracking: TrackingConfig, tmp_path: Path) -> TrackingConfig:
+    """A store of the test's own, which it may break."""
+    folder = tmp_path / "mlruns"
+    folder.mkdir()
+    shutil.copy(Path(tracking.uri) / "mlflow.db", folder)
+    return TrackingConfig(uri=str(folder), experiment="alone")
+
+
+@pytest.fixture
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "_MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(delivery_module, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 0.02)

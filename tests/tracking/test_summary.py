@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from vapo.errors import UserError
+from vapo.errors import InterruptedRunError, UserError
 from vapo.summary import make_run_dir, make_summary, render_summary, write_summary
 
 PLAIN_FIELDS = {
@@ -54,6 +54,11 @@ def test_summary_json(summary, tmp_path):
     assert data["num_iterations"] == 60
     assert data["evaluation_before"]["eval/maj_at_k"] is None
     assert set(data["versions"]) >= {"python", "torch", "lightning", "transformers", "vapo"}
+
+
+def test_a_folder_that_was_deleted_has_no_summary(summary, tmp_path):
+    with pytest.raises(InterruptedRunError, match=r"gone/summary\.json .* was deleted or moved"):
+        write_summary(tmp_path / "gone", summary)
 
 
 def test_a_failed_write_leaves_the_old_summary(summary, tmp_path, monkeypatch):

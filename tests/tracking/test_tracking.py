@@ -130,9 +130,19 @@ def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
     assert names >= {"config.yaml", "config_resumed.yaml"}
 
 
-def test_resume_of_a_run_that_is_not_there(tracking):
-    with pytest.raises(UserError, match="cannot go on with run 0123"):
-        make_run_logger(tracking, run_name="x", run_id="0123" * 8)
+def test_resume_of_a_run_that_is_not_there_begins_another_one(tracking):
+    notes: list[str] = []
+    logger = make_run_logger(tracking, run_name="x", run_id="0123" * 8, note=notes.append)
+    logger.close()
+    assert logger.run_id != "0123" * 8
+    assert client_of(tracking).get_run(logger.run_id).data.tags["continues"] == "0123" * 8
+    assert len(notes) == 1
+    assert "01230123" in notes[0]
+
+
+def test_resume_of_a_run_that_cannot_be_read(tracking):
+    with pytest.raises(UserError, match="cannot resume run not/an/id"):
+        make_run_logger(tracking, run_name="x", run_id="not/an/id")
 
 
 class _Model(LightningModule):

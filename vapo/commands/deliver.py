@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.tracking.journal import JournalInUseError
-from vapo.tracking.run_journals import deliver, journals_in, what_is_left
+from vapo.tracking.run_journals import deliver, journals_in, tidy, what_is_left
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
@@ -26,9 +26,11 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
             print(error)
             continue
         print(f"{folder}: {left.describe()} to send to {tracking_uri or left.tracking_uri}")
+        if not only_list and not left.num_records:
+            tidy(left, tracking_uri)
         if only_list or not left.num_records:
             continue
-        report = deliver(left, tracking_uri, print)
+        report = deliver(left, tracking_uri)
         print(f"  run {left.run_id}: {report.delivered} sent", end="")
         print(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
         if report.undelivered:

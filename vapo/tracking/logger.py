@@ -24,19 +24,20 @@ from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Record
 from vapo.tracking.run_journals import (
     Recorded,
-    bind,
     recorded_so_far,
     set_aside_others,
+    take_over,
     what_was_not_sent,
 )
+from vapo.tracking.store_errors import run_is_gone
 from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
-from vapo.tracking.tables import TABLES_TAG, table_json, with_table
+from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-_FLUSH_S = 60.0
+_FLUSH_S = 30.0
 
 
 def make_run_logger(
@@ -48,14 +49,13 @@ def make_run_logger(
     note: Callable[[str], None] = print,
     journal: Path | None = None,
 ) -> RunLogger:
-    """Open the store and begin a run, or go on with `run_id`.
+    """Open the store and begin a run, or resume `run_id`; a new one if the store has lost it.
 
     `note` receives lines for the user: the wait for a new store, trouble during the run.
     `journal` is the folder `tracking` of the run's own folder, where records are kept until
     the store has them; what an interrupted run left there is sent first. None: in memory.
 
-    Raises: UserError, within seconds, if the store cannot be used or has no run `run_id`, or
-        the journal cannot be written.
+    Raises: UserError, within seconds, if the store or the journal cannot be used.
     """
     store = locate_store(tracking.uri)
     if not is_main_process():
@@ -127,26 +127,31 @@ class RunLogger(MLFlowLogger):
         from mlflow.exceptions import MlflowException
 
         self._experiment_id = experiment_id
+        earlier = self._run_id
         try:
+            if earlier and run_is_gone(self._mlflow_client, earlier):
+                self._run_id, self._resumed = None, False
+                self.tags = {**(self.tags or {}), "continues": earlier}
             client = self.experiment  # creates the run
             tags = client.get_run(self._run_id).data.tags if self._resumed else {}
         except MlflowException as error:
-            what = f"go on with run {self._run_id}" if self._resumed else "begin a run"
+            what = f"resume run {self._run_id}" if self._resumed else "begin a run"
             raise UserError(
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.uri}: {error}")
             ) from error
-        assert self._run_id is not None
+        assert self._run_id
         self._journal = journal
-        bind(journal, self.store, self._run_id)
+        take_over(journal, self.store, self._run_id, earlier, self._note)
         self._recorded = recorded_so_far(journal, self._clock)
-        if journal:
-            self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
-        tags = {**tags, **self._recorded.tags}
-        self._tables = tags.get(TABLES_TAG, "[]")
+        self._tables = {**tags, **self._recorded.tags}.get(TABLES_TAG, "[]")
+        if earlier and not self._resumed:
+            self._tables = only_tables(self._tables, {record.name for record in journal.records()})
+            self.tags = {**(self.tags or {}), TABLES_TAG: self._tables}
         self._delivery = Delivery(MlflowSink(client, self._run_id), self._note, journal)
         atexit.register(self.close, "KILLED")
         if self._resumed:
             self._submit(Record("status", ("RUNNING", self._clock.now_ms())))
+        if earlier:
             self.set_tags(self.tags or {})
 
     @property
@@ -254,9 +259,9 @@ class RunLogger(MLFlowLogger):
         if self._delivery is None:
             return 0
         if self._report is None:
+            atexit.unregister(self.close)
             self._submit(Record("status", (status, self._clock.now_ms())))
             self._report = self._delivery.close()
-            atexit.unregister(self.close)
             self._journal.close()
             for line in what_was_not_sent(self._report, self._journal.folder, self.store):
                 self._note(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from vapo.errors import UserError
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import JOURNAL_NAME, Journal
+from vapo.tracking.partial_uploads import remove_partial_uploads
 from vapo.tracking.records import Clock
 from vapo.tracking.stores import MlflowSink, Store, client_of, locate_store
 
@@ -48,6 +50,41 @@ def bind(journal: Journal, store: Store, run_id: str) -> None:
         (journal.folder / _TARGET).write_text(json.dumps(target) + "\n")
 
 
+def take_over(
+    journal: Journal,
+    store: Store,
+    run_id: str,
+    earlier: str | None,
+    note: Callable[[str], None],
+) -> None:
+    """The journal is the run's from now on; `earlier` is the run that it was, None if it is new.
+
+    Where that is another run, because the store has lost it, all its records are to be sent
+    again, but for what the process that continues says by itself: params, inputs, the status.
+
+    Raises: UserError if the journal cannot be written.
+    """
+    is_resumed = earlier == run_id
+    try:
+        if earlier and not is_resumed:
+            journal.start_over(without=("params", "inputs", "status"))
+            note(
+                f"tracking: the run {earlier} is not in {store.shown_uri} any more; it is "
+                f"continued in the new run {run_id}, which gets the {len(journal)} records of its "
+                "history that are still in the run's folder"
+            )
+        elif journal:
+            note(f"tracking: {len(journal)} records of the interrupted run are sent now")
+        bind(journal, store, run_id)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run's records in {journal.folder}: {error.strerror}; make room, "
+            "or choose another output_dir or export_dir"
+        ) from None
+    has_it_alone = is_resumed and journal.folder is not None
+    remove_partial_uploads(store, run_id if has_it_alone else None)
+
+
 def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
     """Another run's journal in this folder keeps its records under another name."""
     target = _read_target(folder)
@@ -70,18 +107,30 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
         lines.append(
             f"tracking: {report.undelivered} of {total} records were not delivered to "
             f"{store.shown_uri} (last error: {report.last_error}) "
-            + ("and are lost" if folder is None else "and are kept; send them with")
+            + _where_they_are(report, folder)
         )
-    if report.undelivered and folder is not None:
+    if report.undelivered > report.lost and folder is not None:
         command = f"  vapo deliver {folder.parent}"
         if store.shown_uri != store.uri:
             scheme, _, rest = store.shown_uri.partition("://")
             command += f" --tracking_uri {scheme}://USER:PASSWORD@{rest}"
         lines.append(command)
     if report.refused:
-        kept = f"; see {folder}/refused.jsonl" if folder is not None else ""
-        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{kept}")
+        kept = folder / "refused.jsonl" if folder is not None else None
+        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
     return lines
+
+
+def _where_they_are(report: DeliveryReport, folder: Path | None) -> str:
+    if folder is None:
+        return "and are lost"
+    why = f"{folder} cannot be written, or was deleted or moved"
+    if report.lost == report.undelivered:
+        return f"and are lost: {why}"
+    if report.lost:
+        return f"and {report.lost} of them are lost: {why}; send the others with"
+    return "and are kept; send them with"
 
 
 @dataclass(frozen=True)
@@ -131,13 +180,21 @@ def what_is_left(folder: Path) -> Left:
     return Left(folder, target["mlflow_run_id"], target["tracking_uri"], kinds)
 
 
-def deliver(left: Left, tracking_uri: str | None, note: Callable[[str], None]) -> DeliveryReport:
+def tidy(left: Left, tracking_uri: str | None) -> None:
+    """Remove what a killed process left among the artifacts of a run that has nothing to send."""
+    with closing(Journal(left.folder)):  # no other process writes to the run
+        remove_partial_uploads(locate_store(tracking_uri or left.tracking_uri), left.run_id)
+
+
+def deliver(left: Left, tracking_uri: str | None) -> DeliveryReport:
     """Send what is left, in order. Raises: UserError if the store does not answer."""
     store = locate_store(tracking_uri or left.tracking_uri)
     journal = Journal(left.folder)
     try:
         sink = MlflowSink(client_of(store, left.run_id), left.run_id)
-        return Delivery(sink, lambda text: note(store.redact(text)), journal).close()
+        remove_partial_uploads(store, left.run_id)
+        delivery = Delivery(sink, lambda text: None, journal)  # the report has it all
+        return delivery.close(while_it_moves=True)
     finally:
         journal.close()
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from vapo.errors import UserError
+from vapo.tracking.delivery import OutageError
 from vapo.tracking.records import InputData, Record
+from vapo.tracking.store_errors import (
+    InvalidRecordError,
+    is_outage,
+    is_records_fault,
+    quiet_stores,
+    run_is_gone,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -86,8 +93,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
     """
     for name, value in _RUN.items():
         os.environ.setdefault(name, value)
-    for noisy in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    quiet_stores()
     with _only_one_opener(store), short_patience():
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
@@ -103,10 +109,8 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
 
 def client_of(store: Store, run_id: str) -> MlflowClient:
-    """A client of a store that answers and has this run.
-
-    Raises: UserError within seconds if it does not.
-    """
+    """A client of a store that answers and has this run. Raises: UserError within seconds."""
+    quiet_stores()
     for name, value in _RUN.items():
         os.environ.setdefault(name, value)
     if store.database and not store.database.is_file():
@@ -118,9 +122,14 @@ def client_of(store: Store, run_id: str) -> MlflowClient:
     with short_patience():
         try:
             client = MlflowClient(store.uri)
-            client.get_run(run_id)
+            is_gone = run_is_gone(client, run_id)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise UserError(_startup_message(store, error)) from error
+    if is_gone:
+        raise UserError(
+            f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
+            "resume the training with --ckpt_path, which sends its records to a new run"
+        )
     return client
 
 
@@ -179,15 +188,11 @@ def _only_one_opener(store: Store) -> Iterator[None]:
         yield
 
 
-def short_patience() -> AbstractContextManager[None]:
-    """Requests to a server fail after 5 seconds in here."""
-    return _environment(_PING)
-
-
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+def short_patience() -> Iterator[None]:
+    """Requests to a server fail after 5 seconds in here."""
+    before = {name: os.environ.get(name) for name in _PING}
+    os.environ.update(_PING)
     try:
         yield
     finally:
@@ -206,21 +211,25 @@ class MlflowSink:
         self._run_id = run_id
 
     def may_pass_later(self, error: Exception) -> bool:
-        from mlflow.exceptions import MlflowException
-
-        if isinstance(error, MlflowException):
-            status = error.get_http_status_code()
-            return status >= 500 or status == 429
-        return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        return not is_records_fault(error)
 
     def answers(self) -> bool:
         """A run that is deleted, or that these credentials may not see, is an outage too."""
         try:
-            return bool(self._client.get_run(self._run_id).info.lifecycle_stage == "active")
+            return not run_is_gone(self._client, self._run_id)
         except Exception:
             return False
 
     def send(self, records: Sequence[Record]) -> None:
+        """Raises: OutageError if the store's state is to blame; else what MLflow raises."""
+        try:
+            self._send(records)
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            raise OutageError(str(error) or type(error).__name__) from error
+
+    def _send(self, records: Sequence[Record]) -> None:
         first = records[0]
         if first.kind == "metrics":
             self._send_metrics([item for record in records for item in record.payload])
@@ -237,6 +246,8 @@ class MlflowSink:
             self._send_inputs(first.payload)
         elif first.kind == "status":
             self._send_status(*first.payload)
+        elif not Path(first.payload).is_file():
+            raise InvalidRecordError(f"there is no file {first.payload}")
         else:
             self._client.log_artifact(self._run_id, first.payload, first.name or None)
 

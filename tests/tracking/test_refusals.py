@@ -1,0 +1,187 @@
+"""A store that answers reads and refuses writes; records that are at fault themselves."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import requests
+import sqlalchemy
+from mlflow.exceptions import MlflowException, RestException
+from mlflow.protos.databricks_pb2 import (
+    INTERNAL_ERROR,
+    INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
+    TEMPORARILY_UNAVAILABLE,
+)
+from sqlalchemy.pool import Pool
+
+from tests.tracking.trouble import client_of, steps_of, wait_for
+from vapo.cli import main
+from vapo.config.schema import TrackingConfig
+from vapo.tracking.delivery import Delivery
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.records import Record
+from vapo.tracking.store_errors import is_outage, is_records_fault
+from vapo.tracking.stores import MlflowSink
+
+TABLES = ("metrics", "tags", "params", "latest_metrics")
+
+
+@pytest.fixture(params=["full", "read-only", "trigger"])
+def refuse_writes(request, own_store: TrackingConfig) -> Iterator[Callable[[bool], None]]:
+    """Switches the store's writes off and on; reads go on."""
+    database = Path(own_store.uri) / "mlflow.db"
+    off = False
+
+    def limit(connection, *_):
+        cursor = connection.cursor()
+        if request.param == "full":  # a page count below the present one means the present one
+            cursor.execute(f"PRAGMA max_page_count = {1 if off else 2**30}")
+        elif request.param == "read-only":
+            cursor.execute(f"PRAGMA query_only = {int(off)}")
+
+    def switch(refuse: bool) -> None:
+        nonlocal off
+        off = refuse
+        if request.param != "trigger":
+            return
+        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+            for table in TABLES:
+                for event in ("INSERT", "UPDATE"):
+                    name = f"no_{table}_{event}"
+                    connection.execute(f"DROP TRIGGER IF EXISTS {name}")
+                    if refuse:
+                        connection.execute(
+                            f"CREATE TRIGGER {name} BEFORE {event} ON {table} "
+                            "BEGIN SELECT RAISE(ABORT, 'no writes'); END"
+                        )
+
+    sqlalchemy.event.listen(Pool, "checkout", limit)
+    yield switch
+    sqlalchemy.event.remove(Pool, "checkout", limit)
+
+
+@pytest.mark.usefixtures("fast_retries")
+def test_a_store_that_only_reads_is_an_outage(
+    own_store: TrackingConfig, refuse_writes, tmp_path: Path, monkeypatch, capfd
+):
+    notes: list[str] = []
+    run_dir = tmp_path / "run"
+    logger = make_run_logger(
+        own_store, run_name="x", journal=run_dir / "tracking", note=notes.append
+    )
+    logger.log_metrics({"a": 0.0}, step=0)
+    logger.finalize()
+    tries = 0
+    send = MlflowSink.send
+
+    def counted(self, records):
+        nonlocal tries
+        tries += 1
+        send(self, records)
+
+    monkeypatch.setattr(MlflowSink, "send", counted)
+    refuse_writes(True)
+    capfd.readouterr()
+    for step in range(1, 40):
+        logger.log_metrics({"a": float(step), **{f"b{n}": 1.0 for n in range(40)}}, step=step)
+    logger.set_tags({"t": "x" * 5000})
+    wait_for(lambda: tries > 12)
+    left = logger.close()
+    assert left > 0
+    assert not (run_dir / "tracking/refused.jsonl").exists()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")  # MLflow prints no tracebacks
+    assert len(notes) == 3, notes  # the outage; at the end what is left, and the command
+    assert "the store does not take records" in notes[0]
+    assert len(notes[0]) < 300
+    assert notes[2].strip() == f"vapo deliver {run_dir}"
+    assert main(["deliver", str(run_dir), "--list"]) == 0
+    assert f"{left} records" in capfd.readouterr().out
+    refuse_writes(False)
+    assert main(["deliver", str(run_dir)]) == 0
+    assert steps_of(own_store, logger.run_id) == list(range(40))
+    assert logger.run_id is not None
+    run = client_of(own_store).get_run(logger.run_id)
+    assert (run.info.status, run.data.tags["t"]) == ("FINISHED", "x" * 5000)
+
+
+def test_what_the_store_finds_invalid_in_a_record_is_refused_at_once(own_store, tmp_path: Path):
+    logger = make_run_logger(own_store, run_name="x", journal=tmp_path / "tracking")
+    logger.log_metrics({"a": 1.0, "k" * 300: 1.0}, step=0)
+    logger.log_metrics({"a": 2.0}, step=1)
+    assert logger.close() == 0
+    assert steps_of(own_store, logger.run_id) == [1]
+    assert "exceeds" in (tmp_path / "tracking/refused.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("fast_retries")
+@pytest.mark.parametrize("others_pass", [True, False])
+def test_an_unclear_error_is_the_records_if_the_store_takes_the_next_one(others_pass: bool):
+    taken: list[object] = []
+
+    class Unclear:
+        def send(self, records):
+            if not others_pass or any(record.payload == "bad" for record in records):
+                raise MlflowException("no reason", INTERNAL_ERROR)
+            taken.extend(record.payload for record in records)
+
+        may_pass_later = MlflowSink.may_pass_later
+
+        def answers(self):
+            return True
+
+    delivery = Delivery(Unclear(), lambda text: None)
+    for payload in (1, "bad", 2):
+        delivery.submit(Record("metrics", payload))
+    report = delivery.close()
+    left_and_refused = (report.undelivered, report.refused)
+    assert left_and_refused == ((0, 1) if others_pass else (3, 0))
+    assert set(taken) == ({1, 2} if others_pass else set())
+
+
+def http_error(status: int) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(f"{status} of the server", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "of_the_record", "of_the_store"),
+    [
+        (MlflowException("too long", INVALID_PARAMETER_VALUE), True, False),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), True, False),
+        (http_error(413), True, False),
+        (MlflowException("it failed with error code 413 != 200", INTERNAL_ERROR), True, False),
+        (MlflowException("constraint failed", INTERNAL_ERROR), False, False),
+        (RuntimeError("who knows"), False, False),
+        (http_error(400), False, False),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), False, False),
+        (OSError(errno.ENOSPC, "No space left on device"), False, True),
+        (PermissionError(errno.EACCES, "Permission denied"), False, True),
+        (requests.ConnectionError("no route"), False, True),
+        (MlflowException("busy", TEMPORARILY_UNAVAILABLE), False, True),
+        (MlflowException("who are you", PERMISSION_DENIED), False, True),
+        (RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "x"}), False, True),
+        (
+            RestException(
+                {
+                    "error_code": "INTERNAL_ERROR",
+                    "message": "(sqlite3.OperationalError) database or disk is full",
+                }
+            ),
+            False,
+            True,
+        ),
+    ],
+)
+def test_which_errors_are_of_the_record_and_which_of_the_store(
+    error: Exception, of_the_record: bool, of_the_store: bool
+):
+    assert is_records_fault(error) == of_the_record
+    assert is_outage(error) == of_the_store
