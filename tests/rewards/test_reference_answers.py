@@ -56,7 +56,7 @@ def test_right_answers_are_called_right():
 def test_what_is_missed_is_marked_and_documented():
     """A row that is no longer missed is to be marked `right`."""
     assert called("missed")[True] == []
-    text = DOCS.read_text(encoding="utf-8").partition("calls it wrong because")[2]
+    text = DOCS.read_text(encoding="utf-8").partition("| reason |")[2]
     documented = set(re.findall(r"^\| (\w+) \| ", text, re.MULTILINE))
     kinds = {row["reason"].partition(":")[0] for row in ROWS if row["verdict"] == "missed"}
     assert kinds <= documented, kinds - documented
@@ -80,9 +80,10 @@ def test_every_reference_is_its_own_answer(row: dict[str, str]):
     "text",
     [
         r"7^{7^{7^7}}", r"1000!^{99}", r"\sqrt[1000]{2^{9999}}", r"\sin 10^{10^{8}}",
-        "(x+y)^{9999}", r"\binom{1000}{500}" * 20, "|" * 400, "1," * 240 + "1", r"\tan\frac{\pi}{2}", r"0^{-1}",
-        r"\frac{1}{x-x}", "x^{i}", r"\log_1 5", r"\sqrt[0]{5}", "(-5)!", r"\lfloor i \rfloor",
-        r"\ln(" * 11 + "5" + ")" * 11, r"\begin{pmatrix}&\end{pmatrix}", "x=" * 5 + "1",
+        "(x+y)^{9999}", r"\binom{1000}{500}" * 20, "|" * 400, "1," * 240 + "1", "0^{-1}",
+        r"\tan\frac{\pi}{2}", r"\frac{1}{x-x}", "x^{i}", r"\log_1 5", r"\sqrt[0]{5}", "(-5)!",
+        r"\lfloor i \rfloor", r"\ln(" * 11 + "5" + ")" * 11, "x=" * 5 + "1",
+        r"\begin{pmatrix}&\end{pmatrix}",
     ],
 )  # fmt: skip
 def test_nothing_takes_long_or_raises(text: str):

@@ -85,7 +85,12 @@ def extract_answer(response_text: str) -> str | None:
     boxed = last_boxed(response_text)
     if boxed is not None:
         return boxed.strip()
-    return plain_answer(response_text, lambda text: parse_answer(text).kind != "unknown")
+
+    def is_answer(text: str) -> bool:
+        form = parse_answer(text)  # a sentence is no answer, a word may be one
+        return form.kind != "unknown" and not (form.kind == "words" and " " in form.mark)
+
+    return plain_answer(response_text, is_answer)
 
 
 @dataclass(frozen=True)
