@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 
 from vapo.rewards.answer_functions import (
     EXACT,
@@ -60,23 +61,41 @@ def value_of(node: Node) -> Number | None:
 
     Raises: UnsafeTextError for what is too large to compute.
     """
-    try:
-        return None if symbols_of(node) else _evaluate(node, {})
-    except UndefinedError:
-        return None
+    return None if symbols_of(node) else _at_points(node)[0]
 
 
 def _values(first: Node, second: Node) -> list[tuple[Number, Number]]:
     """The values of both at every point at which both have one; none if that is too few points."""
-    symbols = symbols_of(first) | symbols_of(second)
-    pairs = []
+    pairs = [
+        (a, b)
+        for a, b in zip(_at_points(first), _at_points(second), strict=True)
+        if a is not None and b is not None
+    ]
+    if not symbols_of(first) and not symbols_of(second):
+        return pairs[:1]
+    return pairs if len(pairs) >= MIN_POINTS else []
+
+
+def _at_points(node: Node) -> tuple[Number | None, ...]:
+    values = _computed(node)
+    if isinstance(values, UnsafeTextError):
+        raise UnsafeTextError(str(values))
+    return values
+
+
+@lru_cache(maxsize=4096)
+def _computed(node: Node) -> tuple[Number | None, ...] | UnsafeTextError:
+    """The value at each point, None where there is none; computed once for all comparisons."""
+    symbols = symbols_of(node)
+    values: list[Number | None] = []
     for index in range(NUM_POINTS if symbols else 1):
-        point = {symbol: _coordinate(symbol, index) for symbol in symbols}
         try:
-            pairs.append((_evaluate(first, point), _evaluate(second, point)))
+            values.append(_evaluate(node, {name: _coordinate(name, index) for name in symbols}))
         except UndefinedError:
-            continue
-    return pairs if len(pairs) >= (MIN_POINTS if symbols else 1) else []
+            values.append(None)
+        except UnsafeTextError as error:
+            return UnsafeTextError(str(error))
+    return tuple(values) if symbols else tuple(values * NUM_POINTS)
 
 
 def _coordinate(symbol: str, index: int) -> Number:
