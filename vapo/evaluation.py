@@ -37,6 +37,12 @@ class Scorer(Protocol):
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Verdict]: ...
 
+    def extracts_answers(self, source: str = "") -> bool: ...
+
+    def votes(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
+    ) -> list[int | None]: ...
+
 
 class Progress(Protocol):
     """Where a stage's count is shown."""
@@ -102,18 +108,16 @@ class ClusteredMean(Metric):
         return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
 
 
-def majority_is_correct(verdicts: Sequence[Verdict]) -> bool:
-    """Whether a vote over the extracted answers, as strings, elects a correct one.
+def majority_is_correct(verdicts: Sequence[Verdict], votes: Sequence[int | None]) -> bool:
+    """Whether a vote over the answers elects a correct one.
 
-    A tie goes to the answer seen first. Responses without an extracted answer vote together
-    for None, which is never correct. The elected answer is as correct as the first response
-    that gave it.
+    Equal `votes` are for the same answer. A tie goes to the answer seen first. Responses without
+    an answer vote together for None, which is never correct. The elected answer is as correct as
+    the first response that gave it.
     """
-    votes = Counter(verdict.extracted for verdict in verdicts)
-    elected = max(votes, key=lambda answer: votes[answer])  # the first of equals: seen first
-    if elected is None:
-        return False
-    return next(verdict.is_correct for verdict in verdicts if verdict.extracted == elected)
+    counts = Counter(votes)
+    elected = max(counts, key=lambda answer: counts[answer])  # the first of equals: seen first
+    return elected is not None and verdicts[votes.index(elected)].is_correct
 
 
 def t_quantile(probability: float, degrees: int) -> float:
@@ -152,7 +156,9 @@ def evaluate(
     prompts = prompts[: config.num_prompts]
     if not prompts:
         raise UserError("data.heldout: no prompts to evaluate on")
-    sources = sorted({prompt.source for prompt in prompts} - {""})
+    # of all ranks' prompts, so that every rank computes the same metrics
+    can_vote = {p.source: scorer.extracts_answers(p.source) for p in prompts}
+    sources = sorted(can_vote.keys() - {""})
     prompts = prompts[rank() :: world_size()]
     settings = SamplingSettings(
         max_response_tokens=config.max_response_tokens or max_response_tokens,
@@ -171,10 +177,18 @@ def evaluate(
         )
         with progress.stage("scoring", total=total, unit="responses") as advance_scoring:
             verdicts = scorer.score(rollouts, advance=advance_scoring)
-    metrics = _metrics(rollouts, verdicts, config.k)
+            votes = None
+            if any(can_vote.values()):
+                votes = scorer.votes(rollouts, verdicts, group_size=config.k)
+    metrics = _metrics(rollouts, verdicts, votes if all(can_vote.values()) else None, config.k)
     for source in sources:
         rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
-        of_source = _metrics([rollouts[i] for i in rows], [verdicts[i] for i in rows], config.k)
+        of_source = _metrics(
+            [rollouts[i] for i in rows],
+            [verdicts[i] for i in rows],
+            [votes[i] for i in rows] if votes is not None and can_vote[source] else None,
+            config.k,
+        )
         metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
     return EvaluationResult(
         metrics,
@@ -185,11 +199,16 @@ def evaluate(
     )
 
 
-def _metrics(rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int) -> dict[str, float]:
+def _metrics(
+    rollouts: Sequence[Rollout],
+    verdicts: Sequence[Verdict],
+    votes: Sequence[int | None] | None,
+    k: int,
+) -> dict[str, float]:
     """Over all ranks' prompts and responses; groups of k are contiguous.
 
     avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
-    maj@k: share of prompts whose most frequent extracted answer is correct.
+    maj@k: share of prompts whose most frequent answer is correct; left out without votes.
     """
     avg = ClusteredMean()
     passed, majority, length, truncation = (MeanMetric(nan_strategy="error") for _ in range(4))
@@ -203,20 +222,22 @@ def _metrics(rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int) -
         is_correct = is_correct.view(-1, k).double()
         avg.update(is_correct.mean(dim=1))
         passed.update(is_correct.amax(dim=1))
-        groups = [verdicts[first : first + k] for first in range(0, len(verdicts), k)]
-        elected = [majority_is_correct(group) for group in groups]
-        majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
+        if votes is not None:
+            groups = [slice(first, first + k) for first in range(0, len(verdicts), k)]
+            elected = [majority_is_correct(verdicts[g], votes[g]) for g in groups]
+            majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
         lengths = [len(rollout.response_ids) for rollout in rollouts]
         length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
         is_cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
         truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
     score = avg.compute()
+    majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}
     return {
         "eval/avg_at_k": float(score["mean"]),
         "eval/avg_at_k_ci_low": float(score["ci_low"]),
         "eval/avg_at_k_ci_high": float(score["ci_high"]),
         "eval/pass_at_k": float(passed.compute()),
-        "eval/maj_at_k": float(majority.compute()),
+        **majority_share,
         "eval/response_length_mean": float(length.compute()),
         "eval/truncation_rate": float(truncation.compute()),
         "eval/num_prompts": float(score["num_prompts"]),

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "vapo"
-HEAVY = ("torch", "lightning", "transformers", "mlflow", "datasets", "torchmetrics", "math_verify")
+HEAVY = ("torch", "lightning", "transformers", "mlflow", "datasets", "torchmetrics", "mpmath")
 
 
 def modules_after(statement: str) -> set[str]:

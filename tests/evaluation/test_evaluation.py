@@ -57,6 +57,18 @@ class EqualityScorer:
             for rollout in rollouts
         ]
 
+    def extracts_answers(self, source=""):
+        return True
+
+    def votes(self, rollouts, verdicts, *, group_size):
+        return by_text(verdicts)
+
+
+def by_text(verdicts: list[Verdict]) -> list[int | None]:
+    """Equal texts have equal votes."""
+    texts = [verdict.extracted for verdict in verdicts]
+    return [None if text is None else texts.index(text) for text in texts]
+
 
 class CountingProgress:
     def __init__(self) -> None:
@@ -167,11 +179,39 @@ def verdicts(*answers: str | None, right: str = "a") -> list[Verdict]:
     ],
 )
 def test_majority(answers, expected):
-    assert majority_is_correct(verdicts(*answers)) is expected
+    given = verdicts(*answers)
+    assert majority_is_correct(given, by_text(given)) is expected
 
 
 def test_an_unextracted_majority_is_wrong_even_if_a_verdict_says_correct():
-    assert not majority_is_correct([Verdict(True, 1.0, extracted=None)] * 3)
+    assert not majority_is_correct([Verdict(True, 1.0, extracted=None)] * 3, [None] * 3)
+
+
+def test_equal_votes_are_for_one_answer_however_it_is_written():
+    given = verdicts("a", "b", "a", "B")
+    assert majority_is_correct(given, [0, 1, 0, 3])
+    assert not majority_is_correct([*given, *verdicts("b.")], [0, 1, 0, 1, 1])
+
+
+def test_without_answers_there_is_no_majority():
+    class NoAnswers(EqualityScorer):
+        def extracts_answers(self, source=""):
+            return False
+
+        def votes(self, rollouts, verdicts, *, group_size):
+            raise AssertionError("there is nothing to vote on")
+
+    prompts = [Prompt("p", "a a b", (2,), "a")]
+    metrics = evaluate(
+        prompts,
+        sampler=ScriptedSampler(),
+        scorer=NoAnswers(),
+        config=EvaluationConfig(k=3),
+        max_response_tokens=50,
+        progress=CountingProgress(),
+    ).metrics
+    assert "eval/maj_at_k" not in metrics
+    assert metrics["eval/pass_at_k"] == 1.0
 
 
 def test_the_evaluation_has_its_own_settings_and_seed():

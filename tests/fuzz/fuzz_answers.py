@@ -11,11 +11,11 @@ import sys
 
 atheris = importlib.import_module("atheris")
 
-with atheris.instrument_imports(include=["vapo.rewards", "math_verify", "latex2sympy2_extended"]):
+with atheris.instrument_imports(include=["vapo.rewards"]):
     from vapo.rewards.hostile_text import guarded, install
     from vapo.rewards.verifiers import exact, last_boxed, make_math, make_regex
 
-    MATH = make_math()  # imports math_verify
+    MATH = make_math()
 
 ANSWER = "90210"
 REGEX = make_regex(r"answer: (\d+)")

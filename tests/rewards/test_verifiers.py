@@ -77,6 +77,13 @@ def test_bad_patterns(pattern: str | None, message: str):
         (r"\boxed{1} \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{1} then \boxed{42", ""),
+        (r"\boxed{1} \boxed {2}", "2"),
+        ("\\boxed{1} \\boxed\n {2}", "2"),
+        (r"\boxed{1} \boxed 2", ""),
+        (r"\boxed{\boxed {2} }", "2"),
+        (r"\boxed{1 \boxed{2}}", r"1 \boxed{2}"),
+        (r"\boxed{1} \boxedminus{2}", "1"),
+        (r"\boxed{ open \boxed{2}", "2"),
         (r"\boxed{}", ""),
         ("boxed{42}", None),
         ("", None),
@@ -122,10 +129,11 @@ def test_math(text: str, answer: str, is_correct: bool):
     assert make_math()(text, answer, {}).is_correct is is_correct
 
 
-def test_math_equal_answers_vote_together():
+def test_math_extracts_the_answer_as_it_is_written():
     verifier = make_math()
-    votes = {verifier(t, "0.5", {}).extracted for t in (r"\boxed{1/2}", r"\boxed{0.50}", "0.5")}
-    assert votes == {"0.5"}
+    texts = (r"\boxed{1/2}", r"\boxed {0.50}", "so it is 0.5", r"\boxed{\sqrt{8}}", r"\boxed{}")
+    extracted = [verifier(text, "0.5", {}).extracted for text in texts]
+    assert extracted == ["1/2", "0.50", "0.5", r"\sqrt{8}", ""]
 
 
 @pytest.mark.parametrize(

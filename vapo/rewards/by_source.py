@@ -72,6 +72,27 @@ class ScorerBySource(Scorer):
             Random(f"shuffle/{shuffle_seed}").shuffle(whole)
         return whole
 
+    def extracts_answers(self, source: str = "") -> bool:
+        return self.by_source[source].extracts_answers()
+
+    def votes(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
+    ) -> list[int | None]:
+        """As `Scorer.votes`, by each source's verifier; none where it extracts no answers."""
+        votes: list[int | None] = [None] * len(rollouts)
+        for scorer in dict.fromkeys(self.by_source.values()):
+            rows = [i for i, r in enumerate(rollouts) if self.by_source[r.prompt.source] is scorer]
+            if not rows or not scorer.extracts_answers():
+                continue
+            own = scorer.votes(
+                [rollouts[row] for row in rows],
+                [verdicts[row] for row in rows],
+                group_size=group_size,
+            )
+            for row, vote in zip(rows, own, strict=True):
+                votes[row] = vote
+        return votes
+
     def close(self) -> None:
         for scorer in self.by_source.values():
             scorer.close()

@@ -1,7 +1,7 @@
 """Bounds on hostile text, before anything expensive is done with it.
 
-Two of the libraries behind the verifiers turn text into Python code and evaluate it: SymPy's
-parser, and several scorers of reasoning_gym. So while a response is judged an audit hook reads
+Several scorers of reasoning_gym turn text into Python code and evaluate it, by themselves or by
+SymPy's parser. So while a response is judged an audit hook reads
 all source code that this process is about to compile, and lets arithmetic and literals of
 bounded size pass, nothing else.
 """

@@ -12,6 +12,7 @@ from typing import Any
 from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
+from vapo.rewards.votes import count_votes
 from vapo.rewards.worker import Settings, Task
 from vapo.rewards.workers import WorkerPool
 from vapo.types import Rollout, Verdict
@@ -74,6 +75,21 @@ class Scorer:
         if shuffle_seed is not None:
             Random(f"shuffle/{shuffle_seed}").shuffle(verdicts)
         return verdicts
+
+    def extracts_answers(self, source: str = "") -> bool:
+        """Whether this verifier says which answer a response gives, so that answers can vote."""
+        return self.config.verifier in ("exact", "regex", "math", "reasoning_gym")
+
+    def votes(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
+    ) -> list[int | None]:
+        """For each response the answer that it votes for: equal in a group for equal answers.
+
+        None for a response without an answer or a verdict. Groups are contiguous. With `math`
+        answers are equal as it compares them with a reference, with the others as text.
+        """
+        pool = self._pool if self.config.verifier == "math" else None
+        return count_votes(rollouts, verdicts, group_size=group_size, pool=pool)
 
     def close(self) -> None:
         """Ends the verifier processes; a second call does nothing."""

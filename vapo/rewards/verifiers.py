@@ -9,30 +9,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards import Judgement, Verifier
-from vapo.rewards.hostile_text import UnsafeTextError, check_latex
+from vapo.rewards.answer_text import last_boxed, plain_answer
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
 
-MAX_BOX_CHARS = 500
-"""math: a longer box is incorrect, unless it is the answer's own text."""
-
-MAX_PLAIN_CHARS = 4_000
-"""math: without a box, so many characters of the response's end are searched."""
-
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
-
-_RELATION = re.compile(
-    r"[<>\u2260\u2264\u2265\u222a\u2229]|!="
-    r"|\\(?:n(?:eq?|ot)|leq?|geq?|lt|gt|cup|cap|setminus|lor|vee)(?![A-Za-z])"
-)
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -70,103 +60,51 @@ def make_regex(pattern: str | None) -> Verifier:
 
 
 def make_math() -> Verifier:
-    """Mathematical equality by math-verify: of the last `\\boxed{...}`, else of the plain end.
+    r"""The answer of mathematics: what the last `\boxed{...}` holds, whole, else the plain end's.
 
-    Only the last box counts, so a response cannot collect answers. The answer's own text is
-    always correct; other text only if it is small enough to be computed (`hostile_text`).
-    math-verify's own time limits (signals) are off: the worker's are stricter and also stop C
-    code.
+    It is correct if it says what the reference says (`vapo.rewards.answers`), and incorrect where
+    it is not understood completely, unless it is the reference's own text.
     """
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    from vapo.rewards.computed_size import check_size
-
-    _limit_parser()
-    targets = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-
-    def parsed(text: str) -> list[Any]:
-        return list(parse(text, extraction_config=targets, parsing_timeout=None))
-
-    @lru_cache(maxsize=1024)
-    def reference(answer: str) -> list[Any]:
-        has_marks = "\\boxed" in answer or "$" in answer
-        return parsed(answer if has_marks else f"\\boxed{{{answer}}}") or parsed(answer)
+    from vapo.rewards.answer_equality import is_same_answer
 
     def math(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        box = last_boxed(response_text)
-        if box is not None and box.strip() == answer.strip() != "":
-            return Judgement(True, extracted=answer[:MAX_EXTRACTED_CHARS])
-        try:
-            candidate = parsed(_readable(response_text, box))
-            check_size(candidate)
-        except UnsafeTextError:
-            candidate = []
-        gold = reference(answer)
-        if not candidate or not gold or _relates_to_a_number(str(candidate[-1]), gold):
-            return Judgement(False, extracted=None if box is None else box[:MAX_EXTRACTED_CHARS])
-        is_correct = bool(verify(gold, candidate, timeout_seconds=None))
-        # correct answers vote together in maj@k, however they are written
-        extracted = answer if is_correct else str(candidate[-1])
+        extracted = extract_answer(response_text)
+        if not extracted:
+            return Judgement(False, extracted=extracted)
+        boxed = last_boxed(answer)
+        is_correct = is_same_answer(answer if boxed is None else boxed, extracted)
         return Judgement(is_correct, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return math
 
 
-def _relates_to_a_number(text: str, gold: Sequence[Any]) -> bool:
-    r"""`\neq 42`, `> 42` and `41 \cup 42`: math-verify takes them for 42."""
-    return getattr(gold[0], "is_number", False) and _RELATION.search(text) is not None
+def extract_answer(response_text: str) -> str | None:
+    """math: the answer's text, as it stands; None without one, empty for an empty box."""
+    from vapo.rewards.answers import parse_answer
+
+    boxed = last_boxed(response_text)
+    if boxed is not None:
+        return boxed.strip()
+
+    def is_answer(text: str) -> bool:
+        form = parse_answer(text)  # a sentence is no answer, a word may be one
+        return form.kind != "unknown" and not (form.kind == "words" and " " in form.mark)
+
+    return plain_answer(response_text, is_answer)
 
 
-def _readable(response_text: str, box: str | None) -> str:
-    """What math-verify is to read. Raises: UnsafeTextError."""
-    if box is None:
-        plain = response_text[-MAX_PLAIN_CHARS:]
-        if any(c.isdigit() and not c.isascii() for c in plain):
-            raise UnsafeTextError("digits that are not ASCII")
-        return plain
-    if not box.strip() or len(box) > MAX_BOX_CHARS:
-        raise UnsafeTextError("no text, or too much, in the box")
-    check_latex(box)
-    return f"\\boxed{{{box}}}"
+@dataclass(frozen=True)
+class VoteTask:
+    """math: responses to one prompt, each with an answer. Which of them give the same one?"""
+
+    responses: tuple[str, ...]
 
 
-def _limit_parser() -> None:
-    """math-verify calls these two for each text that it finds; ours look at the text first."""
-    from math_verify import parser
+def math_vote_classes(task: VoteTask) -> list[int]:
+    """For each response the index of the first with the same answer."""
+    from vapo.rewards.answer_equality import vote_classes
 
-    if not hasattr(parser.parse_latex_cached, "is_limited"):
-        parser.parse_latex_cached = _limited(parser.parse_latex_cached)
-        parser.parse_expr_cached = _limited(parser.parse_expr_cached)
-
-
-def _limited(parse_text: Callable[[str], Any]) -> Callable[[str], Any]:
-    def limited(text: str) -> Any:
-        if len(text) > MAX_BOX_CHARS:
-            raise UnsafeTextError("too much text")
-        check_latex(text)
-        return parse_text(text)
-
-    limited.is_limited = True  # type: ignore[attr-defined]
-    return limited
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds, nested braces included; None if there is no box.
-
-    A box that never closes holds nothing: the response was cut inside its answer.
-
-    >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}")
-    '\\frac{1}{2}'
-    """
-    _, opening, rest = text.rpartition("\\boxed{")
-    if not opening:
-        return None
-    depth = 1
-    for match in re.finditer(r"\\.|[{}]", rest, flags=re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return rest[: match.start()]
-    return ""
+    return vote_classes([extract_answer(text) or "" for text in task.responses])
 
 
 def make_reasoning_gym() -> Verifier:

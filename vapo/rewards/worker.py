@@ -22,7 +22,7 @@ from typing import Any
 from vapo.errors import UserError
 from vapo.rewards import Verifier
 from vapo.rewards.hostile_text import guarded, install
-from vapo.rewards.verifiers import make_verifier
+from vapo.rewards.verifiers import VoteTask, make_verifier, math_vote_classes
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """A worker may use so much memory above what it has at the start; then it is a failure."""
@@ -41,13 +41,15 @@ class Settings:
     timeout_s: float
 
 
-Task = tuple[str, str, Mapping[str, Any]]
-"""Response text, answer, metadata."""
+Task = tuple[str, str, Mapping[str, Any]] | VoteTask
+"""Response text, answer, metadata; or a question of votes."""
 
 
 def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
     """The reply to one task: a judgement, or why there is none."""
     try:
+        if isinstance(task, VoteTask):
+            return {"classes": math_vote_classes(task)}
         judgement = verifier(*task)
     except (Exception, SystemExit) as error:  # a verifier may raise anything
         return {

@@ -1,0 +1,105 @@
+r"""The verifier `math` on the reference set: pairs of answers, each judged by hand.
+
+`answers.jsonl` has a row for each: reference, response, verdict and the verdict's reason. `right`
+and `wrong` are what the verifier must say. `missed` is right, or right to some questions, and is
+called wrong; docs/data_and_rewards.md lists these kinds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from vapo.rewards.verifiers import extract_answer, make_math
+
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+]
+DOCS = Path(__file__).parents[2] / "docs" / "data_and_rewards.md"
+
+
+def called(verdict: str) -> dict[bool, list[str]]:
+    """The rows of this verdict by what the verifier calls them."""
+    verifier = make_math()
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for row in ROWS:
+        if row["verdict"] == verdict:
+            text = f"{row['response']!r} for {row['reference']}: {row['reason']}"
+            found[verifier(row["response"], row["reference"], {}).is_correct].append(text)
+    return found
+
+
+def test_the_set_is_large_and_its_rows_are_whole():
+    counts = Counter(row["verdict"] for row in ROWS)
+    assert counts.keys() == {"right", "wrong", "missed"}
+    assert counts["right"] + counts["missed"] >= 200
+    assert counts["wrong"] >= 200
+    assert all(row["reference"] and row["reason"] for row in ROWS)
+    pairs = Counter((row["reference"], row["response"]) for row in ROWS)
+    assert max(pairs.values()) == 1
+
+
+def test_no_wrong_answer_is_called_right():
+    assert called("wrong")[True] == []
+
+
+def test_right_answers_are_called_right():
+    assert called("right")[False] == []
+
+
+def test_what_is_missed_is_marked_and_documented():
+    """A row that is no longer missed is to be marked `right`."""
+    assert called("missed")[True] == []
+    text = DOCS.read_text(encoding="utf-8").partition("| reason |")[2]
+    documented = set(re.findall(r"^\| (\w+) \| ", text, re.MULTILINE))
+    kinds = {row["reason"].partition(":")[0] for row in ROWS if row["verdict"] == "missed"}
+    assert kinds <= documented, kinds - documented
+
+
+def test_the_documented_counts_are_the_sets():
+    counts = Counter(row["verdict"] for row in ROWS)
+    text = (
+        f"{len(ROWS)} pairs judged by hand, {counts['wrong']} wrong and {counts['right']} right "
+        f"ones it judges so; {counts['missed']} right ones it calls wrong"
+    )
+    assert text in " ".join(DOCS.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("row", ROWS[::7], ids=lambda row: row["reference"])
+def test_every_reference_is_its_own_answer(row: dict[str, str]):
+    assert make_math()(f"\\boxed{{{row['reference']}}}", row["reference"], {}).is_correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"7^{7^{7^7}}", r"1000!^{99}", r"\sqrt[1000]{2^{9999}}", r"\sin 10^{10^{8}}",
+        "(x+y)^{9999}", r"\binom{1000}{500}" * 20, "|" * 400, "1," * 240 + "1", "0^{-1}",
+        r"\tan\frac{\pi}{2}", r"\frac{1}{x-x}", "x^{i}", r"\log_1 5", r"\sqrt[0]{5}", "(-5)!",
+        r"\lfloor i \rfloor", r"\ln(" * 11 + "5" + ")" * 11, "x=" * 5 + "1",
+        r"\begin{pmatrix}&\end{pmatrix}",
+    ],
+)  # fmt: skip
+def test_nothing_takes_long_or_raises(text: str):
+    verifier = make_math()
+    began = time.process_time()
+    for reference in ("42", "x+1", "1,2", r"\{1,2\}", "(1,2)", "x^{2024}", r"\ln 5"):
+        assert not verifier(f"\\boxed{{{text}}}", reference, {}).is_correct
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["is " * 60_000, "answer: " * 20_000, "$" * 100_000, r"\boxed{" * 20_000, r"\(" * 50_000,
+     "= " * 50_000, " " * 100_000 + "x", r"\boxed{" + " " * 100_000, "\n" * 100_000 + "is 42 or"],
+)  # fmt: skip
+def test_an_answer_is_looked_for_in_bounded_time(text: str):
+    began = time.process_time()
+    extract_answer(text)
+    assert time.process_time() - began < 2

@@ -1,0 +1,155 @@
+"""Whether a response's answer is the reference's, and which answers vote together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from vapo.rewards.answer_nodes import Node, number
+from vapo.rewards.answer_units import DEGREES, DOLLARS, PERCENT
+from vapo.rewards.answer_values import constant_ratio, values_equal
+from vapo.rewards.answers import FLIPPED, Form, parse_answer
+from vapo.rewards.hostile_text import UnsafeTextError
+
+_PI = Node("constant", value="pi")
+
+
+def is_same_answer(reference: str, response: str) -> bool:
+    """Whether the response's answer, whole, is the reference's.
+
+    A unit or a name that the reference has may be left out, not the other way round: `42 million`
+    is not 42. Dollars and degrees may be added.
+    """
+    gold, answer = parse_answer(reference), parse_answer(response)
+    if gold.written and gold.written == answer.written:
+        return True
+    try:
+        return _same(gold, answer)
+    except UnsafeTextError:
+        return False
+
+
+def same_either_way(first: str, second: str) -> bool:
+    """Whether two responses' answers are one answer, whichever were the reference."""
+    return is_same_answer(first, second) or is_same_answer(second, first)
+
+
+def vote_classes(answers: Sequence[str]) -> list[int]:
+    """For each answer the index of the first one that is the same: at most k(k-1)/2 comparisons."""
+    firsts: list[int] = []
+    classes = []
+    for index, answer in enumerate(answers):
+        found = next((i for i in firsts if same_either_way(answers[i], answer)), None)
+        if found is None:
+            firsts.append(index)
+            found = index
+        classes.append(found)
+    return classes
+
+
+def _same(gold: Form, answer: Form) -> bool:
+    if "unknown" in (gold.kind, answer.kind):
+        return False
+    if "equation" in (gold.kind, answer.kind):
+        return _same_equation(gold, answer)
+    if gold.label and answer.label and gold.label != answer.label:
+        return False
+    if "words" in (gold.kind, answer.kind):
+        return _same_words(gold, answer)
+    kinds = {gold.kind, answer.kind}
+    if kinds <= {"list", "set"} and (len(kinds) == 1 or len(answer.items) > 1):
+        return _same_in_any_order(gold, answer)
+    if len(kinds) > 1:
+        return False
+    if gold.kind == "value":
+        return _same_value(gold, answer)
+    if gold.kind == "relation":
+        return _same_relation(gold, answer)
+    if gold.kind == "union":
+        return _same_in_any_order(gold, answer)
+    return (
+        gold.mark == answer.mark
+        and len(gold.items) == len(answer.items)
+        and all(_same(a, b) for a, b in zip(gold.items, answer.items, strict=True))
+    )
+
+
+def _same_equation(gold: Form, answer: Form) -> bool:
+    if gold.kind != "equation":
+        return bool(answer.items) and _same(gold, answer.items[0])
+    if answer.kind != "equation":
+        return bool(gold.items) and _same(gold.items[0], answer)
+    if gold.label and gold.label == answer.label:
+        return _same(gold.items[0], answer.items[0])
+    if gold.node is None or answer.node is None:
+        return False
+    return constant_ratio(gold.node, answer.node) is not None
+
+
+def _same_words(gold: Form, answer: Form) -> bool:
+    """Words are compared as they are written, so that `no` is not `on`; a product may be meant."""
+    if gold.kind == answer.kind:
+        return gold.mark == answer.mark
+    if {gold.kind, answer.kind} != {"words", "value"} or gold.unit or answer.unit:
+        return False
+    if gold.node is None or answer.node is None:
+        return False
+    return values_equal(gold.node, answer.node)
+
+
+def _same_value(gold: Form, answer: Form) -> bool:
+    assert gold.node is not None
+    assert answer.node is not None
+    if gold.unit == answer.unit:
+        return values_equal(gold.node, answer.node)
+    if gold.unit is not None and answer.unit is not None:
+        return False
+    if gold.unit is None:
+        if answer.unit in (DOLLARS, DEGREES) and values_equal(gold.node, answer.node):
+            return True
+        return values_equal(gold.node, _without_unit(answer))
+    return values_equal(gold.node, answer.node) or values_equal(_without_unit(gold), answer.node)
+
+
+def _without_unit(form: Form) -> Node:
+    """The number that a percentage or an angle is; another unit's number is none."""
+    assert form.node is not None
+    if form.unit == PERCENT:
+        return Node("multiply", (number(Fraction(1, 100)), form.node))
+    if form.unit == DEGREES:
+        return Node("multiply", (Node("divide", (_PI, number(180))), form.node))
+    return Node("symbol", value=f"unit {form.unit}")
+
+
+def _same_relation(gold: Form, answer: Form) -> bool:
+    assert gold.node is not None
+    assert answer.node is not None
+    ratio = constant_ratio(gold.node, answer.node)
+    if ratio is None:
+        return False
+    return answer.mark == (gold.mark if ratio > 0 else FLIPPED[gold.mark])
+
+
+def _same_in_any_order(gold: Form, answer: Form) -> bool:
+    expected, given = list(gold.items), list(answer.items)
+    names = [{item.label for item in items} for items in (expected, given)]
+    if names[0] != names[1] and max(map(len, names)) > 1:  # x = 1, y = 2 has an order: 1, 2 is none
+        return False
+    if "set" in (gold.kind, answer.kind):
+        expected, given = _distinct(expected), _distinct(given)
+    if len(expected) != len(given):
+        return False
+    for item in expected:
+        found = next((other for other in given if _same(item, other)), None)
+        if found is None:
+            return False
+        given.remove(found)
+    return True
+
+
+def _distinct(items: list[Form]) -> list[Form]:
+    kept: list[Form] = []
+    for item in items:
+        if not any(_same(other, item) for other in kept):
+            kept.append(item)
+    return kept

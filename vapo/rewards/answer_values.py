@@ -1,0 +1,126 @@
+"""Whether two expressions are equal: exactly for rational numbers, else to 150 digits.
+
+Expressions with symbols are compared at points (Schwartz 1980: unequal polynomials differ at almost
+all points). Every operation is bounded, so the time is that of the text's length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+from vapo.rewards.answer_functions import (
+    EXACT,
+    INEXACT,
+    Number,
+    UndefinedError,
+    bounded,
+    inexact,
+    mp,
+    numbers_equal,
+)
+from vapo.rewards.answer_nodes import Node, symbols_of
+from vapo.rewards.hostile_text import UnsafeTextError
+
+NUM_POINTS = 6
+MIN_POINTS = 2
+"""So many points at which both are defined are needed."""
+
+
+def values_equal(first: Node, second: Node) -> bool:
+    """Equal wherever both are defined.
+
+    Raises: UnsafeTextError for what is too large to compute.
+    """
+    pairs = _values(first, second)
+    return bool(pairs) and all(numbers_equal(a, b) for a, b in pairs)
+
+
+def constant_ratio(first: Node, second: Node) -> Number | None:
+    """c with first = c * second wherever both are defined, c real and not 0; None if there is none.
+
+    Raises: UnsafeTextError for what is too large to compute.
+    """
+    pairs = _values(first, second)
+    ratio = None
+    for a, b in pairs:
+        if numbers_equal(a, Fraction(0)) or numbers_equal(b, Fraction(0)):
+            return None
+        own = a / b
+        if ratio is None:
+            ratio = own
+        elif not numbers_equal(ratio, own):
+            return None
+    return None if ratio is None or isinstance(ratio, mp.mpc) else ratio
+
+
+def value_of(node: Node) -> Number | None:
+    """The value of an expression without symbols; None if it has none.
+
+    Raises: UnsafeTextError for what is too large to compute.
+    """
+    return None if symbols_of(node) else _at_points(node)[0]
+
+
+def _values(first: Node, second: Node) -> list[tuple[Number, Number]]:
+    """The values of both at every point at which both have one; none if that is too few points."""
+    pairs = [
+        (a, b)
+        for a, b in zip(_at_points(first), _at_points(second), strict=True)
+        if a is not None and b is not None
+    ]
+    if not symbols_of(first) and not symbols_of(second):
+        return pairs[:1]
+    return pairs if len(pairs) >= MIN_POINTS else []
+
+
+def _at_points(node: Node) -> tuple[Number | None, ...]:
+    values = _computed(node)
+    if isinstance(values, UnsafeTextError):
+        raise UnsafeTextError(str(values))
+    return values
+
+
+@lru_cache(maxsize=4096)
+def _computed(node: Node) -> tuple[Number | None, ...] | UnsafeTextError:
+    """The value at each point, None where there is none; computed once for all comparisons."""
+    symbols = symbols_of(node)
+    values: list[Number | None] = []
+    for index in range(NUM_POINTS if symbols else 1):
+        try:
+            values.append(_evaluate(node, {name: _coordinate(name, index) for name in symbols}))
+        except UndefinedError:
+            values.append(None)
+        except UnsafeTextError as error:
+            return UnsafeTextError(str(error))
+    return tuple(values) if symbols else tuple(values * NUM_POINTS)
+
+
+def _coordinate(symbol: str, index: int) -> Number:
+    """Between -16 and 16, as if drawn at random; all of the first two points' are positive."""
+    digest = hashlib.sha256(f"{index}/{symbol}".encode()).digest()
+    size = mp.mpf(int.from_bytes(digest[:16], "big") + 1) / 2**124
+    return -size if index > 1 and digest[16] % 2 else size
+
+
+def _evaluate(node: Node, point: Mapping[str, Number]) -> Number:
+    if node.kind == "number":
+        return bounded(node.value)
+    if node.kind == "symbol":
+        return point[str(node.value)]
+    if node.kind == "constant":
+        return {"pi": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}[str(node.value)]
+    values = [_evaluate(child, point) for child in node.children]
+    if node.kind in EXACT:
+        if not all(isinstance(value, Fraction) for value in values):
+            values = [inexact(value) for value in values]
+        return bounded(EXACT[node.kind](*values))
+    values = [inexact(value) for value in values]
+    if any(mp.mag(value) > 400 for value in values if value != 0):
+        raise UnsafeTextError("a number too large to compute")
+    try:
+        return bounded(INEXACT[node.kind](*values))
+    except (ValueError, ZeroDivisionError):
+        raise UndefinedError(node.kind) from None

@@ -1,0 +1,253 @@
+r"""Answers of mathematics problems: what a text says, whole, and whether two say the same.
+
+A form is a value with its unit, a list, set, tuple, interval, union, matrix, equation, inequality,
+number in another base, or words. A text that is none of these is equal only to its own spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+from vapo.rewards.answer_expressions import parse_expression
+from vapo.rewards.answer_nodes import GREEK, Node, NotUnderstoodError, number, symbols_of
+from vapo.rewards.answer_pieces import enclosed, split, split_list, without_thousands
+from vapo.rewards.answer_text import as_written, clean
+from vapo.rewards.answer_units import split_unit
+from vapo.rewards.answer_values import value_of, values_equal
+from vapo.rewards.hostile_text import UnsafeTextError, check_latex
+
+MAX_ANSWER_CHARS = 500
+"""A longer answer is not parsed: it is equal only to its own spelling."""
+
+MAX_ITEMS = 40
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
+_RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne")
+FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
+_SYMBOL = r"(?:[A-Za-z]|" + "|".join(re.escape(name) for name in sorted(GREEK)) + r")"
+_SUBSCRIPT = r"(?: ?_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?"
+_LABEL = re.compile(
+    rf"{_SYMBOL}{_SUBSCRIPT}'*"  # x, a_1
+    rf"|(?:[fghpq]|[A-Z]){_SUBSCRIPT}'* ?\([^()=<>]*\)"  # f(2), P(A)
+    r"|[A-Z]{2,3}|\\overline ?\{[A-Z]{2}\}|(?:m ?)?\\angle ?[A-Z]{1,3}"  # AB, an angle
+)
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*|[A-Za-z](?:[ -][A-Za-z]+)+")
+_MAY_BE_PRODUCT = re.compile(r"[abcdfghjkmnpqrstvwxyz]{2,3}")
+_BASED = re.compile(
+    r"\(?([0-9]+)\)? ?_ ?(?:\{ ?([0-9]{1,2}) ?\}|([0-9])|\{?\\text\{ ?([a-z]+) ?\}\}?)"
+)
+_MATRIX = re.compile(r"\\begin\{([pb])matrix\}(.*)\\end\{\1matrix\}")
+_MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Form:
+    """`kind` is value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
+    equation, relation or unknown.
+
+    `node` is a value's expression, or left side less right side; `mark` the words, the brackets,
+    the relation, the sign or the number in a base; `label` the name that has this value.
+    """
+
+    kind: str
+    items: tuple[Form, ...] = ()
+    node: Node | None = None
+    mark: str = ""
+    label: str = ""
+    unit: str | None = None
+    written: str = ""
+
+
+@lru_cache(maxsize=4096)
+def parse_answer(text: str) -> Form:
+    """What the whole text says; `unknown` if that is not understood completely."""
+    if len(text) > MAX_ANSWER_CHARS:
+        return Form("unknown", written=text.strip())
+    cleaned = clean(text)
+    try:
+        check_latex(text)
+        form = _any(without_thousands(cleaned))
+    except (NotUnderstoodError, UnsafeTextError, RecursionError):
+        form = Form("unknown")
+    return replace(form, written=as_written(cleaned))
+
+
+def _any(text: str) -> Form:
+    if words := _words(text):
+        return words
+    parts = split_list(text)
+    if len(parts) > MAX_ITEMS:
+        raise NotUnderstoodError("a long list")
+    if len(parts) == 1:
+        return _one(text)
+    items = [_one(part) for part in parts]
+    labels = {item.label for item in items}
+    is_one_name = labels == {items[0].label} or not any(item.label for item in items[1:])
+    is_named = items[0].label and all(item.kind == "equation" for item in items if item.label)
+    if is_one_name and is_named:  # x = 1, x = 2; x = 1, 2
+        items = [item.items[0] if item.label else item for item in items]
+    return Form("list", tuple(items))
+
+
+def _one(text: str) -> Form:
+    """One item: no list outside of brackets."""
+    if not text:
+        raise NotUnderstoodError("no text")
+    if words := _words(text):
+        return words
+    if belongs := re.fullmatch(rf"({_SYMBOL}) ?\\in(?![A-Za-z]) ?(.*)", text):
+        of = _one(belongs.group(2))
+        if of.kind not in ("bracket", "set", "union"):
+            raise NotUnderstoodError("an element of something that is no set")
+        return replace(of, label=belongs.group(1))
+    parts, relations = split(text, _RELATIONS)
+    if relations:
+        return _related(parts, relations)
+    parts, _ = split(text, (r"\cup",))
+    if len(parts) > 1:
+        return Form("union", tuple(_one(part) for part in parts))
+    if special := _special(text):
+        return special
+    parts, _ = split(text, (":",))
+    if 1 < len(parts) < 5:
+        return Form("ratio", tuple(_value(part) for part in parts))
+    if text.count(r"\pm") == 1 and re.search(r"\\pm(?![A-Za-z])", text):
+        both = [_value(text.replace(r"\pm", sign)) for sign in "+-"]
+        return Form("list", tuple(both))
+    return _value(text)
+
+
+def _special(text: str) -> Form | None:
+    """What is no expression: infinity, sets, tuples and intervals, matrices, other bases."""
+    if match := re.fullmatch(r"([+-]?) ?\\infty", text):
+        return Form("infinity", mark=match.group(1).replace("+", ""))
+    if text == r"\emptyset":
+        return Form("set")
+    if text == r"\reals":
+        return _interval(Form("infinity", mark="-"), Form("infinity"), "()")
+    if match := _MATRIX.fullmatch(text):
+        rows = [row for row in match.group(2).split(r"\\") if row.strip()]
+        cells = [tuple(_value(cell.strip()) for cell in row.split("&")) for row in rows]
+        if len({len(row) for row in cells}) != 1:
+            raise NotUnderstoodError("rows of different lengths")
+        return Form("matrix", tuple(Form("row", row) for row in cells))
+    if match := _BASED.fullmatch(text):
+        base = int(match.group(2) or match.group(3) or _BASES.get(match.group(4), 0))
+        if not all(int(digit) < base for digit in match.group(1)):
+            raise NotUnderstoodError("digits that this base does not have")
+        return Form("based", mark=f"{match.group(1).lstrip('0')}_{base}")
+    if (around := enclosed(text)) is None:
+        return None
+    opening, inside, closing = around
+    parts, _ = split(inside, (",",))
+    if len(parts) > MAX_ITEMS:
+        raise NotUnderstoodError("a long list")
+    if (opening, closing) == (r"\{", r"\}"):
+        return Form("set", tuple(_one(part) for part in parts) if inside else ())
+    if opening not in "([" or closing not in ")]":
+        return None
+    if len(parts) == 1:
+        if (opening, closing) != ("(", ")"):
+            raise NotUnderstoodError("a list of one")
+        return None
+    if opening + closing in ("(]", "[)") and len(parts) != 2:
+        raise NotUnderstoodError("an interval of more than two ends")
+    return Form("bracket", tuple(_one(part) for part in parts), mark=opening + closing)
+
+
+def _interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
+    return Form("bracket", (low, high), mark=brackets, label=label)
+
+
+def _related(parts: list[str], relations: list[str]) -> Form:
+    if set(relations) == {"="}:
+        return _equation(parts)
+    nodes = [parse_expression(part) for part in parts]
+    if len(nodes) == 2 and relations != [r"\ne"]:
+        (left, right), (relation,) = nodes, relations
+        if right.kind == "symbol" and not symbols_of(left):
+            (left, right), relation = (right, left), FLIPPED[relation]
+        if left.kind == "symbol" and not symbols_of(right):
+            end, label = Form("value", node=right), str(left.value)
+            if relation in (">", r"\ge"):
+                low = "(" if relation == ">" else "["
+                return _interval(end, Form("infinity"), low + ")", label)
+            high = ")" if relation == "<" else "]"
+            return _interval(Form("infinity", mark="-"), end, "(" + high, label)
+    if len(nodes) == 2:
+        return Form("relation", node=_difference(*nodes), mark=relations[0])
+    if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
+        first, second = relations
+        if first in (">", r"\ge") and second in (">", r"\ge"):
+            nodes.reverse()
+            first, second = FLIPPED[second], FLIPPED[first]
+        if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
+            brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
+            ends = [Form("value", node=node) for node in (nodes[0], nodes[2])]
+            return _interval(ends[0], ends[1], brackets, str(nodes[1].value))
+    raise NotUnderstoodError("a chain of relations")
+
+
+def _equation(parts: list[str]) -> Form:
+    r"""`x = 5` with its name, `6 \cdot 7 = 42` as 42 if it is true, else the sides' difference."""
+    label = parts[0] if _LABEL.fullmatch(parts[0]) else ""
+    forms = [_one(part) for part in parts[bool(label) :]]
+    nodes = [form.node for form in forms]
+    if len(forms) > 1 and (label or not any(map(_has_symbols, forms))):
+        for first, second in pairwise(forms):
+            if first.kind != "value" or second.kind != "value" or first.unit or second.unit:
+                raise NotUnderstoodError("an equation of other things than values")
+            if not values_equal(first.node, second.node):  # type: ignore[arg-type]
+                raise NotUnderstoodError("an equation that is not true")
+    value = forms[-1]
+    if label:
+        try:
+            node = _difference(parse_expression(parts[0]), value.node) if value.node else None
+        except NotUnderstoodError:
+            node = None
+        return Form("equation", (value,), node, label=as_written(label))
+    if not any(map(_has_symbols, forms)):
+        return value
+    if len(nodes) != 2 or nodes[0] is None or nodes[1] is None or any(f.unit for f in forms):
+        raise NotUnderstoodError("an equation of other things than two values")
+    return Form("equation", (), _difference(nodes[0], nodes[1]))
+
+
+def _value(text: str) -> Form:
+    if words := _words(text):
+        return words
+    if match := _MIXED.fullmatch(text):
+        whole, top, bottom = (int(match.group(i)) for i in (2, 3, 4))
+        if top >= bottom:
+            raise NotUnderstoodError("a mixed number whose fraction is not below 1")
+        sign = -1 if match.group(1) else 1
+        return Form("value", node=number(sign * (whole + Fraction(top, bottom))))
+    text, unit, scale = split_unit(text)
+    node = parse_expression(text)
+    if scale != 1:
+        node = Node("multiply", (number(scale), node))
+    if not symbols_of(node) and value_of(node) is None:
+        raise NotUnderstoodError("an expression without a value")
+    return Form("value", node=node, unit=unit)
+
+
+def _words(text: str) -> Form | None:
+    if not _WORDS.fullmatch(text):
+        return None
+    node = parse_expression(text) if _MAY_BE_PRODUCT.fullmatch(text) else None
+    is_ordinary = text[1:].islower() and (len(text) > 2 or text.lower() == "no")
+    return Form("words", mark=text.lower() if is_ordinary else text, node=node)
+
+
+def _difference(left: Node, right: Node) -> Node:
+    return Node("add", (left, Node("multiply", (number(-1), right))))
+
+
+def _has_symbols(form: Form) -> bool:
+    return form.node is not None and bool(symbols_of(form.node))

@@ -1,0 +1,77 @@
+"""Votes: which responses to a prompt give the same answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from vapo.rewards.verifiers import MAX_EXTRACTED_CHARS, MAX_RESPONSE_CHARS, VoteTask
+from vapo.rewards.worker import Task
+from vapo.rewards.workers import WorkerPool
+from vapo.types import Rollout, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+def count_votes(
+    rollouts: Sequence[Rollout],
+    verdicts: Sequence[Verdict],
+    *,
+    group_size: int,
+    pool: WorkerPool | None,
+) -> list[int | None]:
+    """For each response the first of its group with the same answer, None for one without.
+
+    The same text is the same answer; different texts are compared by the pool's processes, within
+    the time limit of one verdict for each group, or not at all without a pool.
+    """
+    votes: list[int | None] = []
+    for first in range(0, len(verdicts), group_size):
+        votes += _by_text(verdicts[first : first + group_size])
+    if pool is None:
+        return votes
+    groups, tasks = [], list[Task]()
+    for first in range(0, len(votes), group_size):
+        distinct = sorted({vote for vote in votes[first : first + group_size] if vote is not None})
+        if len(distinct) > 1:
+            groups.append((first, distinct))
+            texts = (rollouts[first + index].response_text for index in distinct)
+            tasks.append(VoteTask(tuple(text[-MAX_RESPONSE_CHARS:] for text in texts)))
+
+    num_failed = 0
+
+    def on_reply(index: int, reply: dict[str, Any]) -> None:
+        nonlocal num_failed
+        if "failure" in reply:
+            num_failed += 1
+            return
+        first, distinct = groups[index]
+        same = {vote: distinct[c] for vote, c in zip(distinct, reply["classes"], strict=True)}
+        for row in range(first, first + group_size):
+            vote = votes[row]
+            votes[row] = None if vote is None else same[vote]
+
+    pool.run(tasks, on_reply)
+    if num_failed:
+        logger.warning(
+            "the answers to %d of %d prompts could not be compared within the time limit of a "
+            "verdict: there they vote by their text",
+            num_failed,
+            len(votes) // group_size,
+        )
+    return votes
+
+
+def _by_text(group: Sequence[Verdict]) -> list[int | None]:
+    firsts: dict[str, int] = {}
+    votes: list[int | None] = []
+    for index, verdict in enumerate(group):
+        text = verdict.extracted
+        if not text or verdict.failure is not None:
+            votes.append(None)
+        elif len(text) >= MAX_EXTRACTED_CHARS:  # it is cut: the same text, perhaps not the same
+            votes.append(index)
+        else:
+            votes.append(firsts.setdefault(text, index))
+    return votes
