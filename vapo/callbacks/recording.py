@@ -72,6 +72,10 @@ class Recording(Callback):
             **iteration.metrics(),
             **throughput_metrics(iteration, datamodule.metrics, flops / world_size(), peak),
             **memory_metrics(),
+            **{
+                f"{name}/minibatches_without_loss": float(number)
+                for name, number in pl_module.minibatches_without_loss.items()
+            },
             "progress/iteration": float(pl_module.iteration) + 1,
             "progress/phase": float(PHASES.index(pl_module.trained_phase)),
             "progress/policy_steps": float(pl_module.policy_steps),
