@@ -21,7 +21,7 @@ def check(seen: dict[str, Any]) -> None:
     """What every rank must have seen: Adam has momentum from the first iteration on."""
     expected = [pair for pairs in EXPECTED.values() for pair in pairs]
     assert len(seen["steps"]) == len(expected)
-    updates = {name: 0 for name in NETWORKS}
+    updates = dict.fromkeys(NETWORKS, 0)
     for number, (step, pair) in enumerate(zip(seen["steps"], expected, strict=True), start=1):
         for name, has_loss in zip(NETWORKS, pair, strict=True):
             updates[name] += has_loss
