@@ -61,7 +61,7 @@ def fill_with_mixed_groups(
     `sample(attempt)` must be a pure function of the attempt (and of the iteration it belongs
     to), so that a resumed run repeats it. Mixed groups beyond `num_groups` are left out. What
     is missing after the last attempt is filled with dropped groups, the earliest first: every
-    rank keeps its number of rows, hence of optimizer steps, and as fillers carry no loss the
+    rank keeps its number of rows, hence of minibatches, and as fillers carry no loss the
     gradient is that of the smaller batch. Ranks make equally many attempts.
 
     Raises: ValueError when all attempts together have fewer than `num_groups` groups.

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.distributed import sum_over_ranks
+from vapo.distributed import gather_over_ranks, rank, sum_over_ranks
 from vapo.functional.masking import LossReduction
 from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 from vapo.types import Rollout, RolloutBatch
@@ -68,8 +68,9 @@ class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
-    loss; without such they are `num_tokens` and `num_responses`. With a `fault`, which says why,
-    nothing of it may be trained on.
+    loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
+    policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
+    policy is. With a `fault`, which says why, nothing of it may be trained on.
     """
 
     microbatches: Microbatches
@@ -78,6 +79,7 @@ class Minibatch:
     num_positive_tokens: int
     num_policy_tokens: int
     num_policy_responses: int
+    num_advantage_tokens: int
     max_response_tokens: int | None = None
     fault: str | None = None
 
@@ -128,6 +130,9 @@ def make_minibatches(
 ) -> list[Minibatch]:
     """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
 
+    Rows without loss are spread evenly over the minibatches (`spread_rows`). Every rank must
+    call this.
+
     Args:
         num_minibatches: optimizer steps; must divide the rank's number of rollouts.
         max_tokens: token budget of a micro-batch; padded ones count padding.
@@ -138,19 +143,59 @@ def make_minibatches(
     order = torch.randperm(len(batch), generator=generator).tolist()
     if len(order) % num_minibatches:
         raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
-    size = len(order) // num_minibatches
+    loss_mask, policy_mask = loss_masks(batch)
+    lacks = 2 - loss_mask.any(dim=1).long() - policy_mask.any(dim=1).long()
+    num_trained = gather_over_ranks((lacks == 0).sum().reshape(1))
+    spread = spread_rows(
+        order,
+        lacks.tolist(),
+        num_minibatches=num_minibatches,
+        first=int(num_trained[: rank()].sum()) % num_minibatches,
+    )
     lengths = sequence_lengths(batch)
     return [
         _make_minibatch(
             batch,
-            order[start : start + size],
-            cut_by_tokens(
-                lengths, order[start : start + size], max_tokens=max_tokens, packed=packed
-            ),
+            rows,
+            cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
             lambda rows: rollout_inputs(batch, rows, pad_id=pad_id, packed=packed),
         )
-        for start in range(0, len(order), size)
+        for rows in spread
     ]
+
+
+def loss_masks(batch: RolloutBatch) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """The tokens that carry loss, and those of them that carry the policy's."""
+    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
+    return loss_mask, loss_mask if batch.policy_mask is None else batch.policy_mask
+
+
+def spread_rows(
+    order: Sequence[int], lacks: Sequence[int], *, num_minibatches: int, first: int = 0
+) -> list[list[int]]:
+    """Deal rows to equally large minibatches, those that lack the same losses evenly.
+
+    Where no row lacks any, minibatch m has the m-th part of `order`. Otherwise the numbers of rows
+    that lack at most k losses differ by 1 at most between minibatches, for each k, so that
+    fillers and filtered responses leave no minibatch with next to no loss while others have all
+    of theirs.
+
+    Args:
+        order: the rows, shuffled; `num_minibatches` divides their number.
+        lacks: of each row, how many of the losses it does not carry.
+        first: the minibatch at which dealing begins. Each rank begins where the one before it
+            ended, so that the numbers are even over all ranks, too.
+
+    >>> spread_rows([3, 1, 0, 2], [0, 0, 0, 0], num_minibatches=2)
+    [[3, 1], [0, 2]]
+    >>> spread_rows([3, 1, 0, 2], [0, 2, 0, 2], num_minibatches=2)
+    [[0, 1], [2, 3]]
+    """
+    size = len(order) // num_minibatches
+    by_turns = [order[m * size + i] for i in range(size) for m in range(num_minibatches)]
+    by_turns.sort(key=lambda row: lacks[row])
+    starts = [(m - first) % num_minibatches for m in range(num_minibatches)]
+    return [by_turns[start::num_minibatches] for start in starts]
 
 
 def _make_minibatch(
@@ -159,15 +204,17 @@ def _make_minibatch(
     chunks: list[list[int]],
     make_inputs: Callable[[list[int]], TokenInputs],
 ) -> Minibatch:
-    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-    policy_mask = loss_mask if batch.policy_mask is None else batch.policy_mask
+    loss_mask, policy_mask = loss_masks(batch)
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
+    # a nan is one, too: it must show in the loss
+    has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
     counts = {
         "num_tokens": tokens.sum(),
         "num_responses": (tokens > 0).sum(),
         "num_positive_tokens": (tokens * batch.is_correct[rows]).sum(),
         "num_policy_tokens": policy_tokens.sum(),
         "num_policy_responses": (policy_tokens > 0).sum(),
+        "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(

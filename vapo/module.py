@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -23,8 +22,8 @@ from vapo.config.schema import OptimizerConfig
 from vapo.distributed import sum_over_ranks, world_size
 from vapo.minibatches import Microbatch, Minibatch
 from vapo.models.networks import make_actor, make_critic, make_reference
-from vapo.objective import Totals, policy_objective, value_objective
-from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module
+from vapo.objective import Totals, has_loss, policy_objective, value_objective
+from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module, stepper
 from vapo.policies import Actor, FrozenBase
 from vapo.rollout_numbers import Readers, read_rollouts
 from vapo.strategies import is_sharded, reshard, set_gradient_sync
@@ -35,13 +34,14 @@ from vapo.watching.faults import Faults, finite_over_ranks
 from vapo.watching.inspection import inspect_minibatch
 
 PHASES = list(Phase)
+LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
 
 
 class VapoModule(L.LightningModule):
     """Actor and critic with manual optimization.
 
     `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
-    `policy_steps` the actor's optimizer steps. They and the phase are buffers, so a checkpoint
+    `policy_steps` the actor's updates. They and the phase are buffers, so a checkpoint
     restores them before the first rollout. `phase` is what the next rollouts are for,
     `trained_phase` what the iteration in training does.
     """
@@ -66,6 +66,7 @@ class VapoModule(L.LightningModule):
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
+        self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.reads_packed = False
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
@@ -158,17 +159,30 @@ class VapoModule(L.LightningModule):
         self.update_seconds.clear()
         self.update_flops = 0.0
         self.minibatch_metrics.clear()
+        self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
-    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
-        """One network after the other: losses, then update. Returns metrics, over all ranks."""
-        totals = Totals()
-        metrics: dict[str, float] = {}
-        losses: dict[str, Callable[[Microbatch, Minibatch, Totals], Tensor]] = {}
-        if self.trained_phase is Phase.POLICY_OPTIMIZATION:
-            losses["actor"] = self._policy_loss
+    def _losses(self) -> dict[str, LossShare]:
+        """Of each network that the iteration trains, in the order of their updates."""
+        trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
+        losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
             losses["critic"] = self._value_loss
-        for index, (name, loss_share) in enumerate(losses.items()):
+        return losses
+
+    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
+        """One network after the other: losses, then update. Returns metrics, over all ranks.
+
+        Without a token of its loss a network is left as it is, for a step with gradient 0 would
+        move it by Adam's momentum and weight decay.
+        """
+        totals = Totals()
+        metrics: dict[str, float] = {}
+        for index, (name, loss_share) in enumerate(self._losses().items()):
+            if not has_loss(name, minibatch, self.hyperparameters, self.config.algorithm):
+                self.minibatches_without_loss[name] += 1
+                if index == 0:
+                    stepper(self, name)[0].step()  # no gradients: it counts only
+                continue
             with timed(self.update_seconds, f"{name}_update"):
                 loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
                 metrics |= self._update(name, loss, minibatch, counted=index == 0)
@@ -178,7 +192,7 @@ class VapoModule(L.LightningModule):
     def _accumulate(
         self,
         network: Actor | Critic,
-        loss_share: Callable[[Microbatch, Minibatch, Totals], Tensor],
+        loss_share: LossShare,
         minibatch: Minibatch,
         totals: Totals,
     ) -> Tensor:
@@ -231,14 +245,9 @@ class VapoModule(L.LightningModule):
 
         One minibatch is one `trainer.global_step`: Lightning counts every step of its optimizer
         wrappers, so only one of the two networks steps through its wrapper (`counted`). Without
-        gradients a step changes nothing, so a minibatch whose update is skipped counts as well.
+        gradients a step changes nothing, so a minibatch that is skipped counts as well.
         """
-        index = ("actor", "critic").index(name)
-        wrappers, schedulers = self.optimizers(), self.lr_schedulers()
-        wrapper = wrappers[index] if isinstance(wrappers, list) else wrappers
-        scheduler = schedulers[index] if isinstance(schedulers, list) else schedulers
-        assert isinstance(wrapper, LightningOptimizer)
-        assert isinstance(scheduler, LambdaLR)
+        wrapper, scheduler = stepper(self, name)
         optimizer = wrapper.optimizer
         max_norm = getattr(self.config, name).optimizer.max_grad_norm
         clipped = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)

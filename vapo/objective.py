@@ -50,6 +50,33 @@ class Totals:
         return reduced
 
 
+def has_loss(
+    network: str,
+    minibatch: Minibatch,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> bool:
+    """Whether the minibatch's loss of `actor` or `critic` depends on it, alike on all ranks.
+
+    The critic's does not where every token is masked out; the actor's where each of its terms is
+    0 by construction: every token is masked out or has an advantage of exactly 0 (the rewards of
+    each group are alike), none is of a correct response if mu > 0, and there is neither a KL term
+    nor an entropy bonus. A minibatch with a `fault` counts as one with loss.
+    """
+    if minibatch.fault is not None:
+        return True
+    if network == "critic":
+        return minibatch.num_tokens > 0
+    on_every_token = algorithm.entropy_coef > 0 or (
+        algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
+    )
+    return (
+        minibatch.num_advantage_tokens > 0
+        or (hyperparameters.mu > 0 and minibatch.num_positive_tokens > 0)
+        or (on_every_token and minibatch.num_tokens > 0)
+    )
+
+
 def policy_objective(
     logprobs: Float[Tensor, "b T"],
     entropy: Float[Tensor, "b T"],

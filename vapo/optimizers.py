@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import lightning as L
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -38,6 +40,17 @@ def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
 def make_scheduler(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
     """Linear warmup, then constant. The first step already moves: (step + 1) / warmup."""
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(warmup_steps, 1)))
+
+
+def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:
+    """Those of `actor` or `critic`; the optimizer in the wrapper whose steps Lightning counts."""
+    index = ("actor", "critic").index(network)
+    wrappers, schedulers = module.optimizers(), module.lr_schedulers()
+    wrapper = wrappers[index] if isinstance(wrappers, list) else wrappers
+    scheduler = schedulers[index] if isinstance(schedulers, list) else schedulers
+    assert isinstance(wrapper, LightningOptimizer)
+    assert isinstance(scheduler, LambdaLR)
+    return wrapper, scheduler
 
 
 def number_parameters_as_module(

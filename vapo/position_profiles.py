@@ -36,9 +36,10 @@ def position_profile(
 ) -> Profile:
     """Columns of a table with one row for each bin of token positions that has tokens.
 
-    `position` is the bin's first; value, Monte-Carlo return, advantage (before whitening) and
-    reward weight are means over the bin's tokens of all ranks; explained variance is that of
-    the bin's tokens, None where their returns are equal. Quantities that the phase or the
+    `position` is the bin's first; value, Monte-Carlo return, advantage and reward weight are
+    means over the bin's tokens of all ranks. The advantage is before whitening, which would take
+    away the mean over all positions, and with it the bias of a critic; explained variance is that
+    of the bin's tokens, None where their returns are equal. Quantities that the phase or the
     system lacks are left out. Every rank must call this.
     """
     bin_tokens = math.ceil(max_response_tokens / _MAX_BINS)

@@ -69,6 +69,20 @@ def test_critic_from_a_reward_model_needs_one(tmp_path: Path) -> None:
     )
 
 
+def test_k1_as_a_loss_term_is_refused(tmp_path: Path) -> None:
+    """Whether the coefficient is set already or comes later: its gradient is noise around 0."""
+    loss = ["algorithm.kl.estimator=k1", "algorithm.kl.placement=loss"]
+    for overrides in (loss, loss[:1], [*loss, "algorithm.kl.coef=0.04"]):
+        message = problem(tmp_path, *overrides)
+        assert "algorithm.kl.estimator k1" in message
+        assert "expected gradient" in message
+        assert "algorithm.kl.estimator=k2 or k3" in message
+        assert "algorithm.kl.placement=reward" in message
+    fit_config(tmp_path, loss[0], "algorithm.kl.placement=reward", "algorithm.kl.coef=0.04")
+    for estimator in ("k2", "k3"):
+        fit_config(tmp_path, f"algorithm.kl.estimator={estimator}", "algorithm.kl.coef=0.04")
+
+
 def test_pretraining_range(tmp_path: Path) -> None:
     overrides = (
         "components.value_pretraining.num_iterations=3",

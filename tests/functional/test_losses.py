@@ -1,9 +1,11 @@
 """Losses and their reduction against numbers worked out by hand."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 from vapo.functional.losses import aggregate, clipped_surrogate, kl_penalty, value_loss
 
@@ -140,6 +142,31 @@ def test_kl_estimators() -> None:
     equal(kl_penalty(logprobs, ref, estimator="k2"), f64([0.125, 0.5]))
     expected = f64([math.exp(-0.5) - 0.5, math.e - 2])
     equal(kl_penalty(logprobs, ref, estimator="k3"), expected)
+
+
+def expected_gradient(estimator: Literal["k1", "k2", "k3"], logits: Tensor, ref: Tensor) -> Tensor:
+    """Of the estimate as a loss, over every token that the policy could sample."""
+    logits = logits.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)
+    estimates = kl_penalty(logprobs[:, None], ref[:, None], estimator=estimator)[:, 0]
+    (gradient,) = torch.autograd.grad((logprobs.detach().exp() * estimates).sum(), logits)
+    return gradient
+
+
+def test_expected_gradient_of_the_kl_estimators_as_losses() -> None:
+    """k1's is 0 whatever the policy (why the config refuses it), k2's KL(pi, ref)'s, k3's
+    KL(ref, pi)'s."""
+    logits, ref = f64([0.3, -1.2, 0.8])[0], f64([-0.5, 0.4, 0.1])[0].log_softmax(0)
+    leaf = logits.clone().requires_grad_()
+    logprobs = leaf.log_softmax(0)
+    forward = (logprobs.exp() * (logprobs - ref)).sum()
+    reverse = (ref.exp() * (ref - logprobs)).sum()
+    (wanted_k2,) = torch.autograd.grad(forward, leaf, retain_graph=True)
+    (wanted_k3,) = torch.autograd.grad(reverse, leaf)
+    assert expected_gradient("k1", logits, ref).abs().max() < 1e-15
+    equal(expected_gradient("k2", logits, ref), wanted_k2)
+    equal(expected_gradient("k3", logits, ref), wanted_k3)
+    assert wanted_k2.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

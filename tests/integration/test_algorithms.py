@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
+from safetensors.torch import load_file
 
 from tests.integration.commands import ROOT, summary
+from tests.resuming.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.fit import run
@@ -90,3 +92,48 @@ def test_dynamic_sampling_resumes_to_the_same_weights(
     assert int(expected["state_dict"]["iteration"]) == 2
     expected, actual = network_state(expected, "actor"), network_state(actual, "actor")
     assert all(torch.equal(expected[name], tensor) for name, tensor in actual.items())
+
+
+def metric(run_dir: Path, folder: Path, key: str) -> list[float]:
+    client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
+    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
+    return [point.value for point in history]
+
+
+def test_iterations_without_an_update_are_counted_and_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RAFT where no response is correct: neither a weight nor the schedule moves."""
+    run_dir = tiny_fit("raft", folder, monkeypatch, "rewards.pattern=never(x)")
+    state = read_checkpoint(run_dir / "checkpoints/last.ckpt")
+    counters = {key: int(state["state_dict"][key]) for key in ("iteration", "policy_steps")}
+    assert counters == {"iteration": 2, "policy_steps": 0}
+    assert state["global_step"] == 4, "two minibatches an iteration"
+    assert [schedule["last_epoch"] for schedule in state["lr_schedulers"]] == [0]
+    initial = load_file(ROOT / "models/state_tracking/policy/model.safetensors")
+    final = network_state(state, "actor")
+    assert final.keys() >= initial.keys()
+    assert all(torch.equal(final[key], value) for key, value in initial.items())
+    assert metric(run_dir, folder, "actor/minibatches_without_loss") == [2.0, 2.0]
+    assert metric(run_dir, folder, "progress/policy_steps") == [0.0, 0.0]
+    assert capsys.readouterr().out.count("actor: not updated in iteration 1") == 1
+
+
+def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minibatches of one response of Dr.GRPO: the rewards of some groups are alike."""
+    pairs = ["components.group_sampling.group_size=2", "training.minibatch_size=1"]
+    whole = tiny_fit("dr_grpo", folder, monkeypatch, *pairs)
+    half = tiny_fit("dr_grpo", folder, monkeypatch, *pairs, "training.num_iterations=1")
+    last = half / "checkpoints/last.ckpt"
+    resumed = tiny_fit("dr_grpo", folder, monkeypatch, *pairs, ckpt_path=last)
+    expected, actual = (
+        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
+    )
+    without = metric(whole, folder, "actor/minibatches_without_loss")
+    assert len(without) == 2
+    assert all(0 < number < 8 for number in without), without
+    assert int(expected["state_dict"]["policy_steps"]) == 16 - sum(without)
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(actual[name], expected[name], name)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.report.synthetic import ablation, pretraining, run
+from tests.systems import MAX_RESPONSE_TOKENS, system_config
+from tests.value_page.made_up_pages import evaluated
+from vapo.advantages import set_advantages
 from vapo.commands.report import write_report
+from vapo.config import resolve
+from vapo.position_profiles import position_profile
 from vapo.report.curves import band, policy_points, position_bands, pretraining_points
 from vapo.report.figures import draw_all, row_groups
 from vapo.report.recorded import SCORE
 from vapo.report.runs import Collection, RowInfo
 from vapo.report.style import line_styles
+
+ROOT = Path(__file__).parents[2]
 
 # Two iterations of value pretraining, then two of the policy, of two steps each.
 HISTORY = {
@@ -102,6 +110,40 @@ def test_legends_lie_inside_the_figures() -> None:
         assert box.x0 >= 0, drawing.name
         assert box.x1 <= figure.bbox.x1, drawing.name
         assert box.y0 >= 0, drawing.name
+
+
+def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:
+    """Whitening takes the batch's mean away: its sign at a position can be the other one."""
+    config = system_config("vapo")
+    batch = evaluated(config)
+    assert config.algorithm.whiten_advantages
+    assert batch.token_rewards is not None
+    batch.token_rewards += 0.3 * batch.response_mask  # as with a critic that values all too low
+    set_advantages(batch, resolve(config), config.algorithm)
+    assert batch.raw_advantages is not None
+    assert batch.advantages is not None
+    columns = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)
+    raw, whitened = (
+        [float(x[batch.response_mask[:, t], t].mean()) for t in range(MAX_RESPONSE_TOKENS)]
+        for x in (batch.raw_advantages, batch.advantages)
+    )
+    assert columns["advantage_mean"] == pytest.approx(raw)
+    assert any(a * b < 0 for a, b in zip(raw, whitened, strict=True)), "else nobody could tell"
+
+    (positions,) = (d for d in draw_all(one_row()) if d.name == "positions")
+    labels = " ".join(axis.get_ylabel() for axis in positions.figure.axes)
+    texts = {"figure": labels, "caption": positions.caption}
+    for name in ("docs/sweeps.md", "docs/metrics.md", "docs/value_page.md"):
+        texts[name] = (ROOT / name).read_text()
+    texts["chart"] = (ROOT / "vapo/value_page/charts.js").read_text()
+    for name, text in texts.items():
+        text = " ".join(text.split())
+        assert re.search(r"(?i)advantage`?( is|s are)?,? \(?before whitening", text), name
+        assert not re.search(r"mean advantage \(as the loss", text), name
+
+
+def one_row() -> Collection:
+    return Collection("t", [RowInfo("a")], [run("a", 0, 0.5)])
 
 
 def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:

@@ -30,6 +30,7 @@ class Recording(Callback):
         self.progress = progress
         self._stages = ExitStack()
         self._since = time.monotonic()
+        self._not_updated: set[str] = set()
         self.profile = RunProfile()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -72,12 +73,29 @@ class Recording(Callback):
             **iteration.metrics(),
             **throughput_metrics(iteration, datamodule.metrics, flops / world_size(), peak),
             **memory_metrics(),
+            **{
+                f"{name}/minibatches_without_loss": float(number)
+                for name, number in pl_module.minibatches_without_loss.items()
+            },
             "progress/iteration": float(pl_module.iteration) + 1,
             "progress/phase": float(PHASES.index(pl_module.trained_phase)),
             "progress/policy_steps": float(pl_module.policy_steps),
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
+        self.note_not_updated(pl_module)
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
+
+    def note_not_updated(self, module: VapoModule) -> None:
+        """One line for each streak of iterations in which nothing has a loss of a network."""
+        num_minibatches = len(module.minibatch_metrics)
+        without = module.minibatches_without_loss
+        not_updated = {name for name, number in without.items() if number == num_minibatches}
+        for name in sorted(not_updated - self._not_updated):
+            self.progress.note(
+                f"{name}: not updated in iteration {int(module.iteration) + 1}: no token of its "
+                "rollouts carries loss"
+            )
+        self._not_updated = not_updated
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

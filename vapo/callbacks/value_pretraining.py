@@ -53,7 +53,7 @@ class ValuePretraining(Callback):
         finished = int(pl_module.iteration) + 1
         explained_variance = datamodule_of(trainer).metrics["critic/explained_variance"]
         losses = mean_of_steps(pl_module.minibatch_metrics)
-        value_loss = losses.get("critic/value_loss", math.nan)  # none, if all rollouts were bad
+        value_loss = losses.get("critic/value_loss", math.nan)  # none, if nothing was trained on
         if finished < self.num_iterations and not self.stop_rule_met(
             finished, explained_variance=explained_variance, value_loss=value_loss
         ):

@@ -29,7 +29,9 @@ class KLConfig:
     """Divergence from the initial policy. Off in VAPO (paper: not stated)."""
 
     coef: float = option(0.0, "weight; 0 builds no reference model", ge=0)
-    estimator: Literal["k1", "k2", "k3"] = option("k3", "per-token estimator")
+    estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "per-token estimator; k1 only as a reward: as a loss its expected gradient is zero"
+    )
     placement: Literal["loss", "reward"] = option("loss", "a loss term, or a token reward")
 
 

@@ -83,6 +83,20 @@ def on_policy_surrogate_is_on_policy(config: FitConfig) -> Problem | None:
     )
 
 
+def kl_loss_has_a_gradient(config: FitConfig) -> Problem | None:
+    """Whatever the coefficient: a run that sets it later must not find out by training."""
+    kl = config.algorithm.kl
+    if kl.estimator != "k1" or kl.placement != "loss":
+        return None
+    return Problem(
+        ("algorithm.kl.estimator", "algorithm.kl.placement"),
+        "algorithm.kl.estimator k1 cannot be a loss term: its gradient is that of log pi alone, "
+        "the reference drops out, and its expected gradient is zero, so it would add noise and "
+        "hold the policy to nothing: set algorithm.kl.estimator=k2 or k3, or "
+        "algorithm.kl.placement=reward",
+    )
+
+
 def overlap_has_a_ratio(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     is_policy_gradient = (
@@ -175,6 +189,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     group_estimator_has_groups,
     dynamic_sampling_has_groups,
     on_policy_surrogate_is_on_policy,
+    kl_loss_has_a_gradient,
     overlap_has_a_ratio,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,

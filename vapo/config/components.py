@@ -58,7 +58,11 @@ class LengthAdaptiveGAE:
     """lambda_policy = 1 - 1/(alpha * l) for a response of l tokens (VAPO 4.2)."""
 
     enabled: bool = _option(True, "off: the constant algorithm.lambda_policy")
-    alpha: float = _option(0.05, "horizon alpha * l in tokens (paper: 0.05)", gt=0)
+    alpha: float = _option(
+        0.05,
+        "the policy's GAE horizon in units of the response (paper: 0.05)",
+        gt=0,
+    )
 
 
 @dataclass(frozen=True)

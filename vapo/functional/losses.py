@@ -174,6 +174,8 @@ def kl_penalty(
         d = logprobs - ref_logprobs
         k1 = d        k2 = d^2 / 2        k3 = exp(-d) - 1 + d
 
+    As a loss, the expected gradient is 0 for k1 (the reference drops out), that of
+    KL(pi || ref) for k2 and of KL(ref || pi) for k3; k1 is for rewards.
     Source: Schulman, "Approximating KL divergence"; k3 is GRPO's. VAPO uses none (default
     coefficient 0). Deviation: in k3 the exponent is held within +-20.
     Units: nats.

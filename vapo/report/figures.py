@@ -19,7 +19,7 @@ _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
 _POSITION_PANELS = {
     "value_mean": "mean value",
-    "advantage_mean": "mean advantage\n(as the loss uses it)",
+    "advantage_mean": "mean advantage\n(before whitening)",
     "reward_weight_mean": "weight of the final\nreward, $\\lambda^{T-t}$",
 }
 
@@ -45,8 +45,9 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
                 ),
                 (
                     "positions",
-                    "Mean value, mean advantage and weight of the final reward against token "
-                    f"position, at the first and the last policy iteration{about}. {note}",
+                    "Mean value, mean advantage (before whitening) and weight of the final reward "
+                    "against token position, at the first and the last policy "
+                    f"iteration{about}. {note}",
                     position_figure(collection, rows),
                 ),
             ):

@@ -39,6 +39,9 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
             "are the engine's."
         )
     elif config.algorithm.whiten_advantages:
-        yield "Advantages are whitened over the batch; the token's details have them before, too."
+        yield (
+            "The tokens' advantages are whitened over the batch, as the loss uses them; their "
+            "details have them before, too. The chart of the mean advantage is before whitening."
+        )
     if world_size() > 1:
         yield "The groups are of the first process; the charts are of the rollouts of all."

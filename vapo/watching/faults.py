@@ -47,7 +47,8 @@ class Faults:
     """What went wrong so far, alike on all ranks.
 
     An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
-    state nor the learning rate's schedule; it still is a mini-batch of `trainer.global_step`.
+    state nor the learning rate's schedule; it still is a mini-batch of `trainer.global_step`. A
+    mini-batch without a loss of the network is no fault, and not counted here.
     """
 
     def __init__(self, max_bad_updates: int, max_saved_rollouts: int) -> None:
