@@ -90,7 +90,8 @@ class Reader:
     def __init__(self, store: Store) -> None:
         from mlflow import MlflowClient
 
-        self.client: MlflowClient = MlflowClient(store.uri)
+        store.hand_over_credentials()
+        self.client: MlflowClient = MlflowClient(store.client_uri)
         self.store = store
 
     def sweep(self, parent_run_id: str, full_system: str | None = None) -> Collection:
