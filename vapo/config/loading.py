@@ -24,13 +24,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from vapo.config.environment import (
-    MARKED,
-    read_environment,
-    redact_variables,
-    values_of,
-    variables_in,
-)
+from vapo.config import environment
 from vapo.config.layers import (
     Layer,
     check_keys,
@@ -181,7 +175,7 @@ def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins)
                 f"set it in a config file, or as {key}=VALUE"
             )
         config: Any = OmegaConf.to_object(tree)
-        config.from_environment = read_environment(tree, config)
+        config.from_environment = environment.read_environment(tree, config)
         return config
     except OmegaConfBaseException as error:
         key = error.full_key or ""
@@ -200,13 +194,13 @@ def _interpolation_reason(
             f"the environment variable {missing[1]} is not set, and {raw} reads it: export it, "
             f"or set {key or 'the key'} to a value"
         )
-    variables = variables_in(OmegaConf.to_container(tree, resolve=False))
+    variables = environment.variables_in(OmegaConf.to_container(tree, resolve=False))
     if variables and isinstance(error, InterpolationValidationError):  # OmegaConf's shows the value
         kind = entry.label if isinstance(entry, Option) else "another type"
         return f"expects {kind}, and what {raw} stands for is not"
-    if MARKED.search(reason):
+    if environment.MARKED.search(reason):
         return f"{raw}: a variable of the environment gives a value, not the name of a key"
-    reason = redact_variables(reason, variables)
+    reason = environment.redact_variables(reason, variables)
     target = re.search(r"Interpolation key '(.*)' not found", reason)
     if isinstance(error, InterpolationKeyError) and target:
         close = nearest_key(target[1], entries)
@@ -271,7 +265,7 @@ def flatten(config: Any) -> dict[str, Scalar]:
 
     For use: what is written or shown comes from `flatten_written`.
     """
-    return flatten_tree(values_of(config))
+    return flatten_tree(environment.values_of(config))
 
 
 def flatten_written(config: Any) -> dict[str, Scalar]:
