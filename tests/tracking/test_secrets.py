@@ -17,6 +17,11 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commands import ROOT, SMALL
+from vapo.config import FitConfig
+from vapo.config.loading import flatten_written, load_config, to_yaml
+from vapo.tracking.inputs import recorded_tracking
+from vapo.tracking.logger import make_run_logger
+from vapo.tracking.stores import locate_store
 
 START_S = 240.0
 USER, PASSWORD, TOKEN = "keeper", "pa55-w@rd/of-the-store", "t0ken-0123456789"
@@ -164,6 +169,7 @@ def test_six_commands_keep_a_password_and_a_token_to_themselves(server: Server, 
     check_resume(run_dir, tmp_path)
     assert files_with_secrets(out, server.store) == []
     check_store(server.address)
+    check_outage(server, uri, tmp_path / "outage")
 
 
 def check_resume(run_dir: Path, tmp_path: Path) -> None:
@@ -181,6 +187,29 @@ def check_resume(run_dir: Path, tmp_path: Path) -> None:
     done = vapo(*again, VAPO_TEST_TOKEN="another-token-now", **names)
     assert done.returncode == 0, shown(done)
     assert PASSWORD not in done.stdout + done.stderr
+
+
+def check_outage(server: Server, uri: str, folder: Path) -> None:
+    """What waits in the journal, and what is said of it."""
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VAPO_TEST_TOKEN", TOKEN)
+        overrides = [f"tracking.uri={uri}", "tracking.tags.token=${oc.env:VAPO_TEST_TOKEN}"]
+        config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
+        logger = make_run_logger(
+            recorded_tracking(config),
+            run_name="outage",
+            note=notes.append,
+            journal=folder / "tracking",
+        )
+        server.stop()
+        logger.log_config(to_yaml(config), flatten_written(config))
+        left = logger.close()
+        locate_store("mlruns").hand_over_credentials()  # takes back what was handed over
+    assert left >= 3, notes
+    assert "vapo deliver" in "".join(notes)
+    assert not [s for s in SECRETS for note in notes if s in note]
+    assert files_with_secrets(folder) == []
 
 
 def check_store(address: str) -> None:
