@@ -125,7 +125,11 @@ def _configured(name: str, argv: list[str]) -> None:
         *("num_responses", "output", "value_page"),
     )
     extra = {n: getattr(options, n) for n in names if hasattr(options, n)}
-    _load_command(command.module)(composed.config, **extra)
+    try:
+        _load_command(command.module)(composed.config, **extra)
+    except (UserError, StoppedRun) as error:
+        error.args = (composed.config.from_environment.redact(str(error)),)
+        raise
 
 
 def _sweep(argv: list[str]) -> None:

@@ -15,6 +15,7 @@ from vapo.errors import InterruptedRunError, UserError
 from vapo.progress_display import format_seconds
 from vapo.tracking.provenance import versions
 from vapo.tracking.stores import locate_store
+from vapo.uris import without_credentials
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
@@ -60,11 +61,11 @@ def make_summary(
 ) -> RunSummary:
     """A summary from the metrics of the first and the last evaluation, and the other fields.
 
-    A user name and password in `tracking_uri` are left out.
+    Credentials in `tracking_uri` are left out.
     """
     uri = fields.pop("tracking_uri")
     return RunSummary(
-        tracking_uri=locate_store(uri).redact(uri),
+        tracking_uri=without_credentials(uri),
         score_before=before.get("eval/avg_at_k"),
         score_before_ci=interval_of(before),
         score_after=after.get("eval/avg_at_k"),

@@ -19,13 +19,14 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from vapo.config import RewardModelConfig, SftConfig
-from vapo.config.loading import flatten, to_yaml
+from vapo.config.loading import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit
 from vapo.rewards import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.seeding import derive_seed
+from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger, make_run_logger
 
 
@@ -53,14 +54,14 @@ def recorded_run(
             data=config.data,
         ) as scorer,
         make_run_logger(
-            config.tracking,
+            recorded_tracking(config),
             run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
             tags={"command": command},
             note=progress.note,
             journal=Path(config.export_dir) / "tracking",
         ) as logger,
     ):
-        logger.log_config(to_yaml(config), flatten(config))
+        logger.log_config(to_yaml(config), flatten_written(config))
         progress.note(prompts.report.describe())
         yield progress, scorer, logger
     logger.discard_journal()  # a supervised run is not resumed

@@ -89,7 +89,8 @@ def test_a_run_that_is_still_going(undelivered, capsys):
 def test_a_password_is_left_for_the_user_to_add(tmp_path):
     store = Store("https://me:secret@host:5000/x")
     lines = what_was_not_sent(DeliveryReport(1, 2, 1, "gone"), tmp_path / "tracking", store)
-    assert lines[1].endswith(f"{tmp_path} --tracking_uri https://USER:PASSWORD@host:5000/x")
+    assert lines[1].startswith(f"  vapo deliver {tmp_path}")
+    assert lines[1].endswith("in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
     assert "refused 1 records" in lines[2]
     assert not any("secret" in line for line in lines)
     journal = Journal(tmp_path / "tracking")

@@ -8,6 +8,7 @@ from pathlib import Path
 from vapo.errors import UserError
 from vapo.tracking.journal import JournalInUseError
 from vapo.tracking.run_journals import deliver, journals_in, tidy, what_is_left
+from vapo.uris import without_credentials
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
@@ -25,7 +26,8 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
                 raise
             print(error)
             continue
-        print(f"{folder}: {left.describe()} to send to {tracking_uri or left.tracking_uri}")
+        shown = without_credentials(tracking_uri or left.tracking_uri)
+        print(f"{folder}: {left.describe()} to send to {shown}")
         if not only_list and not left.num_records:
             tidy(left, tracking_uri)
         if only_list or not left.num_records:

@@ -23,7 +23,7 @@ from vapo.rewards import make_scorer
 from vapo.rollouts import sampling_settings
 from vapo.rollouts.selection import check_engine, make_sampler
 from vapo.seeding import derive_seed
-from vapo.tracking.inputs import dataset_inputs, model_tags, params
+from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import make_run_logger
 from vapo.types import Prompt
 
@@ -44,7 +44,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
         with (
             Progress() as progress,
             make_run_logger(
-                config.tracking,
+                recorded_tracking(config),
                 run_name=name,
                 tags={"command": "filter", **model_tags(config, None)},
                 note=progress.note,

@@ -42,7 +42,7 @@ from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
 from vapo.strategies import gathered
 from vapo.summary import make_summary, render_summary, write_summary
 from vapo.sweep.identity import code_version
-from vapo.tracking.inputs import dataset_inputs, model_tags, params
+from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger, make_run_logger
 from vapo.tracking.stores import locate_store
 from vapo.trainer import RunCallbacks, make_trainer
@@ -102,7 +102,7 @@ def train(
             data=config.data,
         ) as scorer,
         make_run_logger(
-            config.tracking,
+            recorded_tracking(config),
             run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,
             tags={

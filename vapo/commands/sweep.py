@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vapo.config.written import written_source
 from vapo.errors import UserError
 from vapo.sweep.describe import describe_size, dry_run_lines
 from vapo.sweep.folders import locked
@@ -116,9 +117,10 @@ def _launcher(
 
 
 def command_line(options: SweepOptions) -> str:
-    """The command that repeats this sweep."""
+    """The command that repeats this sweep; credentials come from the environment then."""
     words = ["vapo", "sweep"]
     for file in options.files:
         words += ["--config", str(file)]
     words += ["--grid", str(options.grid), "--seeds", ",".join(map(str, options.seeds))]
-    return shlex.join([*words, *options.overrides])
+    overrides = (override.partition("=") for override in options.overrides)
+    return shlex.join([*words, *(f"{key}={written_source(text)}" for key, _, text in overrides)])

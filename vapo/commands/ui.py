@@ -16,8 +16,7 @@ def run(tracking_uri: str, host: str, port: int) -> None:
     _check_store(store)
     other = port + 1 if port < 65535 else 5000
     check_port(host, port, mend=f"choose another port, as --port {other}")
-    # One worker serves one reader; more would only take the training's cores.
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    os.environ.update(server_environment(store))
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     print(f"  {page_url(host, port)}", flush=True)
     command = server_command(store, host, port)
@@ -31,11 +30,26 @@ def page_url(host: str, port: int) -> str:
 
 
 def server_command(store: Store, host: str, port: int) -> list[str]:
-    """MLflow's server in this Python's environment."""
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store.uri]
+    """MLflow's server in this Python's environment.
+
+    Everyone on the host can read a process's arguments, so a database's URI is not among them:
+    see `server_environment`.
+    """
+    command = [sys.executable, "-m", "mlflow", "server"]
+    if store.database is not None:
+        command += ["--backend-store-uri", store.uri]
     if store.artifact_location:
         command += ["--default-artifact-root", store.artifact_location]
     return [*command, "--host", host, "--port", str(port), "--workers", "1"]
+
+
+def server_environment(store: Store) -> dict[str, str]:
+    """Variables that MLflow's server reads."""
+    # One worker serves one reader; more would only take the training's cores.
+    variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    if store.database is None:
+        variables["MLFLOW_BACKEND_STORE_URI"] = store.uri
+    return variables
 
 
 def _check_store(store: Store) -> None:

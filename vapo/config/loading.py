@@ -7,7 +7,6 @@ it is written.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -21,9 +20,11 @@ from omegaconf.errors import (
     ConfigKeyError,
     InterpolationKeyError,
     InterpolationToMissingValueError,
+    InterpolationValidationError,
     OmegaConfBaseException,
 )
 
+from vapo.config import environment
 from vapo.config.layers import (
     Layer,
     check_keys,
@@ -35,6 +36,7 @@ from vapo.config.layers import (
 )
 from vapo.config.options import Entry, Option, describe, nearest_key
 from vapo.config.validation import first_problem
+from vapo.config.written import deciding_tree, source_tree, written_source, written_tree
 from vapo.errors import UserError
 
 T = TypeVar("T")
@@ -88,7 +90,8 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Mapping[str, Ent
     problem = first_problem(config)
     if problem is not None:
         place = origins.latest(problem.keys)
-        raise UserError(f"{place}: {problem.message}" if place else problem.message)
+        message = config.from_environment.redact(problem.message)
+        raise UserError(f"{place}: {message}" if place else message)
     return Composed(config, tree)
 
 
@@ -171,17 +174,33 @@ def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins)
                 f"{place + ': ' if place else ''}{key} must be set: {option.doc}; "
                 f"set it in a config file, or as {key}=VALUE"
             )
-        return OmegaConf.to_object(tree)
+        config: Any = OmegaConf.to_object(tree)
+        config.from_environment = environment.read_environment(tree, config)
+        return config
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         place = origins.place(key)
-        reason = _interpolation_reason(error, entries)
+        reason = _interpolation_reason(error, entries, key, tree)
         where = ": ".join(part for part in (place, key) if part)
         raise UserError(f"{where}: {reason}" if where else reason) from None
 
 
-def _interpolation_reason(error: OmegaConfBaseException, entries: Mapping[str, Entry]) -> str:
-    reason = _first_line(error)
+def _interpolation_reason(
+    error: OmegaConfBaseException, entries: Mapping[str, Entry], key: str, tree: DictConfig
+) -> str:
+    reason, raw, entry = _first_line(error), _raw(tree, key), entries.get(key)
+    if missing := re.search(r"Environment variable '(.*)' not found", reason):
+        return (
+            f"the environment variable {missing[1]} is not set, and {raw} reads it: export it, "
+            f"or set {key or 'the key'} to a value"
+        )
+    variables = environment.variables_in(OmegaConf.to_container(tree, resolve=False))
+    if variables and isinstance(error, InterpolationValidationError):  # OmegaConf's shows the value
+        kind = entry.label if isinstance(entry, Option) else "another type"
+        return f"expects {kind}, and what {raw} stands for is not"
+    if environment.MARKED.search(reason):
+        return f"{raw}: a variable of the environment gives a value, not the name of a key"
+    reason = environment.redact_variables(reason, variables)
     target = re.search(r"Interpolation key '(.*)' not found", reason)
     if isinstance(error, InterpolationKeyError) and target:
         close = nearest_key(target[1], entries)
@@ -203,11 +222,17 @@ def _check_values(
             continue
         place, raw = origins.place(key), _raw(tree, key)
         message = f"{place + ': ' if place else ''}{key} {reason}"
+        if config.from_environment.under(key):
+            message = f"{place + ': ' if place else ''}{key} must be {_allowed(option)}"
         if not is_interpolation(raw):
             raise UserError(message)
         through.append(f"{message} (from {raw})")
     if through:  # only where the key that the value comes from allows it
         raise UserError(through[0])
+
+
+def _allowed(option: Option) -> str:
+    return f"a finite number{', ' if option.range else ''}{option.range}"
 
 
 def _raw(tree: Any, key: str) -> Any:
@@ -225,26 +250,32 @@ def _first_line(error: Exception) -> str:
 
 
 def to_yaml(config: Any) -> str:
-    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written."""
+    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written.
+
+    `${oc.env:NAME}` stays unresolved, and URIs lose their credentials: see `written`.
+    """
     if isinstance(config, DictConfig):
-        return OmegaConf.to_yaml(config)
-    return OmegaConf.to_yaml(OmegaConf.create(_escape(dataclasses.asdict(config))))
-
-
-def _escape(value: Any) -> Any:
-    """A resolved text may hold a literal `${`, which would be read as an interpolation."""
-    if isinstance(value, Mapping):
-        return {key: _escape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_escape(item) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    return value
+        tree = written_source(OmegaConf.to_container(config, resolve=False))
+        return OmegaConf.to_yaml(OmegaConf.create(tree))
+    return OmegaConf.to_yaml(OmegaConf.create(source_tree(config)))
 
 
 def flatten(config: Any) -> dict[str, Scalar]:
-    """Dotted key -> scalar, of a config or a block of one; lists become JSON text."""
-    return flatten_tree(dataclasses.asdict(config))
+    """Dotted key -> scalar, of a config or a block of one; lists become JSON text.
+
+    For use: what is written or shown comes from `flatten_written`.
+    """
+    return flatten_tree(environment.values_of(config))
+
+
+def flatten_written(config: Any) -> dict[str, Scalar]:
+    """As `flatten`, as it may be written: `${oc.env:NAME}` unresolved, URIs bare."""
+    return flatten_tree(written_tree(config))
+
+
+def flatten_deciding(config: Any) -> dict[str, Scalar]:
+    """As `flatten`, of what decides a run and not of the credentials that it uses."""
+    return flatten_tree(deciding_tree(config))
 
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -263,6 +294,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar
 
 
 def config_hash(config: Any) -> str:
-    """12 hex digits that are equal exactly when the resolved values are."""
-    canonical = json.dumps(dataclasses.asdict(config), sort_keys=True, ensure_ascii=False)
+    """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
+    canonical = json.dumps(deciding_tree(config), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -126,6 +126,8 @@ def describe(schema: type) -> Entries:
 def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
     hints = get_type_hints(type(defaults))
     for field in dataclasses.fields(defaults):
+        if field.metadata.get("omegaconf_ignore"):  # no key
+            continue
         key, default = prefix + field.name, getattr(defaults, field.name)
         doc = field.metadata.get("doc", "")
         kind, nullable = _split_null(hints[field.name])

@@ -16,6 +16,7 @@ from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
 from vapo.config.data import VERIFIER_OPTIONS, DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmConfig
+from vapo.config.environment import FromEnvironment, environment_field
 from vapo.config.fields import option, section
 from vapo.config.networks import ActorConfig, CriticConfig, OptimizerConfig
 from vapo.config.training import TrainingConfig
@@ -111,7 +112,9 @@ class EvaluationConfig:
 @dataclass
 class TrackingConfig:
     uri: str = option(
-        "mlruns", "MLflow tracking URI, or a folder for a local SQLite store and artifacts"
+        "mlruns",
+        "MLflow tracking URI, or a folder for a local SQLite store and artifacts; credentials: "
+        "docs/tracking.md",
     )
     experiment: str = option("vapo", "MLflow experiment name")
     run_name: str | None = option(None, "MLflow run name; null: config name and seed")
@@ -171,6 +174,7 @@ class FitConfig:
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "stopping and going on")
+    from_environment: FromEnvironment = environment_field()
 
 
 @dataclass
@@ -208,6 +212,7 @@ class SftConfig:
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
+    from_environment: FromEnvironment = environment_field()
 
 
 @dataclass
@@ -229,3 +234,4 @@ class RewardModelConfig:
     rewards: RewardConfig = section(RewardConfig, "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
+    from_environment: FromEnvironment = environment_field()

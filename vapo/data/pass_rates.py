@@ -26,8 +26,9 @@ from vapo.types import Prompt, Verdict
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
     """All that a pass rate depends on; a verifier function by its name, not by its code."""
     rollouts, rewards = config.rollouts, config.rewards
+    identify = config.from_environment.identify
     return {
-        "weights": fingerprint(config.actor.path) or config.actor.path,
+        "weights": fingerprint(config.actor.path) or identify(config.actor.path),
         "dtype": config.actor.dtype,
         "prompts": prompts_digest(prompts),
         "num_responses": k,
@@ -39,9 +40,9 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
         "top_k": rollouts.top_k,
         "chunk_prompts": chunk_prompts(config, k),
         "verifier": rewards.verifier,
-        "pattern": rewards.pattern,
-        "function": rewards.function,
-        "reward_model": rewards.reward_model_path,
+        "pattern": identify(rewards.pattern),
+        "function": identify(rewards.function),
+        "reward_model": identify(rewards.reward_model_path),
         "reward_model_threshold": rewards.reward_model_threshold,
         "timeout_s": rewards.timeout_s,
     }

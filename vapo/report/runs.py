@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
@@ -93,7 +95,8 @@ class Reader:
     def __init__(self, store: Store) -> None:
         from mlflow import MlflowClient
 
-        self.client: MlflowClient = MlflowClient(store.uri)
+        store.hand_over_credentials()
+        self.client: MlflowClient = MlflowClient(store.client_uri)
         self.store = store
 
     def sweep(self, parent_run_id: str, full_system: str | None = None) -> Collection:
@@ -253,13 +256,11 @@ class Reader:
 
     def _artifact(self, run_id: str, name: str) -> str:
         """Raises: LookupError when there is none."""
-        from mlflow.artifacts import load_text
         from mlflow.exceptions import MlflowException
 
-        uri = f"{self.client.get_run(run_id).info.artifact_uri}/{name}"
-        read: Callable[[str], str] = load_text
         try:
-            return read(uri)
+            with tempfile.TemporaryDirectory() as folder:  # by this client: of its own server
+                return Path(self.client.download_artifacts(run_id, name, folder)).read_text()
         except (MlflowException, OSError) as error:
             raise LookupError(name) from error
 

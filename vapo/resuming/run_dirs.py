@@ -17,11 +17,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import identity_values, run_identity
-from vapo.config.loading import flatten, from_yaml, to_yaml
+from vapo.config.layers import read_text
+from vapo.config.loading import flatten_deciding, flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.progress import is_main_process
 from vapo.resuming.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
@@ -117,7 +118,7 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
 
 
 def identity_of(config: FitConfig) -> str:
-    return run_identity(flatten(config))
+    return run_identity(flatten_deciding(config))
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
@@ -179,13 +180,18 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
     """Keys of the config whose values are not those that the run began with, with both."""
     try:
-        text = (run_dir.path / CONFIG_NAME).read_text()
-        began = identity_values(flatten(from_yaml(FitConfig, text, source=CONFIG_NAME)))
+        began = _as_written((run_dir.path / CONFIG_NAME).read_text())
     except (OSError, UserError):  # it is there to be read, and may be of another version
         return []
-    now = identity_values(flatten(config))
+    now = _as_written(to_yaml(config))
     keys = [key for key in now | began if now.get(key) != began.get(key)]
+    if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
+        return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
     return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
+
+
+def _as_written(text: str) -> dict[str, Any]:
+    return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
 
 
 def how_to_go_on(run_dir: RunDir) -> str:

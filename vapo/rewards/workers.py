@@ -23,6 +23,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
+from vapo.tracking.credentials import VARIABLES
 
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
@@ -35,7 +36,7 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         ours, theirs = socket.socketpair()
         paths = [path or os.getcwd() for path in sys.path]
-        environment = os.environ | {
+        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {
             "PYTHONPATH": os.pathsep.join([*paths, os.getcwd()]),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",

@@ -22,6 +22,7 @@ import yaml
 
 from vapo.config import Components
 from vapo.errors import UserError
+from vapo.uris import without_credentials
 
 _GRID_KEYS = ("description", "full_system", "rows")
 _COMMON = ("system", "configs", "overrides")
@@ -161,7 +162,9 @@ def _from_values(entry: _Entry, kind: str) -> Iterator[Row]:
         raise entry.error(f"{len(scores)} paper_scores for {len(combinations)} rows")
     common = entry.common()
     for values, score in zip(combinations, scores, strict=True):
-        name = ", ".join(f"{key.rpartition('.')[2]} {_text(v)}" for key, v in values.items())
+        name = ", ".join(
+            f"{key.rpartition('.')[2]} {without_credentials(_text(v))}" for key, v in values.items()
+        )
         yield Row(
             name=name,
             system=entry.get("system", str, "vapo"),

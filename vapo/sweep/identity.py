@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import vapo
 from vapo.config import FitConfig
+from vapo.config.written import deciding_tree
 from vapo.data.fingerprint import fingerprint
 
 _PACKAGE = Path(vapo.__file__).parent
@@ -21,10 +21,10 @@ _AFTERWARDS = ("sweep", "report", "cli.py", "commands/sweep.py", "commands/repor
 def run_identity(config: FitConfig) -> str:
     """12 hex digits: of the values that decide a run's numbers, the code, the model folders.
 
-    Left out: where the run is written and recorded, and the number of threads, which depends
-    on `--jobs`.
+    Left out: where the run is written and recorded, credentials, and the number of threads,
+    which depends on `--jobs`.
     """
-    tree = dataclasses.asdict(config)
+    tree = deciding_tree(config)
     del tree["output_dir"], tree["tracking"], tree["trainer"]["num_threads"]
     folders = [config.actor.path, config.critic.init, config.critic.reward_model_path]
     models = {folder: fingerprint(folder) for folder in folders if folder}

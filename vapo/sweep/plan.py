@@ -26,7 +26,7 @@ from typing import Any
 
 from vapo.config import FitConfig, resolve
 from vapo.config.layers import read_file, read_overrides
-from vapo.config.loading import Scalar, compose_layers, flatten
+from vapo.config.loading import Scalar, compose_layers, flatten_written
 from vapo.config.options import describe
 from vapo.errors import UserError
 from vapo.sweep.grid import Grid, Row
@@ -154,6 +154,8 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     config = copy.deepcopy(config)
     for key in _NO_INFLUENCE:
         config = set_key(config, key, get_key(other, key))
+        taken = config.from_environment.taking(key, other.from_environment)
+        config = replace(config, from_environment=taken)
     config = set_key(config, "training.num_iterations", 0)
     return replace(config, seed=config.seed + PRETRAINING_SEED_OFFSET)
 
@@ -177,8 +179,11 @@ def set_key(config: Any, key: str, value: Any) -> Any:
 
 
 def differences(config: FitConfig, base: FitConfig) -> dict[str, tuple[Scalar, Scalar]]:
-    """Dotted key -> (base's value, this one's) wherever they differ, bookkeeping left out."""
-    before, after = flatten(base), flatten(config)
+    """Dotted key -> (base's value, this one's), as they are written, wherever they differ.
+
+    Bookkeeping is left out.
+    """
+    before, after = flatten_written(base), flatten_written(config)
     keys = dict.fromkeys([*before, *after])
     return {
         key: (before.get(key), after.get(key))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.config import FitConfig
+from vapo.config.written import is_from_environment
 from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import Outcome, write_json
 from vapo.sweep.identity import code_version
@@ -38,7 +39,7 @@ class Parent:
         experiment_id = open_store(self.store, tracking.experiment, print)
         from mlflow import MlflowClient
 
-        self.client: MlflowClient = MlflowClient(self.store.uri)
+        self.client: MlflowClient = MlflowClient(self.store.client_uri)
         self.run_id = self._find(experiment_id) or self._create(experiment_id)
         self.client.update_run(self.run_id, "RUNNING")
         description = describe_plan(plan, command)
@@ -64,10 +65,13 @@ class Parent:
     def child_config(self, task: Task, config: FitConfig) -> FitConfig:
         """The task's config with the MLflow name and tags of its run."""
         tags = {**config.tracking.tags, **self.child_tags(task)}
-        return replace(
-            config,
-            tracking=replace(config.tracking, uri=self.tracking_uri, run_name=task.name, tags=tags),
-        )
+        base = self.plan.base
+        uri = base.tracking.uri
+        if self.store.database is not None and not is_from_environment(base, "tracking.uri"):
+            uri = self.store.uri
+        tracking = replace(config.tracking, uri=uri, run_name=task.name, tags=tags)
+        known = config.from_environment.taking("tracking.uri", base.from_environment)
+        return replace(config, tracking=tracking, from_environment=known)
 
     @property
     def tracking_uri(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
-from vapo.config import FitConfig
-from vapo.config.loading import flatten
-from vapo.config.schema import PromptSource
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.loading import flatten_written
+from vapo.config.schema import TrackingConfig
+from vapo.config.written import written_tree
 from vapo.data.fingerprint import fingerprint
 from vapo.prompts import PromptSplit
 from vapo.tracking.records import InputData
@@ -19,29 +20,29 @@ from vapo.types import Prompt
 
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     """Training and held-out prompts, by the digest of their texts and answers in order."""
-    train, heldout = config.data.train, config.data.heldout
-    sets: list[tuple[str, str, PromptSource, Sequence[Prompt]]] = [
+    data = written_tree(config)["data"]
+    sets: list[tuple[str, str, Mapping[str, Any], Sequence[Prompt]]] = [
         ("training", name, source, [p for p in prompts.train if p.source == part])
-        for name, part, source in _parts(config)
+        for name, part, source in _parts(data["train"])
     ]
-    sets.append(("evaluation", "heldout", heldout or train, prompts.heldout))
+    sets.append(("evaluation", "heldout", data["heldout"] or data["train"], prompts.heldout))
     return [
         InputData(
-            name=f"{source.task or source.path or source.kind} ({name})",
+            name=f"{source['task'] or source['path'] or source['kind']} ({name})",
             context=context,
             digest=prompts_digest(kept),
             num_rows=len(kept),
-            source=json.dumps(asdict(source), default=str),
+            source=json.dumps(source, default=str),
         )
         for context, name, source, kept in sets
     ]
 
 
-def _parts(config: FitConfig) -> list[tuple[str, str, PromptSource]]:
+def _parts(train: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Each training source: how it is called in the record, its name in a mixture, itself."""
-    if config.data.train.kind != "mixture":
-        return [("train", "", config.data.train)]
-    return [(f"train: {name}", name, source) for name, source in config.data.train.sources.items()]
+    if train["kind"] != "mixture":
+        return [("train", "", train)]
+    return [(f"train: {name}", name, source) for name, source in train["sources"].items()]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -56,18 +57,25 @@ def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
     """Tags `model/actor` and `model/critic`: the folder, and its fingerprint where it is local."""
     paths = {"actor": config.actor.path, "critic": critic_path}
     return {
-        f"model/{name}": f"{path} ({fingerprint(path) or 'not a local folder'})"
+        f"model/{name}": f"{config.from_environment.text_of(path)} "
+        f"({fingerprint(path) or 'not a local folder'})"
         for name, path in paths.items()
         if path is not None
     }
 
 
+def recorded_tracking(config: FitConfig | SftConfig | RewardModelConfig) -> TrackingConfig:
+    """The config's block `tracking`, with its tags as they may be written."""
+    return replace(config.tracking, tags=written_tree(config)["tracking"]["tags"])
+
+
 def params(config: FitConfig) -> dict[str, Any]:
-    """The config's values, dotted; without where the run is written and recorded.
+    """The config's values as they may be written, dotted; without where the run is written and
+    recorded.
 
     A run of a sweep has what differs from the sweep's base first: MLflow lists params by name.
     """
-    flat: Mapping[str, Any] = flatten(config)
+    flat: Mapping[str, Any] = flatten_written(config)
     bookkeeping = ("tracking.", "output_dir")
     kept = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
     differs = config.tracking.tags.get("differs")

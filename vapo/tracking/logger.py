@@ -101,13 +101,13 @@ class RunLogger(MLFlowLogger):
             super().__init__(
                 experiment_name=experiment,
                 run_name=run_name,
-                tracking_uri=store.uri,
+                tracking_uri=store.client_uri,
                 tags=dict(tags),
                 run_id=run_id,
             )
         else:
             Logger.__init__(self)  # MLFlowLogger's opens the store
-            self._tracking_uri, self._experiment_id, self._run_id = store.uri, None, run_id
+            self._tracking_uri, self._experiment_id, self._run_id = store.client_uri, None, run_id
             self._initialized, self._log_model = True, False
         self.store = store
         self._experiment_name = experiment
@@ -137,7 +137,7 @@ class RunLogger(MLFlowLogger):
         except MlflowException as error:
             what = f"resume run {self._run_id}" if self._resumed else "begin a run"
             raise UserError(
-                self.store.redact(f"tracking.uri: cannot {what} in {self.store.uri}: {error}")
+                self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
             ) from error
         assert self._run_id
         self._journal = journal

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.tracking.credentials import PASSWORD, URI, USER
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import JOURNAL_NAME, Journal
 from vapo.tracking.partial_uploads import remove_partial_uploads
@@ -99,7 +100,7 @@ def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], Non
 def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store) -> list[str]:
     """Lines for the user at the end of a run; none if the store has everything.
 
-    The command is to be completed with the store's password, because nothing keeps it.
+    The store's credentials come from the environment then, because nothing keeps them.
     """
     lines = []
     if report.undelivered:
@@ -111,9 +112,9 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
         )
     if report.undelivered > report.lost and folder is not None:
         command = f"  vapo deliver {folder.parent}"
-        if store.shown_uri != store.uri:
-            scheme, _, rest = store.shown_uri.partition("://")
-            command += f" --tracking_uri {scheme}://USER:PASSWORD@{rest}"
+        if store.parts.has_credentials:
+            names = f"{USER} and {PASSWORD}" if store.is_http else URI
+            command += f"  # with the store's credentials in {names}"
         lines.append(command)
     if report.refused:
         kept = folder / "refused.jsonl" if folder is not None else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from vapo.errors import UserError
+from vapo.tracking.credentials import PASSWORD, URI, USER, Address, check_server, completed
 from vapo.tracking.delivery import OutageError
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.store_errors import (
@@ -40,10 +41,9 @@ _RUN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Address):
     """An MLflow store. `database` is its SQLite file, None for any other kind."""
 
-    uri: str
     database: Path | None = None
 
     @property
@@ -57,29 +57,23 @@ class Store:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
 
-    @property
-    def shown_uri(self) -> str:
-        """The URI without user name and password."""
-        return self.redact(self.uri)
-
-    def redact(self, text: str) -> str:
-        """The text without the URI's user name and password, which errors like to repeat."""
-        credentials, at, _ = urlsplit(self.uri).netloc.rpartition("@")
-        return text.replace(credentials + at, "") if at else text
-
-    @property
-    def is_http(self) -> bool:
-        return self.uri.startswith(("http://", "https://"))
-
 
 def locate_store(uri: str) -> Store:
-    """A folder (or `file:` URI) means `mlflow.db` inside it; every other URI is taken as is."""
+    """A folder (or `file:` URI) means `mlflow.db` inside it; every other URI is taken as is.
+
+    One without credentials gets those of MLFLOW_TRACKING_URI, if that is of the same store.
+
+    Raises: UserError for a URI that is empty, or a server's that cannot be read.
+    """
+    uri = completed(uri)
     if not uri.strip():
         raise UserError("tracking.uri is empty: give a folder, as mlruns, or an MLflow URI")
     if uri.startswith("file:"):
         return locate_store(unquote(urlsplit(uri).path))
     if match := re.match(r"sqlite:///(.+)", uri):
         return Store(uri, Path(match[1].partition("?")[0]).absolute())
+    if uri.startswith(("http://", "https://")):
+        check_server(uri)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) or uri in ("databricks", "databricks-uc"):
         return Store(uri)
     database = Path(uri).expanduser().absolute() / DATABASE_NAME
@@ -91,6 +85,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
     Raises: UserError within seconds if the store cannot be written or does not answer.
     """
+    store.hand_over_credentials()
     for name, value in _RUN.items():
         os.environ.setdefault(name, value)
     quiet_stores()
@@ -102,7 +97,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            client = MlflowClient(store.uri)
+            client = MlflowClient(store.client_uri)
             return _experiment_id(client, experiment, store.artifact_location)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise UserError(_startup_message(store, error)) from error
@@ -111,6 +106,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 def client_of(store: Store, run_id: str) -> MlflowClient:
     """A client of a store that answers and has this run. Raises: UserError within seconds."""
     quiet_stores()
+    store.hand_over_credentials()
     for name, value in _RUN.items():
         os.environ.setdefault(name, value)
     if store.database and not store.database.is_file():
@@ -121,7 +117,7 @@ def client_of(store: Store, run_id: str) -> MlflowClient:
 
     with short_patience():
         try:
-            client = MlflowClient(store.uri)
+            client = MlflowClient(store.client_uri)
             is_gone = run_is_gone(client, run_id)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise UserError(_startup_message(store, error)) from error
@@ -156,11 +152,11 @@ def _startup_message(store: Store, error: Exception) -> str:
     reason = store.redact(" ".join(str(error).split()))
     reason = reason if len(reason) <= 300 else reason[:297] + "..."
     if store.is_http:
-        mend = "start the server, mend the address or its credentials"
+        mend = f"start the server, fix the address or its credentials ({USER}, {PASSWORD})"
     elif store.database:
         mend = "is it an MLflow database, written by this version of mlflow or an older one?"
     else:
-        mend = "mend the address"
+        mend = f"fix the address; {URI} may hold it with its credentials"
     return (
         f"tracking.uri: no usable MLflow store at {store.shown_uri}: {reason}\n"
         f"  {mend}; or record locally with tracking.uri=mlruns"

@@ -1,0 +1,238 @@
+"""Which values of a config the environment gives, and how the user wrote them.
+
+A value is known by its place and by what it is: where another value was put in its place since,
+it no longer counts as the environment's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.resolvers import oc
+
+from vapo.uris import is_secret_name, without_credentials
+
+FIELD = "from_environment"
+MARK = "\ue000{}\ue001"
+MARKED = re.compile("\ue000(\\d+)\ue001")
+REFERENCE = "\ue000\\d+\ue001"
+_MIN_REDACTED = 4
+_VARIABLE = re.compile(r"oc\.env\s*:\s*['\"]?([A-Za-z_]\w*)")
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class EnvironmentValue:
+    """A value that the environment gives, in part or whole.
+
+    `text` is as the user wrote it, `${oc.env:NAME}` unresolved; `source` the same in the
+    config's language, where what is no interpolation is escaped. `names`: the variables.
+    """
+
+    text: str
+    source: str
+    names: tuple[str, ...]
+    value: Any = field(repr=False)
+
+    @property
+    def is_secret(self) -> bool:
+        """By the variables' names: a password may change while a run stays the same run."""
+        return any(map(is_secret_name, self.names))
+
+
+@dataclass(frozen=True)
+class FromEnvironment:
+    """Which values of a config the environment gives, by their place in it."""
+
+    values: Mapping[Place, EnvironmentValue] = field(default_factory=dict)
+
+    def under(self, key: str) -> dict[Place, EnvironmentValue]:
+        """Those at or below a dotted key."""
+        block = tuple(key.split("."))
+        return {path: v for path, v in self.values.items() if path[: len(block)] == block}
+
+    def taking(self, key: str, other: FromEnvironment) -> FromEnvironment:
+        """For a config whose block `key` was replaced by another config's."""
+        mine = {path: v for path, v in self.values.items() if path not in self.under(key)}
+        return FromEnvironment({**mine, **other.under(key)})
+
+    def text_of(self, value: str) -> str:
+        """A value of the config as it is written."""
+        return next((v.text for v in self.values.values() if v.value == value), value)
+
+    def identify(self, value: str | None) -> str | None:
+        """A value as it is written, with a digest that tells two values of a variable apart."""
+        found = next((v for v in self.values.values() if v.value == value), None)
+        if value is None or found is None:
+            return value if value is None else without_credentials(value)
+        digest = hashlib.sha256(value.encode()).hexdigest()[:12]
+        return found.text if found.is_secret else f"{found.text} ({digest})"
+
+    def redact(self, text: str) -> str:
+        """The text with the variables' names where it shows what is in them."""
+        names = {name for value in self.values.values() for name in value.names}
+        return redact_variables(text, names)
+
+
+def environment_field() -> Any:
+    """The field of a schema that holds them. It is no key: neither a file nor an override sets it,
+    and it makes two configs neither equal nor different."""
+    return field(
+        default_factory=FromEnvironment,
+        repr=False,
+        compare=False,
+        metadata={"omegaconf_ignore": True},
+    )
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """The values of a config or a block of one, resolved: for use, not to be written."""
+    tree = dataclasses.asdict(config)
+    tree.pop(FIELD, None)
+    return tree
+
+
+def escape(text: str) -> str:
+    """A resolved text may hold a literal `${`, which would be read as an interpolation."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def variables_in(value: Any) -> set[str]:
+    """The variables of all `${oc.env:NAME}` in an unresolved value."""
+    if isinstance(value, Mapping):
+        return set().union(*map(variables_in, value.values()))
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(variables_in, value))
+    return set(_VARIABLE.findall(value)) if isinstance(value, str) else set()
+
+
+def redact_variables(text: str, names: Iterable[str]) -> str:
+    """The text with the variables' names where it shows what is in them."""
+    for name in names:
+        secret = os.environ.get(name, "")
+        if len(secret) >= _MIN_REDACTED:
+            alone = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
+            text = f"${{oc.env:{name}}}".join(re.split(alone, text))
+    return text
+
+
+def read_environment(tree: DictConfig, config: Any) -> FromEnvironment:
+    """What of a resolved config came from the environment, by the tree that it was made from.
+
+    The tree is resolved once more, with marks in place of what the variables hold: so a value
+    that is taken from another key, or put together from several, is found as well.
+
+    Raises: OmegaConfBaseException where a variable chooses a key and gives no value.
+    """
+    raw = OmegaConf.to_container(tree, resolve=False)
+    if not variables_in(raw):
+        return FromEnvironment()
+    marks = _Marks()
+    with marks.in_place_of_resolvers():
+        marked = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+    found: dict[Place, EnvironmentValue] = {}
+
+    def walk(mark: Any, value: Any, path: Place) -> None:
+        if isinstance(mark, str) and MARKED.search(mark):
+            found[path] = marks.value(without_credentials(mark, reference=REFERENCE), value)
+        elif isinstance(mark, Mapping):
+            for key, item in mark.items():
+                walk(item, value[key], (*path, key))
+        elif isinstance(mark, list):
+            for index, item in enumerate(mark):
+                walk(item, value[index], (*path, index))
+
+    walk(marked, values_of(config), ())
+    return FromEnvironment(found)
+
+
+def _register(name: str, resolver: Any) -> None:
+    OmegaConf.register_resolver(name, resolver, replace=True, annotation_validation="off")
+
+
+class _Marks:
+    """Stand-ins for `${oc.env:...}`, and for what is made of one."""
+
+    def __init__(self) -> None:
+        self._sources: list[str] = []
+        self._names: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def in_place_of_resolvers(self) -> Iterator[None]:
+        own = {"oc.env": self._env, "oc.decode": self._decode, "oc.create": self._create}
+        try:
+            for name, resolver in own.items():
+                _register(name, resolver)
+            yield
+        finally:
+            for name in own:
+                _register(name, getattr(oc, name.removeprefix("oc.")))
+
+    def value(self, marked: str, value: Any) -> EnvironmentValue:
+        names = dict.fromkeys(n for m in MARKED.finditer(marked) for n in self._names[int(m[1])])
+        return EnvironmentValue(
+            text=self._expand(marked, str),
+            source=self._expand(marked, escape),
+            names=tuple(names),
+            value=value,
+        )
+
+    def _mark(self, source: str, names: Sequence[str]) -> str:
+        self._sources.append(source)
+        self._names.append(tuple(names))
+        return MARK.format(len(self._sources) - 1)
+
+    def _env(self, key: str, *default: Any) -> str:
+        parts = [key, *("null" if d is None else self._default(str(d)) for d in default)]
+        inner = [n for d in default for m in MARKED.finditer(str(d)) for n in self._names_of(m)]
+        return self._mark(f"${{oc.env:{','.join(parts)}}}", [key, *inner])
+
+    def _default(self, text: str) -> str:
+        return self._quoted(without_credentials(text, reference=REFERENCE))
+
+    def _decode(self, text: str | None, _parent_: Any, _node_: Any) -> Any:
+        return self._made_of("decode", text, lambda: oc.decode(text, _parent_, _node_))
+
+    def _create(self, text: Any, _parent_: Any) -> Any:
+        return self._made_of("create", text, lambda: oc.create(text, _parent_))
+
+    def _made_of(self, name: str, text: Any, otherwise: Callable[[], Any]) -> Any:
+        if not isinstance(text, str) or not MARKED.search(text):
+            return otherwise()
+        whole = MARKED.fullmatch(text)
+        inner = self._sources[int(whole[1])] if whole else self._quoted(text)
+        names = [n for m in MARKED.finditer(text) for n in self._names_of(m)]
+        return self._mark(f"${{oc.{name}:{inner}}}", names)
+
+    def _names_of(self, match: re.Match[str]) -> tuple[str, ...]:
+        return self._names[int(match[1])]
+
+    def _quoted(self, text: str) -> str:
+        """As an argument of a resolver."""
+        inside = self._expand(text, escape)
+        if MARKED.fullmatch(text):
+            return inside
+        return "'" + re.sub(r"(\\*)'", r"\1\1\\'", inside) + "'"
+
+    def _expand(self, marked: str, literal: Callable[[str], str]) -> str:
+        """Marks to interpolations; `literal` is applied to the text between them."""
+        pieces = MARKED.split(marked)
+        out = ""
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                out += self._sources[int(piece)]
+                continue
+            text = literal(piece)
+            if literal is escape and index + 1 < len(pieces):  # a backslash would escape the next
+                text += "\\" * (len(text) - len(text.rstrip("\\")))
+            out += text
+        return out

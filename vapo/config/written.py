@@ -1,0 +1,104 @@
+"""A config as it is written: `${oc.env:NAME}` unresolved, and URIs without their credentials.
+
+Whatever of a config is written, printed or recorded comes from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vapo.config.environment import (
+    FIELD,
+    MARK,
+    MARKED,
+    REFERENCE,
+    EnvironmentValue,
+    FromEnvironment,
+    Place,
+    escape,
+    values_of,
+)
+from vapo.uris import without_credentials
+
+_URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
+
+
+def written_tree(config: Any) -> dict[str, Any]:
+    """The values of a config as they may be written or shown."""
+    return _view(config, lambda found: found.text, without_credentials)
+
+
+def source_tree(config: Any) -> dict[str, Any]:
+    """The same in the config's language: OmegaConf reads it back."""
+    return _view(config, lambda found: found.source, lambda text: escape(without_credentials(text)))
+
+
+def deciding_tree(config: Any) -> dict[str, Any]:
+    """What an identity or a hash is made of: resolved values, without the credentials.
+
+    What a variable gives counts, as a seed or a folder does, unless the variable's name says
+    that it is a secret.
+    """
+    return _view(
+        config,
+        lambda found: found.text if found.is_secret else _map(found.value, without_credentials),
+        without_credentials,
+    )
+
+
+def is_from_environment(config: Any, key: str) -> bool:
+    """Whether the value at a dotted key, or one below it, comes from the environment."""
+    return bool(getattr(config, FIELD).under(key))
+
+
+def _view(
+    config: Any, chosen: Callable[[EnvironmentValue], Any], literal: Callable[[str], str]
+) -> dict[str, Any]:
+    known = getattr(config, FIELD, FromEnvironment()).values
+
+    def walk(value: Any, path: Place) -> Any:
+        found = known.get(path)
+        if found is not None and found.value == value:
+            return chosen(found)
+        if isinstance(value, Mapping):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [walk(item, (*path, index)) for index, item in enumerate(value)]
+        return literal(value) if isinstance(value, str) else value
+
+    return {key: walk(value, (key,)) for key, value in values_of(config).items()}
+
+
+def _map(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def written_source(tree: Any) -> Any:
+    """A tree with all its interpolations, as the user wrote it, without the credentials of URIs."""
+    return _map(tree, _source_without_credentials)
+
+
+def _source_without_credentials(text: str) -> str:
+    """An interpolation stays where it stands, in a user part too: it shows nothing."""
+    hidden: list[str] = []
+
+    def hide(match: re.Match[str]) -> str:
+        bare = _URI_INSIDE.sub(
+            lambda uri: without_credentials(uri[0], reference=REFERENCE), match[0]
+        )
+        hidden.append(bare)
+        return MARK.format(len(hidden) - 1)
+
+    marked, found = text, 1
+    while found:  # the innermost first
+        marked, found = re.subn(r"\$\{[^${}]*\}", hide, marked)
+    marked = without_credentials(marked, reference=REFERENCE)
+    while MARKED.search(marked):
+        marked = MARKED.sub(lambda match: hidden[int(match[1])], marked)
+    return marked

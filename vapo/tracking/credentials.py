@@ -1,0 +1,109 @@
+"""Credentials of tracking stores: parted from a URI, completed and handed to MLflow by variables.
+
+A server's user name and password are MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. A
+database's are in MLFLOW_TRACKING_URI, the whole URI, which is used where it names the same store
+as `tracking.uri` does. So a config needs neither, and processes that this one starts have them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from vapo.errors import UserError
+from vapo.uris import SplitUri, split_uri
+
+URI, USER, PASSWORD = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+VARIABLES = (URI, USER, PASSWORD, "MLFLOW_TRACKING_TOKEN")
+_SERVER = ("http://", "https://")
+
+_before: dict[str, str | None] = {}  # what the variables that we set held, while one of ours is set
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a store is. `uri` has its credentials, for use only: MLflow is given `client_uri`,
+    people and files `shown_uri`."""
+
+    uri: str = field(repr=False)
+
+    @property
+    def parts(self) -> SplitUri:
+        return split_uri(self.uri)
+
+    @property
+    def shown_uri(self) -> str:
+        """The URI without credentials."""
+        return self.parts.bare
+
+    @property
+    def client_uri(self) -> str:
+        """A server's has no credentials: MLflow prints it, and reads them from variables."""
+        return self.shown_uri if self.is_http else self.uri
+
+    @property
+    def is_http(self) -> bool:
+        return self.uri.startswith(_SERVER)
+
+    def hand_over_credentials(self) -> None:
+        """Set the variables that MLflow and the processes of this one read for this store.
+
+        What was set for another store is taken back first: no store is sent another one's
+        password. To be called before MLflow is asked for the store.
+        """
+        _take_back()
+        parts = self.parts
+        if not parts.has_credentials:
+            return
+        values = {USER: parts.user, PASSWORD: parts.password} if self.is_http else {URI: self.uri}
+        for name, value in values.items():
+            if value is not None:
+                _before[name] = os.environ.get(name)
+                os.environ[name] = value
+
+    def redact(self, text: str) -> str:
+        """The text without the URI's credentials, which errors like to repeat."""
+        parts = self.parts
+        if not parts.has_credentials:
+            return text
+        text = text.replace(self.uri, parts.bare)
+        user_part, at, _ = self.uri.partition("://")[2].rpartition("@")
+        text = text.replace(user_part + at, "") if at else text
+        for secret in {parts.password, quote(parts.password or "", safe="")} - {None, ""}:
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(str(secret))}(?![A-Za-z0-9])", "***", text)
+        return text
+
+
+def completed(uri: str) -> str:
+    """The URI with the credentials of MLFLOW_TRACKING_URI, if it has none and that is the same."""
+    other = os.environ.get(URI, "")
+    same = not split_uri(uri).has_credentials and split_uri(other).bare == uri
+    return other if same else uri
+
+
+def check_server(uri: str) -> None:
+    """Raises: UserError for a server's URI whose parts cannot be told apart, without quoting it."""
+    bare = split_uri(uri).bare
+    rest = bare.partition("://")[2]
+    if "?" in uri.partition("#")[0] or "#" in uri:
+        what = "a server's address has no '?' and no '#'"
+    elif not rest.strip("/") or "@" in rest.partition("/")[0]:
+        what = "the server's name is missing or not readable"
+    else:
+        return
+    raise UserError(
+        f"tracking.uri: {what}: give http://HOST:PORT, and its credentials as {USER} and "
+        f"{PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI with "
+        "credentials would need '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40)"
+    )
+
+
+def _take_back() -> None:
+    for name, value in _before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _before.clear()
