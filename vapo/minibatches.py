@@ -189,7 +189,7 @@ def spread_rows(
     >>> spread_rows([3, 1, 0, 2], [0, 0, 0, 0], num_minibatches=2)
     [[3, 1], [0, 2]]
     >>> spread_rows([3, 1, 0, 2], [0, 2, 0, 2], num_minibatches=2)
-    [[0, 1], [2, 3]]
+    [[0, 3], [2, 1]]
     """
     size = len(order) // num_minibatches
     by_turns = [order[m * size + i] for i in range(size) for m in range(num_minibatches)]
