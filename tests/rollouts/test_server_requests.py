@@ -333,8 +333,10 @@ def _start(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> int:
 
 @pytest.mark.parametrize(
     ("host", "is_it"),
-    [("127.9.9.9", True), ("::1", True), ("localhost", True), ("::", False), ("", False)]
-    + [("0.0.0.0", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
+    [
+        *[("127.9.9.9", True), ("::1", True), ("localhost", True), ("::", False), ("", False)],
+        *[("0.0.0.0", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
+    ],
 )
 def test_what_loopback_is(host: str, is_it: bool) -> None:
     assert is_loopback(host) is is_it
