@@ -27,6 +27,7 @@ from tests.watching.poisoned import NoScorer, PoisonedModule
 from vapo.batches import make_rollout_batch
 from vapo.data.training_set import TrainingSet
 from vapo.datamodule import RolloutDataModule, datamodule_of
+from vapo.module import VapoModule
 from vapo.progress import Progress
 from vapo.prompts import PromptReport, PromptSplit
 from vapo.resuming.kept_rollouts import KeptRollouts
@@ -36,6 +37,7 @@ from vapo.types import Phase, RolloutBatch
 
 NUM_ROLLOUTS, NUM_ITERATIONS = 8, 4
 NAN = float("nan")
+SKIPPED: dict[tuple[int, int | str], Any] = {(1, 0): ("actor", NAN)}
 CPU = torch.device("cpu")
 ROLLOUTS = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
 
@@ -60,7 +62,7 @@ class Module(PoisonedModule):
         return super()._update(name, *args, **kwargs)
 
 
-def weights_digest(module: Module) -> float:
+def weights_digest(module: VapoModule) -> float:
     """48 bits, which a float holds."""
     digest = hashlib.sha256()
     for parameter in module.actor.parameters():
@@ -221,15 +223,14 @@ def test_another_config_and_back_again(run: Run, change: str) -> None:
 
 
 def test_an_update_that_was_skipped(run: Run) -> None:
-    run.session(killed_in=2, plan={(1, 0): ("actor", NAN)}, every_n=2)
+    run.session(killed_in=2, plan=SKIPPED, every_n=2)
     assert run.session(resume=2, killed_in=3).reused == [2]
     assert run.session(killed_in=3).reused == []  # nothing is skipped now
 
 
 def test_an_update_that_is_skipped_again(run: Run) -> None:
-    plan = {(1, 0): ("actor", NAN)}
-    run.session(killed_in=2, plan=plan, every_n=9)
-    assert run.session(plan=plan, every_n=9).reused == [0, 1, 2]
+    run.session(killed_in=2, plan=SKIPPED, every_n=9)
+    assert run.session(plan=SKIPPED, every_n=9).reused == [0, 1, 2]
 
 
 def test_training_that_does_not_repeat_itself(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -89,7 +90,9 @@ def test_requests_with_no_host_or_two_are_refused(server: EngineServer) -> None:
 def test_the_token_is_asked_of_every_request(engine: FakeEngine) -> None:
     with serving(engine, token=TOKEN) as server:
         for given in (None, "", "Bearer", f"Bearer {TOKEN[:-1]}", TOKEN, f"bearer {TOKEN}é"):
-            headers = {} if given is None else {"Authorization": given.encode()}
+            headers: dict[str, Any] = {}
+            if given is not None:
+                headers["Authorization"] = given.encode("latin-1")
             for method, path in (("GET", "/info"), ("POST", "/generate"), ("POST", "/nowhere")):
                 status, (line,) = ask(server, method, path, b"", {**JSON, **headers})
                 assert status == 401

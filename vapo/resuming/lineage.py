@@ -92,8 +92,11 @@ def _files(path: str) -> list[Any]:
     folder = Path(path).expanduser()
     if not folder.is_dir():  # the name of a model on the Hugging Face hub
         try:
-            folder = Path(cached_file(path, "config.json", local_files_only=True)).parent
+            config = cached_file(path, "config.json", local_files_only=True)
         except OSError:
+            config = None
+        if config is None:
             return [_nobody_elses()]
+        folder = Path(config).parent  # of one revision
     states = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     return [[name, state.st_size, state.st_mtime_ns, state.st_ctime_ns] for name, state in states]
