@@ -121,7 +121,7 @@ def _configured(name: str, argv: list[str]) -> None:
         print(to_yaml(composed.tree), end="")
         return
     names = (
-        *("ckpt_path", "host", "port", "gpu_memory_gib", "model_config"),
+        *("ckpt_path", "host", "port", "allowed_hosts", "gpu_memory_gib", "model_config"),
         *("num_responses", "output", "value_page"),
     )
     extra = {n: getattr(options, n) for n in names if hasattr(options, n)}

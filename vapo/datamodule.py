@@ -22,7 +22,7 @@ from vapo.overlap import SampledAhead, Stage, WorkAhead
 from vapo.position_profiles import Profile, position_profile
 from vapo.progress import Progress
 from vapo.prompts import PromptSplit
-from vapo.resuming.kept_rollouts import KeptRollouts, Origin, weights_digest
+from vapo.resuming.kept_rollouts import KeptRollouts, Origin
 from vapo.rewards.scorer import Scorer
 from vapo.rollout_collection import RolloutCollection
 from vapo.rollouts import Sampler
@@ -259,7 +259,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def origin(self, iteration: int) -> Origin:
         assert self.kept is not None
-        weights = weights_digest(self.module.actor)
+        weights = self.module.lineage.weights
         return Origin(iteration, rank(), world_size(), self.kept.identity, weights)
 
     def on_exception(self, exception: BaseException) -> None:

@@ -25,6 +25,7 @@ from vapo.models.networks import make_actor, make_critic, make_reference
 from vapo.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.optimizers import make_optimizer, make_scheduler, number_parameters_as_module, stepper
 from vapo.policies import Actor, FrozenBase
+from vapo.resuming.lineage import Lineage
 from vapo.rollout_numbers import Readers, read_rollouts
 from vapo.strategies import is_sharded, reshard, set_gradient_sync
 from vapo.timing import timed
@@ -69,6 +70,7 @@ class VapoModule(L.LightningModule):
         self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.reads_packed = False
+        self.lineage = Lineage()
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -108,6 +110,8 @@ class VapoModule(L.LightningModule):
         )
 
     def on_fit_start(self) -> None:
+        loads_weights = self.trainer.ckpt_path is None
+        self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
         if is_sharded(self.trainer.strategy):
             return  # shards were filled in their place
         for reference in self._reference:
@@ -187,6 +191,7 @@ class VapoModule(L.LightningModule):
                 loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
                 metrics |= self._update(name, loss, minibatch, counted=index == 0)
         self.minibatch_metrics.append(totals.reduce() | metrics)
+        self.lineage.trained(self.minibatch_metrics[-1], actor="actor/grad_norm" in metrics)
         return self.minibatch_metrics[-1]
 
     def _accumulate(
@@ -291,7 +296,12 @@ class VapoModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = to_yaml(self.config)
+        checkpoint["lineage"] = self.lineage.state_dict()
         if not is_sharded(self.trainer.strategy):
             number_parameters_as_module(
                 self, self.trainer.optimizers, checkpoint["optimizer_states"]
             )
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "lineage" in checkpoint:  # else of an earlier version: its weights are not known again
+            self.lineage.load_state_dict(checkpoint["lineage"])

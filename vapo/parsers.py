@@ -95,6 +95,15 @@ def _add_options_of(name: str, command: Command, parser: Parser) -> None:
     if command.serves:
         parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
         parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
+        parser.add_argument(
+            "--allowed_host",
+            "--allowed-host",
+            dest="allowed_hosts",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="another name by which trainers call this host; may be repeated",
+        )
     if name == "fit":
         parser.add_argument(
             "--profile", action="store_true", help="the same as trainer.profile=true"

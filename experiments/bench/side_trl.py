@@ -70,7 +70,9 @@ def ppo(settings: Settings, turns: Turns) -> Any:
     count_tokens(models["reward_model"], settings, turns)
     return PPOTrainer(
         args=config,
-        processing_class=PreTrainedTokenizerFast.from_pretrained(settings["policy"]),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(
+            settings["policy"], trust_remote_code=False
+        ),
         train_dataset=Dataset.from_list(prompts),
         callbacks=[TakesTurns(turns, 1)],
         **models,
@@ -101,7 +103,7 @@ def grpo(settings: Settings, turns: Turns) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     num_responses, num_minibatches = settings["num_responses"], settings["num_minibatches"]
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(settings["policy"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(settings["policy"], trust_remote_code=False)
     config = GRPOConfig(
         **common(settings),
         per_device_train_batch_size=num_responses // num_minibatches,
@@ -153,7 +155,7 @@ def common(settings: Settings) -> dict[str, Any]:
 
 def load(kind: Any, path: str, settings: Settings) -> Any:
     options = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
-    model = kind.from_pretrained(path, dtype=torch.float32, **options)
+    model = kind.from_pretrained(path, dtype=torch.float32, trust_remote_code=False, **options)
     model.config.use_cache = settings["use_cache"]  # `generate` has a setting of its own
     return model
 

@@ -23,7 +23,7 @@ CHATS = (
 
 
 def token_rows(folder: str) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rows = []
     for problem, answer in CHATS:
         messages = [
@@ -39,7 +39,9 @@ def token_rows(folder: str) -> list[list[int]]:
 @torch.no_grad()
 def by_transformers(folder: str, rows: list[list[int]]) -> torch.Tensor:
     """Log-probs of all tokens but each row's first, one row after the other."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     scores = []
     for row in rows:
         logprobs = model(torch.tensor([row])).logits[0].log_softmax(dim=-1)

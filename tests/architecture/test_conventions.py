@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "vapo"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+LOADERS = ("from_pretrained", "from_config")
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
@@ -52,6 +53,54 @@ def test_nothing_runs_foreign_code(path: Path) -> None:
             assert not {a.name.split(".")[0] for a in node.names} & {"pickle", "dill", "joblib"}
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] not in ("pickle", "dill", "joblib")
+
+
+def _loads_without_a_word_on_code(path: Path) -> Iterator[str]:
+    """Each use of a transformers loader that is no call with `trust_remote_code=False` in words.
+
+    A loader that is only passed on, or named in a string, is one too: nobody can see its call.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    explicit = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and any(
+            keyword.arg == "trust_remote_code" and getattr(keyword.value, "value", None) is False
+            for keyword in node.keywords
+        )
+    }
+    for node in ast.walk(tree):
+        is_name = isinstance(node, ast.Constant) and node.value in LOADERS
+        is_use = isinstance(node, ast.Attribute) and node.attr in LOADERS
+        is_use = is_use or (isinstance(node, ast.Name) and node.id == "pipeline")
+        if is_name or (is_use and id(node) not in explicit):
+            yield f"{path.name}:{getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize("folder", ["vapo", "experiments"])
+def test_every_loader_says_that_it_runs_no_code_of_the_model(folder: str) -> None:
+    """Left out, transformers asks at a terminal whether to run the folder's code."""
+    paths = sorted((PACKAGE.parent / folder).rglob("*.py"))
+    assert paths
+    assert not [found for path in paths for found in _loads_without_a_word_on_code(path)]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("AutoConfig.from_pretrained(path)", True),
+        ("AutoModel.from_config(config, **options)", True),
+        ("AutoTokenizer.from_pretrained(path, trust_remote_code=trusts)", True),
+        ("load = GenerationConfig.from_pretrained", True),
+        ("getattr(AutoModel, 'from_pretrained')(path)", True),
+        ("AutoModel.from_pretrained(path, trust_remote_code=False)", False),
+    ],
+)
+def test_the_search_finds_each_kind_of_use(tmp_path: Path, line: str, is_found: bool) -> None:
+    source = tmp_path / "source.py"
+    source.write_text(line)
+    assert bool(list(_loads_without_a_word_on_code(source))) is is_found
 
 
 def test_losses_have_no_denominator_of_their_own() -> None:

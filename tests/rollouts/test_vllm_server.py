@@ -119,7 +119,20 @@ def test_weights_responses_hangs_and_death(tmp_path: Path) -> None:
             sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
         process.send_signal(signal.SIGCONT)
 
-        engine._timeout_s = 60
+        engine._timeout_s = 60  # what the client that has left asked for is not in the way
+        sampler.sync(model.state_dict().items())
+        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        assert ids_of(again) == ids_of(drawn)
+
+        def leave(num: int) -> None:
+            raise KeyboardInterrupt
+
+        long = [Request((2, 3, 4), seed) for seed in range(256)]
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(long, SamplingSettings(100), end_ids=frozenset([1]), advance=leave)
+        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        assert ids_of(again) == ids_of(drawn)
+
         long = [Request((2, 3, 4), seed) for seed in range(256)]
 
         def kill_on_progress(num: int) -> None:

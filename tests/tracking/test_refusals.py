@@ -24,10 +24,11 @@ from tests.tracking.trouble import client_of, steps_of, wait_for
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import Delivery
+from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Record
 from vapo.tracking.store_errors import is_outage, is_records_fault
-from vapo.tracking.stores import MlflowSink
+from vapo.tracking.stores import MlflowSink, locate_store
 
 TABLES = ("metrics", "tags", "params", "latest_metrics")
 
@@ -143,6 +144,32 @@ def test_an_unclear_error_is_the_records_if_the_store_takes_the_next_one(others_
     left_and_refused = (report.undelivered, report.refused)
     assert left_and_refused == ((0, 1) if others_pass else (3, 0))
     assert set(taken) == ({1, 2} if others_pass else set())
+
+
+def test_reasons_are_written_without_the_stores_credentials(tmp_path: Path) -> None:
+    """A database driver repeats its URI in an error."""
+    uri = "postgresql://keeper:pa55word@127.0.0.1/runs"
+
+    class Telling:
+        def send(self, records):
+            raise MlflowException(f"{uri}: too long", INVALID_PARAMETER_VALUE)
+
+        may_pass_later = MlflowSink.may_pass_later
+
+        def answers(self):
+            return True
+
+    journal, notes = Journal(tmp_path / "tracking"), list[str]()
+    delivery = Delivery(Telling(), notes.append, journal, redact=locate_store(uri).redact)
+    delivery.submit(Record("metrics", [("a", 1.0, 1, 0)]))
+    report = delivery.close()
+    journal.close()
+    refused = (tmp_path / "tracking/refused.jsonl").read_text()
+    assert report.refused == 1
+    for text in (refused, report.last_error or "", *notes):
+        assert "too long" in text
+        assert "pa55word" not in text
+        assert "keeper" not in text
 
 
 def http_error(status: int) -> requests.HTTPError:

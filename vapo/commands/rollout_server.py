@@ -3,44 +3,84 @@
 from __future__ import annotations
 
 import signal
+import socket
+from collections.abc import Sequence
 from typing import Any
-
-from transformers import AutoConfig
 
 from vapo.config import FitConfig
 from vapo.console import quiet_libraries
 from vapo.devices import pick_device, set_threads
 from vapo.errors import UserError
+from vapo.models.empty import empty_model
+from vapo.models.loading import read_model_config
 from vapo.ports import check_port
 from vapo.rollouts.selection import check_engine, make_colocated_engine
+from vapo.rollouts.vllm.access_token import TOKEN_VARIABLE, access_token, is_loopback
+from vapo.rollouts.vllm.engine import HeardEngine
 from vapo.rollouts.vllm.server import EngineServer
+from vapo.rollouts.vllm.server_requests import Limits
+
+_NAMES_BYTES = 16 << 20
 
 
-def run(config: FitConfig, *, host: str, port: int) -> None:
-    """Serve until interrupted. The engine is empty until a trainer pushes weights."""
+def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
+    """Serve until interrupted. The engine is empty until a trainer pushes weights.
+
+    Args:
+        allowed_hosts: further names by which trainers call this host.
+    """
     if config.rollouts.engine != "vllm" or config.rollouts.vllm.mode != "colocated":
         raise UserError(
             "`vapo rollout-server` is the engine itself: set rollouts.engine=vllm, and leave "
             "rollouts.vllm.mode=server to the trainer"
         )
+    token = required_token(host)
     quiet_libraries()
     set_threads(config.trainer)
     check_engine(config)
     check_port(host, port, mend=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
-    model_config = AutoConfig.from_pretrained(config.actor.path)
+    model_config = read_model_config(config.actor.path)
+    limits = Limits(weights_bytes=max_push_bytes(config.actor.path))
+    names = [*allowed_hosts, host, socket.gethostname(), socket.getfqdn()]
     engine = make_colocated_engine(config, model_config, pick_device(config.trainer))
     try:
-        with _listen(host, port, engine) as server:
-            print(f"listening on http://{host}:{server.server_port}", flush=True)
+        server = _listen(host, port, engine, limits=limits, token=token, host_names=names)
+        with server:
+            shown = f"[{host}]" if ":" in host else host
+            print(f"listening on http://{shown}:{server.server_port}", flush=True)
             server.serve_forever()
     finally:
         engine.close()
 
 
-def _listen(host: str, port: int, engine: Any) -> EngineServer:
+def required_token(host: str) -> str | None:
+    """The environment's token; beyond this machine there must be one.
+
+    Raises: UserError
+    """
+    token = access_token()
+    if token is None and not is_loopback(host):
+        raise UserError(
+            f"--host {host}: whoever reaches the port could use the engine and change its weights; "
+            f"set {TOKEN_VARIABLE} to the same secret here and for the trainer (`openssl rand -hex "
+            "32` makes one), or listen on 127.0.0.1"
+        )
+    return token
+
+
+def max_push_bytes(path: str) -> int:
+    """The model's tensors in float32, the widest that is pushed, and room for their names.
+
+    A weight that is tied is sent under each of its names.
+    """
+    model = empty_model("causal_lm", path, dtype="float32", attn_implementation="auto")
+    return sum(tensor.nbytes for tensor in model.state_dict().values()) + _NAMES_BYTES
+
+
+def _listen(host: str, port: int, engine: HeardEngine, **options: Any) -> EngineServer:
     try:
-        return EngineServer((host, port), engine)
+        return EngineServer((host, port), engine, **options)
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 

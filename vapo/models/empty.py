@@ -50,6 +50,6 @@ def model_of_config(
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
     with refusals(path, "model"), torch.device(device):
-        model: PreTrainedModel = auto.from_config(config, **options)
+        model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
     remove_dropout(model)
     return model

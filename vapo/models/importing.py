@@ -115,11 +115,16 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
 
 def _read_gguf(source: Source, dtype: str) -> Imported:
     where = f"{source.path}/{source.gguf_file}"
-    options: dict[str, Any] = {"gguf_file": source.gguf_file, "trust_remote_code": False}
     with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, gguf_file=source.gguf_file, trust_remote_code=False
+        )
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=getattr(torch, dtype), output_loading_info=True, **options
+            source.path,
+            gguf_file=source.gguf_file,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     model, info = loaded
     if info["missing_keys"] or tokenizer.eos_token_id is None:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from vapo.overlap import SampledAhead
 from vapo.resuming.durable import write_whole
@@ -31,8 +30,8 @@ _OPTIONAL = ("loss_mask", "baseline_rewards")
 class Origin:
     """What rollouts are of; those of any other origin are not used.
 
-    `identity` is the config's, `weights` the digest of the actor (this process's share of it) as
-    it is when the iteration begins.
+    `identity` is the config's, `weights` the name of the actor's weights (see `Lineage`) as they
+    are when the iteration begins.
     """
 
     iteration: int
@@ -172,17 +171,6 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def weights_digest(network: nn.Module) -> str:
-    """Of every parameter's bits; of a sharded network this process's shards."""
-    digest = hashlib.sha256()
-    for name, parameter in network.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        tensor = local.detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from vapo.rollouts import Sampler
 from vapo.rollouts.contract import end_token_ids
 from vapo.rollouts.detached import DetachedTransformersSampler
 from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.vllm.access_token import access_token
 from vapo.rollouts.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.vllm.cpu_heads import padded_heads
 from vapo.rollouts.vllm.engine import Engine
@@ -72,9 +73,13 @@ def sampling_config(
 
 
 def check_engine(config: FitConfig) -> None:
-    """Raises: UserError if the config's engine is not installed or its options are not known."""
-    if config.rollouts.engine == "vllm" and config.rollouts.vllm.mode == "colocated":
+    """Raises: UserError: the engine is not installed, its options or the token are not good."""
+    if config.rollouts.engine != "vllm":
+        return
+    if config.rollouts.vllm.mode == "colocated":
         check_options(config.rollouts.vllm)
+    else:
+        access_token()
 
 
 def make_sampler(

@@ -69,13 +69,20 @@ class Delivery:
     the record. Only a record that the store finds invalid, or one that fails 20 times and once
     more after the store has taken a later one, is left out: it cannot hold up a run. An error of
     the journal itself is an outage too. `warn` is called when an outage begins and ends, once for
-    the first record that is refused, and once when the journal cannot be written.
+    the first record that is refused, and once when the journal cannot be written. `redact` takes
+    the store's credentials out of the errors, which are shown and written.
     """
 
     def __init__(
-        self, sink: Sink, warn: Callable[[str], None], journal: Journal | None = None
+        self,
+        sink: Sink,
+        warn: Callable[[str], None],
+        journal: Journal | None = None,
+        *,
+        redact: Callable[[str], str] = str,
     ) -> None:
         self._sink = sink
+        self._redact = redact
         self._warn_user = warn
         self._journal = Journal(None) if journal is None else journal
         self._changed = threading.Condition()
@@ -165,7 +172,7 @@ class Delivery:
         except OSError as error:  # the journal's: what a sink raises is an outcome
             outcome = Outcome.OUTAGE
             with self._changed:
-                self._last_error = _one_line(error)
+                self._last_error = self._redact(_one_line(error))
                 self._failed(outcome, "the run's journal cannot be used")
         with self._changed:
             self._changed.notify_all()
@@ -225,7 +232,7 @@ class Delivery:
         try:
             self._sink.send(records)
         except Exception as error:
-            self._last_error = _one_line(error)
+            self._last_error = self._redact(_one_line(error))
             if isinstance(error, OutageError) or not self._sink.answers():
                 return Outcome.OUTAGE
             may_pass = self._sink.may_pass_later(error)

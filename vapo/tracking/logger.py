@@ -147,7 +147,9 @@ class RunLogger(MLFlowLogger):
         if earlier and not self._resumed:
             self._tables = only_tables(self._tables, {record.name for record in journal.records()})
             self.tags = {**(self.tags or {}), TABLES_TAG: self._tables}
-        self._delivery = Delivery(MlflowSink(client, self._run_id), self._note, journal)
+        self._delivery = Delivery(
+            MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
+        )
         atexit.register(self.close, "KILLED")
         if self._resumed:
             self._submit(Record("status", ("RUNNING", self._clock.now_ms())))

@@ -194,7 +194,8 @@ def deliver(left: Left, tracking_uri: str | None) -> DeliveryReport:
     try:
         sink = MlflowSink(client_of(store, left.run_id), left.run_id)
         remove_partial_uploads(store, left.run_id)
-        delivery = Delivery(sink, lambda text: None, journal)  # the report has it all
+        # the report has it all
+        delivery = Delivery(sink, lambda text: None, journal, redact=store.redact)
         return delivery.close(while_it_moves=True)
     finally:
         journal.close()

@@ -7,6 +7,8 @@ process_state.py  what creating and running vLLM changes in the process, put bac
 engine_args.py    from the config to vLLM's arguments, checked
 remote.py         engines in other processes, which run
 server.py         an engine behind HTTP
+server_handler.py, server_requests.py: what it does with a request, and which ones it takes
+access_token.py   the secret that it shares with trainers
 watchdog.py       ends a wait for an engine that hangs
 cpu_heads.py      head sizes that vLLM's CPU kernels do not have
 sync_check.py     did the weights arrive?

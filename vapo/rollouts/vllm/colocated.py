@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -100,11 +100,11 @@ class ColocatedEngine:
         engine = self._live()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
             self._wake()
-            places = {}
-            for place, request in enumerate(requests):
-                places[self._submit(request, settings, end_ids)] = place
+            places: dict[str, int] = {}
             results: list[Generated | None] = [None] * len(requests)
-            with _heard_tokens(engine, dog.heard, heard):
+            with _aborted_on_error(engine, places), _heard_tokens(engine, dog.heard, heard):
+                for place, request in enumerate(requests):
+                    places[self._submit(request, settings, end_ids)] = place
                 while engine.has_unfinished_requests():
                     finished = engine.step()
                     for output in finished:
@@ -210,6 +210,17 @@ def _generated(output: Any) -> Generated:
         float(entry[token].logprob) for token, entry in zip(ids, completion.logprobs, strict=True)
     )
     return Generated(ids, logprobs)
+
+
+@contextmanager
+def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
+    """Take these requests out of the engine if their call ends early: the next has its own."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to tell
+            engine.abort_request(list(names))
+        raise
 
 
 @contextmanager

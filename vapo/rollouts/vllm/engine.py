@@ -67,3 +67,19 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class HeardEngine(Engine, Protocol):
+    """One whose progress can be followed token by token."""
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        settings: SamplingSettings,
+        *,
+        end_ids: frozenset[int],
+        advance: Callable[[int], None] = lambda n: None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> list[Generated]:
+        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
+        ...

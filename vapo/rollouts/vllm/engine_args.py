@@ -75,6 +75,7 @@ def engine_arguments(
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        "trust_remote_code": False,
         "seed": 0,
     }
     if not on_gpu:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +19,11 @@ from torch import Tensor
 
 from vapo.distributed import rank, world_size
 from vapo.rollouts import SamplingSettings
+from vapo.rollouts.vllm.access_token import access_token, authorization
 from vapo.rollouts.vllm.engine import RESUME_HINT, EngineError, Generated, Request
 
 _CHUNK_BYTES = 256 << 20
+_BINARY = "application/octet-stream"
 
 
 class RemoteEngine:
@@ -33,6 +37,7 @@ class RemoteEngine:
         self._all = list(urls)
         self._mine = self._all[rank() :: world_size()] or [self._all[rank() % len(self._all)]]
         self._timeout_s = timeout_s
+        self._token = access_token()
         self.has_weights = False
         self.max_tokens = min(int(self._ask(url, "/info")["max_tokens"]) for url in self._all)
 
@@ -57,7 +62,7 @@ class RemoteEngine:
                 "settings": asdict(settings),
                 "end_ids": sorted(end_ids),
             }
-            answer = self._ask(url, "/generate", json.dumps(body).encode(), finished)
+            answer = self._ask(url, "/generate", json.dumps(body).encode(), finished=finished)
             results = [Generated(tuple(ids), tuple(probs)) for ids, probs in answer["generated"]]
             if len(results) != len(share):
                 raise EngineError(f"{url} gave {len(results)} of {len(share)} responses")
@@ -73,16 +78,17 @@ class RemoteEngine:
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load`. Every rank walks the weights; they are sent once."""
-        num_tensors = 0
+        num_tensors, push = 0, secrets.token_hex(8)
         for chunk in _chunks(weights):
             num_tensors += len(chunk)
             if rank() == 0:
                 body = safetensors.torch.save(chunk)
                 for url in self._all:
-                    self._ask(url, "/weights", body)
+                    self._ask(url, "/weights", body, content_type=_BINARY, push=push)
         if rank() == 0:
             for url in self._all:
-                self._ask(url, "/load", json.dumps({"num_tensors": num_tensors}).encode())
+                body = json.dumps({"num_tensors": num_tensors}).encode()
+                self._ask(url, "/load", body, push=push)
         if dist.is_initialized():
             dist.barrier()
         self.has_weights = True
@@ -98,17 +104,34 @@ class RemoteEngine:
         url: str,
         path: str,
         body: bytes | None = None,
+        *,
+        content_type: str = "application/json",
+        push: str | None = None,
         finished: Callable[[int], None] = lambda n: None,
     ) -> dict[str, Any]:
-        """The last line of the answer; lines before it tell how many responses have finished."""
+        """The last line of the answer; lines before it tell how many responses have finished.
+
+        Args:
+            push: which push of weights the request is a part of.
+
+        Raises: EngineError with the server's own line, or that it is away, or hangs.
+        """
+        headers = {} if body is None else {"Content-Type": content_type}
+        if push is not None:
+            headers["Vapo-Push"] = push
+        if self._token is not None:
+            headers["Authorization"] = authorization(self._token)
         address = urlsplit(url)
         connection = http.client.HTTPConnection(
             address.hostname or "", address.port, timeout=self._timeout_s
         )
         try:
-            connection.request("GET" if body is None else "POST", path, body)
-            for line in connection.getresponse():
-                record: dict[str, Any] = json.loads(line)
+            # A server that refuses a request may close before it has all of the body.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request("GET" if body is None else "POST", path, body, headers)
+            response = connection.getresponse()
+            for line in response:
+                record: dict[str, Any] = _record(line, response.status)
                 if "error" in record:
                     raise EngineError(f"the rollout server {url}: {record['error']}")
                 if "finished" not in record:
@@ -128,6 +151,17 @@ class RemoteEngine:
             ) from error
         finally:
             connection.close()
+
+
+def _record(line: bytes, status: int) -> dict[str, Any]:
+    """Raises: ValueError for what no rollout server writes."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or (status != 200 and "error" not in record):
+        raise ValueError(f"it is no rollout server of this version (HTTP status {status})")
+    return record
 
 
 def _chunks(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -2,114 +2,136 @@
 
     GET  /info      what the engine holds
     POST /generate  requests in; lines out: tokens heard, responses finished, at last all of them
-    POST /weights   some tensors, as one safetensors file; they are kept until
+    POST /weights   some tensors of a push, as one safetensors file; they are kept until
     POST /load      puts them into the engine
 
-One request at a time, in the order of arrival. Whoever can reach the port can use the engine:
-listen on a trusted network only.
+Many connections are served, each in a thread of its own; what they ask of the engine is done one
+at a time, in the order of arrival, in the thread that serves. Who may ask, how long a request may
+take and how large it may be: `server_requests.py`. Every error has a status code and one line,
+`{"error": ...}`; one that comes after the first line of a response is its last line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from http.server import ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
-import safetensors.torch
 from torch import Tensor
 
-from vapo.errors import UserError
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.engine import Request
-
-_HEARTBEAT_S = 1.0
+from vapo.rollouts.vllm.engine import HeardEngine
+from vapo.rollouts.vllm.server_handler import RequestHandler
+from vapo.rollouts.vllm.server_requests import Limits, RefusalError
 
 
-class EngineServer(HTTPServer):
-    """Serves one engine. The handlers run in the caller's thread, where vLLM lives."""
+class EngineServer(ThreadingHTTPServer):
+    """Serves one engine. `serve_forever` runs it in the caller's thread, where vLLM lives.
 
-    allow_reuse_address = True
+    Args:
+        token: what every request must carry; None: nothing.
+        host_names: names by which trainers may call this host, beside addresses and `localhost`.
+    """
 
-    def __init__(self, address: tuple[str, int], engine: ColocatedEngine) -> None:
-        super().__init__(address, _Handler)
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        engine: HeardEngine,
+        *,
+        limits: Limits,
+        token: str | None = None,
+        host_names: Collection[str] = (),
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.engine = engine
-        self.received: dict[str, Tensor] = {}
+        self.limits = limits
+        self.token = token
+        self.host_names = frozenset({"localhost", *map(str.lower, host_names)})
+        self.pushed: tuple[str, dict[str, Tensor]] = ("", {})  # of which push; the engine's thread
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._slots = threading.BoundedSemaphore(limits.connections)
+        super().__init__(address, RequestHandler)
 
+    def server_bind(self) -> None:
+        """Without `HTTPServer`'s look-up of the host's name, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
-class _Handler(BaseHTTPRequestHandler):
-    server: EngineServer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent: one line a request says nothing."""
-
-    def do_GET(self) -> None:
-        if self.path != "/info":
-            self.send_error(404)
-            return
-        engine = self.server.engine
-        self._begin()
-        self._line({"max_tokens": engine.max_tokens, "has_weights": engine.has_weights})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        actions: dict[str, Callable[[bytes], dict[str, Any]]] = {
-            "/generate": self._generate,
-            "/weights": self._receive,
-            "/load": self._load,
-        }
-        action = actions.get(self.path)
-        if action is None:
-            self.send_error(404)
-            return
-        self._begin()
-        try:
-            result = action(body)
-        except (UserError, ValueError, KeyError, TypeError) as error:
-            result = {"error": str(error)}
-        self._line(result)
-
-    def _begin(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Connection", "close")
-        self.end_headers()
-
-    def _line(self, record: dict[str, Any]) -> None:
-        self.wfile.write(json.dumps(record).encode() + b"\n")
-        self.wfile.flush()
-
-    def _generate(self, body: bytes) -> dict[str, Any]:
-        asked, engine = json.loads(body), self.server.engine
-        if not engine.has_weights:
-            raise UserError("the rollout server has no weights yet")
-        last = time.monotonic()
-
-        def heard() -> None:
-            nonlocal last
-            if time.monotonic() - last > _HEARTBEAT_S:
-                last = time.monotonic()
-                self._line({"finished": 0})
-
-        generated = engine.generate(
-            [Request(tuple(ids), seed) for ids, seed in asked["requests"]],
-            SamplingSettings(**asked["settings"]),
-            end_ids=frozenset(asked["end_ids"]),
-            advance=lambda n: self._line({"finished": n}),
-            heard=heard,
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Until `shutdown`, or an interrupt of this thread."""
+        accepting = threading.Thread(
+            target=super().serve_forever, args=(poll_interval,), name="rollout-server", daemon=True
         )
-        return {"generated": [[result.ids, result.logprobs] for result in generated]}
+        accepting.start()
+        try:
+            while (job := self._jobs.get()) is not None:
+                _run(*job)
+        finally:
+            super().shutdown()
+            while not self._jobs.empty():
+                if (job := self._jobs.get()) is not None and not job[0].cancelled():
+                    job[0].set_exception(_stopping())
 
-    def _receive(self, body: bytes) -> dict[str, Any]:
-        self.server.received.update(safetensors.torch.load(body))
-        return {"received": len(self.server.received)}
+    def shutdown(self) -> None:
+        """End `serve_forever` once the engine has done what was asked before."""
+        self._jobs.put(None)
 
-    def _load(self, body: bytes) -> dict[str, Any]:
-        weights, self.server.received = self.server.received, {}
-        expected = json.loads(body)["num_tensors"]
-        if len(weights) != expected:
-            raise UserError(f"{len(weights)} tensors arrived of {expected}")
-        self.server.engine.load(weights.items())
-        return {"loaded": expected}
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Have it done in the engine's thread, after what was submitted before."""
+        future: Future[Any] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there are not too many already."""
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError):  # the client has left: nobody to tell
+                request.settimeout(1.0)
+                line = json.dumps({"error": f"{self.limits.connections} connections are served"})
+                request.sendall(f"HTTP/1.0 503 Service Unavailable\r\n\r\n{line}\n".encode())
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Only our own bugs have tracebacks; a client that left in the middle is none."""
+        traceback.print_exc()
+
+
+def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except Exception as error:
+        future.set_exception(error)
+    except BaseException:
+        future.set_exception(_stopping())
+        raise
+    else:
+        future.set_result(result)
+
+
+def _stopping() -> RefusalError:
+    return RefusalError(503, "the rollout server is stopping")

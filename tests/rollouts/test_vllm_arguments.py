@@ -1,0 +1,76 @@
+"""What vLLM is given and what is taken back from it, without vLLM."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import make_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.rollouts.serving import WAIT_S
+from vapo.config.engines import VllmConfig
+from vapo.errors import UserError
+from vapo.rollouts import SamplingSettings
+from vapo.rollouts.vllm.colocated import ColocatedEngine
+from vapo.rollouts.vllm.engine import Request
+from vapo.rollouts.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
+
+# ---- what a server and a trainer give vLLM --------------------------------------------------
+
+
+def test_vllm_runs_no_code_of_the_model_folder() -> None:
+    arguments = engine_arguments(
+        VllmConfig(),
+        EngineSize(64, 8),
+        model_path="policy",
+        dtype="float32",
+        on_gpu=False,
+        in_process_group=False,
+    )
+    assert arguments["trust_remote_code"] is False
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_nobody_can_ask_vllm_to_run_it(value: Any) -> None:
+    engine_args = make_dataclass("EngineArgs", ["model", "trust_remote_code"])
+    with pytest.raises(UserError, match="vapo runs no code out of model folders"):
+        check_engine_args({"trust_remote_code": value}, engine_args)
+
+
+# ---- what is left in vLLM when a call ends early --------------------------------------------
+
+
+def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
+    aborted: list[str] = []
+
+    class Core:
+        def get_output(self) -> Any: ...
+
+    class Engine:
+        engine_core = Core()
+
+        def has_unfinished_requests(self) -> bool:
+            return True
+
+        def step(self) -> list[Any]:
+            raise UserError("the client has left")
+
+        def abort_request(self, names: list[str]) -> None:
+            aborted.extend(names)
+
+    colocated = ColocatedEngine.__new__(ColocatedEngine)
+    names = iter("abc")
+    fakes: Any = {
+        "_engine": Engine(),
+        "_timeout_s": WAIT_S,
+        "_is_asleep": False,
+        "_state": SimpleNamespace(entered=lambda: closing(SimpleNamespace(close=lambda: None))),
+        "_submit": lambda *_: next(names),
+    }
+    colocated.__dict__.update(fakes)
+    requests = [Request((2,), seed) for seed in range(2)]
+    with pytest.raises(UserError, match="the client has left"):
+        colocated.generate(requests, SamplingSettings(4), end_ids=frozenset())
+    assert aborted == ["a", "b"]
