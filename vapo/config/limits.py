@@ -82,7 +82,7 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def _stop(self, problem: str, event: yaml.Event) -> None:
-        raise LimitError(problem=problem, problem_mark=event.start_mark)
+        raise LimitError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
 
 
 def compose(text: str) -> yaml.Node | None:
@@ -148,7 +148,7 @@ def _nesting(text: str) -> int:
 Path = tuple[str, ...]
 
 
-def expansion_excess(tree: Mapping[str, Any]) -> tuple[str, str] | None:
+def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
     """The key whose interpolations come to too much, and why; None where none does.
 
     Nothing is resolved: the interpolations are followed as a graph, each text once.

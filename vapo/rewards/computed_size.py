@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from sympy.functions.elementary.hyperbolic import (  # type: ignore[import-untyped]
+    HyperbolicFunction,
+)
+from sympy.functions.elementary.trigonometric import (  # type: ignore[import-untyped]
+    TrigonometricFunction,
+)
 
 from vapo.rewards.hostile_text import MAX_BITS, UnsafeTextError, power_bits
 
 MAX_TERMS = 5_000
 MAX_FUNCTIONS = 5
 """Nested in one another (logarithms, sines): SymPy's time to simplify them grows exponentially."""
+
+MAX_DEGREE = 30
+"""In sines and their kind: SymPy factors such a polynomial, which took a minute at 500."""
 
 _GROWING = frozenset({
     "factorial", "factorial2", "subfactorial", "gamma", "loggamma", "binomial", "RisingFactorial",
@@ -31,6 +40,8 @@ def check_size(parsed: Sequence[Any]) -> None:
                 _terms(expression)
                 if _nested_functions(expression) > MAX_FUNCTIONS:
                     raise UnsafeTextError("functions nested too deep")
+                if _degree(expression) > MAX_DEGREE:
+                    raise UnsafeTextError("too high a power of a function")
     except RecursionError:
         raise UnsafeTextError("nested too deep") from None
 
@@ -72,6 +83,16 @@ def _nested_functions(expression: Any) -> int:
     arguments = [a for a in expression.args if hasattr(a, "args")]
     inner = max(map(_nested_functions, arguments), default=0)
     return inner + isinstance(expression, sympy.Function)
+
+
+def _degree(expression: Any) -> float:
+    """Of the expression as a polynomial in its trigonometric and hyperbolic functions."""
+    degrees = [_degree(argument) for argument in expression.args if hasattr(argument, "args")]
+    if isinstance(expression, (TrigonometricFunction, HyperbolicFunction)):
+        return max(1.0, *degrees)
+    if isinstance(expression, sympy.Pow) and expression.args[1].is_number and degrees[0]:
+        return degrees[0] * max(1.0, abs(float(expression.args[1].as_real_imag()[0])))
+    return sum(degrees) if isinstance(expression, sympy.Mul) else max(degrees, default=0.0)
 
 
 def _terms(expression: Any) -> int:
