@@ -19,6 +19,8 @@ from vapo.uris import without_credentials
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
+MAX_ATTEMPTS = 1000
+"""Runs of one name that begin in the same second."""
 
 
 @dataclass
@@ -79,14 +81,16 @@ def make_summary(
 def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
     """A new folder `<output_dir>/<time>_<run_name>`, made before anything expensive.
 
-    Raises: UserError naming output_dir if it cannot be made.
+    Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
+        name cannot be so long.
     """
     safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
     stem = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}"
     base = Path(output_dir).expanduser().absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
-        for attempt in range(1, 1000):
+        _check_length(safe_name, stem, os.pathconf(base, "PC_NAME_MAX"))
+        for attempt in range(1, MAX_ATTEMPTS):
             run_dir = base / (stem if attempt == 1 else f"{stem}-{attempt}")
             try:
                 run_dir.mkdir()
@@ -99,6 +103,17 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
             "as output_dir=runs/vapo"
         ) from error
     raise UserError(f"output_dir: {base} is full of folders named {stem}")
+
+
+def _check_length(name: str, stem: str, most_bytes: int) -> None:
+    """Raises: UserError if a folder cannot have this name and a number after it."""
+    num_bytes = len(name.encode())
+    allowed = most_bytes - (len(stem.encode()) - num_bytes) - len(f"-{MAX_ATTEMPTS}")
+    if num_bytes > allowed:
+        raise UserError(
+            f"tracking.run_name: '{name[:40]}...' has {num_bytes} bytes in UTF-8; the run's folder "
+            f"is named after it, which leaves it {allowed}: choose a shorter name"
+        )
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:

@@ -74,7 +74,7 @@ class Verdict:
 
     `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
     `reward` is the configured value (shaping is added later, see `rewards.overlong`).
-    `failure` names why no verdict could be had (timeout, crash, nan); such a response
+    `failure` names why no verdict could be had (timeout, crash, garbled, nan); such a response
     counts as incorrect and as a verifier failure.
     """
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -124,6 +125,12 @@ def test_saving_in_the_background(tmp_path: Path, whole: Path, store: Path, shar
         assert_same_run(tmp_path, whole, store)
 
 
+def is_command(arguments: list[str]) -> bool:
+    """Whether these are `vapo fit` or `python -m vapo fit`, as Lightning starts it once more."""
+    before = arguments[arguments.index("fit") - 1] if "fit" in arguments[1:] else ""
+    return Path(before).name == "vapo" or before in ("vapo.__main__", "vapo")
+
+
 def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> None:
     """The command itself, with two processes of its own: it says so and ends within seconds."""
     arguments = [*SMALL, FSDP, "trainer.devices=2", "training.num_iterations=50"]
@@ -140,13 +147,11 @@ def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> N
         if line.startswith("iteration 2"):
             break
     child = next(
-        int(line.split()[0])
-        for line in subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
-        ).stdout.splitlines()
-        if "vapo fit" in line or "vapo.__main__ fit" in line
+        process
+        for process in psutil.Process(process.pid).children()
+        if is_command(process.cmdline())
     )
-    subprocess.run(["kill", "-KILL", str(child)], check=True)
+    child.kill()
     started = time.monotonic()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 75, said[-3000:]

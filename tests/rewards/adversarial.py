@@ -208,8 +208,8 @@ def judged(verifier: str, rollouts: Sequence[Rollout], **fields: Any) -> Run:
             now = time.perf_counter()
             seconds.append((now - last) / num)
             for worker in judge._pool.workers if judge._pool else []:
-                with_process = psutil.Process(worker.process.pid)
-                rss = max(rss, with_process.memory_info().rss)
+                supervisor = psutil.Process(worker.process.pid)
+                rss = max([rss, *(p.memory_info().rss for p in supervisor.children())])
             last = time.perf_counter()
 
         verdicts = judge.score(rollouts, advance=advance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -79,6 +80,55 @@ def leaves_a_child(response_text: str, answer: str, metadata: Metadata) -> bool:
     with open(response_text, "w") as file:
         file.write(str(child.pid))
     time.sleep(600)
+    return True
+
+
+def leaves_a_daemon(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """Starts a process that leaves group and session, then does what the response says."""
+    path, _, told = response_text.partition("|")
+    command = f"setsid sleep 600 & echo $! > '{path}'"
+    subprocess.Popen(["sh", "-c", command], env={"PATH": os.environ["PATH"]}).wait()
+    if told == "abort":
+        os.abort()
+    if told == "hang":
+        time.sleep(600)
+    return True
+
+
+GARBAGE = {
+    "number": b"4\n",
+    "framed number": b"\0\0\0\x014",
+    "verdict": b'{"is_correct": true, "reward": null, "extracted": null}\n',
+    "text": b"noise",
+    "nesting": b"[" * 50_000 + b"\n",
+    "no end": b"7" * 150_000,
+    "beginning": b"\0\0\x10\0abc",
+}
+
+
+def writes_into_sockets(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """Writes the garbage of the name that the response has into every socket; may hang then."""
+    name, _, told = response_text.partition("|")
+    if name in GARBAGE:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    os.write(descriptor, GARBAGE[name])
+            except OSError:
+                continue
+    if told == "hang":
+        time.sleep(600)
+    return response_text == answer
+
+
+def writes_into_low_descriptors(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """What code does that takes 3 for its own file."""
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"noise")
+            os.close(descriptor)
+        except OSError:
+            continue
     return True
 
 

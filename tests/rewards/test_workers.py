@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.rewards.processes import ends, is_running
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.errors import UserError
 
@@ -149,17 +150,17 @@ def test_what_a_verifier_started_is_killed_with_it(tmp_path: Path):
     file = tmp_path / "pid"
     with hostile("leaves_a_child", num_workers=1, timeout_s=1.0) as python:
         assert python.score([rollout(str(file))])[0].failure == "timeout"
-    assert _ends(int(file.read_text()))
+    assert ends(int(file.read_text()))
 
 
 @pytest.mark.slow
-def test_a_hung_worker_ends_by_itself_when_the_trainer_was_killed(tmp_path: Path):
-    """Nobody is left to kill it; a worker that waits for tasks ends with the connection."""
+def test_a_hung_worker_ends_when_the_trainer_was_killed(tmp_path: Path):
+    """Nobody is left to kill it but its supervisor, which does so at once."""
     file = tmp_path / "pid"
     script = (
         "import sys\n"
         "from tests.rewards.rollouts_for_tests import hostile, rollout\n"
-        "hostile('hangs', num_workers=1, timeout_s=2.0).score([rollout(sys.argv[1])])\n"
+        "hostile('hangs', num_workers=1, timeout_s=600.0).score([rollout(sys.argv[1])])\n"
     )
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     trainer = subprocess.Popen([sys.executable, "-c", script, str(file)], env=environment)
@@ -167,26 +168,26 @@ def test_a_hung_worker_ends_by_itself_when_the_trainer_was_killed(tmp_path: Path
     while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.01)
     worker = int(file.read_text())
+    assert is_running(worker)
     trainer.kill()
     trainer.wait()
-    assert _is_running(worker)
-    assert _ends(worker, within_s=30)
+    assert ends(worker)
 
 
 def test_close_ends_the_processes_and_can_be_repeated():
     python = hostile("process_id_is", num_workers=2)
     pid = int(python.score([rollout("")])[0].reward)
-    assert _is_running(pid)
+    assert is_running(pid)
     python.close()
     python.close()
-    assert _ends(pid)
+    assert ends(pid)
 
 
 def test_processes_end_with_a_scorer_that_was_never_closed():
     python = hostile("process_id_is", num_workers=1)
     pid = int(python.score([rollout("")])[0].reward)
     del python
-    assert _ends(pid)
+    assert ends(pid)
 
 
 def test_an_interrupted_batch_leaves_no_stale_replies():
@@ -219,21 +220,6 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     )
     assert run.stdout == "True\n"
     assert run.stderr == ""
-
-
-def _ends(pid: int, within_s: float = 5) -> bool:
-    """Death of a killed process takes a moment on a busy machine."""
-    deadline = time.monotonic() + within_s
-    while _is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not _is_running(pid)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():

@@ -139,3 +139,20 @@ def test_text_says_how_to_open_the_record(summary, tmp_path, uri, command):
     lines = render_summary(made, tmp_path, recorded="x").splitlines()
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("open it")] == [command]
     assert "secret" not in write_summary(tmp_path, made).read_text()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\u6f22" * 80, "x" * 236])
+def test_a_run_name_too_long_for_a_folder_is_its_own_error(name, tmp_path):
+    with pytest.raises(UserError) as caught:
+        make_run_dir(tmp_path, name)
+    message = str(caught.value)
+    assert message.startswith("tracking.run_name: ")
+    assert f"has {len(name.encode())} bytes in UTF-8" in message
+    assert "output_dir" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 234, "\u6f22" * 78])
+def test_the_longest_run_name_is_taken_more_than_once(name, tmp_path):
+    folders = [make_run_dir(tmp_path, name) for _ in range(2)]
+    assert all(folder.is_dir() for folder in folders)

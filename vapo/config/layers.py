@@ -13,11 +13,22 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vapo.config import limits
 from vapo.config.options import Entry, Option, Section, nearest_key
 from vapo.errors import UserError
 from vapo.nearest_path import nearest_path
 
 COMMAND_LINE = "command line"
+MAX_SHOWN_CHARS = 80
+
+_NUMBERS = {
+    int: re.compile(r"[-+]?[0-9]{1,19}"),
+    float: re.compile(
+        r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?\.?(?:inf|infinity|nan)",
+        re.IGNORECASE,
+    ),
+}
+"""Quoted numbers that are taken: without spaces, underscores and digits of other scripts."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,13 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 def read_file(path: Path) -> Layer:
     """Raises: UserError when the file is not there or is not a YAML mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            contents = file.read(limits.MAX_BYTES + 1)
+        if len(contents) > limits.MAX_BYTES:
+            raise UserError(
+                f"--config {path}: larger than {limits.MAX_BYTES} bytes, the most for a config"
+            )
+        text = contents.decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"--config {path}: no such file{nearest_path(path)}") from None
     except IsADirectoryError:
@@ -69,11 +86,14 @@ def read_file(path: Path) -> Layer:
 def read_text(text: str, name: str) -> Layer:
     """A layer from YAML text; `name` stands for the file in errors."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = limits.compose(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = name if mark is None else f"{name}:{mark.line + 1}"
-        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+        reason = error.problem or error.context
+        is_limit = isinstance(error, limits.LimitError)
+        said = "cannot be read as a config" if is_limit else "not valid YAML"
+        raise UserError(f"{place}: {said}: {reason}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
     if node is None:
@@ -95,11 +115,13 @@ def read_text(text: str, name: str) -> Layer:
 
 def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> None:
     """Record each key's line; a key written twice is an error, not a silent choice."""
+    if isinstance(node, yaml.ScalarNode) and (reason := limits.scalar_excess(node)) is not None:
+        raise UserError(f"{_place(name, node)}: {prefix.rstrip('.')}: {reason}")
     if is_interpolation(node.value):
         try:
             OmegaConf.create({"value": node.value})
         except OmegaConfBaseException as error:
-            place, reason = f"{name}:{node.start_mark.line + 1}", str(error).splitlines()[0]
+            place, reason = _place(name, node), str(error).splitlines()[0]
             raise UserError(f"{place}: {prefix.rstrip('.')}: {reason}") from None
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
@@ -107,11 +129,19 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "":
+            place = _place(name, key_node)
+            where = f"{place}: {prefix.rstrip('.')}: " if prefix else f"{place}: "
+            raise UserError(f"{where}cannot be read as a config: a key must be a name")
         key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
         if lines.get(key, line) != line:
             raise UserError(f"{name}:{line}: duplicate key '{key}', first on line {lines[key]}")
         lines[key] = line
         _number(value_node, f"{key}.", name, lines)
+
+
+def _place(name: str, node: yaml.Node) -> str:
+    return name if name == COMMAND_LINE else f"{name}:{node.start_mark.line + 1}"
 
 
 def read_overrides(texts: Sequence[str], entries: Mapping[str, Entry]) -> Layer:
@@ -147,8 +177,13 @@ def _parse_value(key: str, text: str, entry: Entry | None) -> Any:
         if entry.nullable and text in ("", "null", "~"):
             return None
         if text[:1] not in ("'", '"'):
+            if (reason := limits.interpolation_excess(text)) is not None:
+                raise UserError(f"{COMMAND_LINE}: {key}: {reason}")
             return text
     try:
+        node = limits.compose(text)
+        if node is not None:
+            _number(node, f"{key}.", COMMAND_LINE, {})
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -192,6 +227,8 @@ def _hint(key: str, name: str, entries: Mapping[str, Entry]) -> str:
 
 def _type_reason(option: Option, value: Any) -> str | None:
     """What OmegaConf would convert silently: blocks, and numbers or text for true / false."""
+    if (excess := limits.integer_excess(value)) is not None:
+        return excess
     mapping = isinstance(value, Mapping)
     wrong = mapping != option.is_mapping and not (value is None or is_interpolation(value))
     if option.type is bool:
@@ -202,6 +239,8 @@ def _type_reason(option: Option, value: Any) -> str | None:
             or is_interpolation(value)
             or (isinstance(value, str) and value.lower() in words)
         )
+    if option.type in (int, float) and isinstance(value, str) and not is_interpolation(value):
+        wrong = _NUMBERS[option.type].fullmatch(value) is None
     if option.type is str:
         wrong = wrong or isinstance(value, (bool, list))
     if option.type == dict[str, str] and mapping:
@@ -223,4 +262,5 @@ def show(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return "a block of keys" if isinstance(value, Mapping) else repr(value)
+    text = "a block of keys" if isinstance(value, Mapping) else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

@@ -34,6 +34,7 @@ from vapo.config.layers import (
     read_text,
     type_error,
 )
+from vapo.config.limits import expansion_excess
 from vapo.config.options import Entry, Option, describe, nearest_key
 from vapo.config.validation import first_problem
 from vapo.config.written import deciding_tree, source_tree, written_source, written_tree
@@ -85,6 +86,7 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Mapping[str, Ent
             origins.forget(key)
         tree = _merge(tree, layer, entries)
         origins.add(layer)
+    _check_expansion(tree, origins)
     config = _to_object(tree, entries, origins)
     _check_values(config, entries, tree, origins)
     problem = first_problem(config)
@@ -165,6 +167,15 @@ def _merge(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> Any:
         raise UserError(f"{prefix}: {reason}") from None
 
 
+def _check_expansion(tree: DictConfig, origins: Origins) -> None:
+    raw = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(raw, dict)
+    if (found := expansion_excess(raw)) is not None:
+        key, reason = found
+        place = origins.place(key)
+        raise UserError(f"{place + ': ' if place else ''}{key}: {reason}")
+
+
 def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins) -> Any:
     try:
         for key in sorted(OmegaConf.missing_keys(tree), key=list(entries).index):
@@ -183,6 +194,8 @@ def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins)
         reason = _interpolation_reason(error, entries, key, tree)
         where = ": ".join(part for part in (place, key) if part)
         raise UserError(f"{where}: {reason}" if where else reason) from None
+    except OverflowError:
+        raise UserError("an interpolation in the config gives a number that is too large") from None
 
 
 def _interpolation_reason(

@@ -12,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
+from vapo.config.limits import integer_excess
+
 _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _LABELS = {
     bool: "true|false",
@@ -65,6 +67,8 @@ class Option:
         """Why a value of the right type is not allowed, or None."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
+        if (excess := integer_excess(value)) is not None:
+            return f"is {excess}"
         if not math.isfinite(value):
             return f"must be a finite number, got {value}"
         inside = {

@@ -1,16 +1,18 @@
-"""One verifier process: `python -m vapo.rewards.worker FD`, speaking over a socket.
+"""One verifier process: `python -m vapo.rewards.worker CHANNEL CONTROL`, two descriptors.
 
 It answers each task as soon as that task is done, so that the parent knows which one it is
-working on when it hangs or dies. Replies are JSON, not pickles: nothing that a response can
-make of this process is executed in the trainer.
+working on when it hangs or dies. A reply is one line of JSON with the task's own ticket, not a
+pickle: nothing that a response can make of this process is executed in the trainer, and what a
+verifier itself writes into the channel is no reply. `supervision` ends what it leaves behind.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import math
-import signal
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -22,12 +24,15 @@ from typing import Any
 from vapo.errors import UserError
 from vapo.rewards import Verifier
 from vapo.rewards.hostile_text import guarded, install
+from vapo.rewards.supervision import fork_supervised
 from vapo.rewards.verifiers import VoteTask, make_verifier, math_vote_classes
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """A worker may use so much memory above what it has at the start; then it is a failure."""
 
-ORPHAN_GRACE_S = 5.0
+HIGH_DESCRIPTOR = 900
+"""The channel's number, or above it, if so many are allowed: what writes into 3 misses it."""
+
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -39,10 +44,15 @@ class Settings:
     pattern: str | None
     function: str | None
     timeout_s: float
+    ticket: str = ""
+    """Of the reply that says that the worker is ready, or why it is not."""
 
 
 Task = tuple[str, str, Mapping[str, Any]] | VoteTask
 """Response text, answer, metadata; or a question of votes."""
+
+Ticketed = tuple[str, Task]
+"""A task and the ticket that its reply must carry."""
 
 
 def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
@@ -105,28 +115,43 @@ def serve(connection: Connection) -> None:
             settings.kind, pattern=settings.pattern, function=settings.function
         )
     except UserError as error:
-        connection.send_bytes(json.dumps({"failure": str(error)}).encode())
+        _send(connection, settings.ticket, {"failure": str(error)})
         return
     _limit_memory()
-    connection.send_bytes(json.dumps({}).encode())
+    _send(connection, settings.ticket, {})
     if settings.kind == "reasoning_gym":
         importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
     # a user's own function may open and start what it likes; ours have no reason to
     guard = nullcontext if settings.kind == "python" else guarded
     install()
     while True:
-        tasks: list[Task] = connection.recv()
-        for task in tasks:
-            # should the parent die while a task hangs, the alarm ends this process
-            signal.setitimer(signal.ITIMER_REAL, settings.timeout_s + ORPHAN_GRACE_S)
+        tasks: list[Ticketed] = connection.recv()
+        for ticket, task in tasks:
             with guard():
                 reply = judge(verifier, task)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            connection.send_bytes(json.dumps(reply).encode())
+            _send(connection, ticket, reply)
+
+
+def _send(connection: Connection, ticket: str, reply: dict[str, Any]) -> None:
+    line = json.dumps({"ticket": ticket, **reply}).encode() + b"\n"
+    while line:
+        line = line[os.write(connection.fileno(), line) :]
+
+
+def _channel(descriptor: int) -> Connection:
+    """The socket under a high number, and not handed to the programs that a verifier starts."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
+    except OSError:  # fewer are allowed
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return Connection(moved)
 
 
 if __name__ == "__main__":
+    channel, control = map(int, sys.argv[1:])
+    fork_supervised(control, channel)
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(_channel(channel))
     except (EOFError, ConnectionError):
         sys.exit(0)

@@ -3,21 +3,28 @@
 Why not `multiprocessing` or a pool library: its children import the caller's `__main__`
 (slow with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of
 tasks, and what a verifier itself started outlives it. Here a worker is a plain child process
-in its own process group, killed as a whole, and the deadline is that of one response.
+with a supervisor (`supervision`), killed as a whole, and the deadline is that of one response.
+Nothing here waits for a worker without a limit: not for the rest of a reply, not for room to
+send it tasks, not for its end.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -28,6 +35,10 @@ from vapo.tracking.credentials import VARIABLES
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
 MAX_CHUNK = 16
+MAX_REPLY_BYTES = 2**16
+SEND_TIMEOUT_S = 2
+STOP_TIMEOUT_S = 6.0
+GARBLED = "garbled: something other than the worker wrote into its channel"
 
 
 class Worker:
@@ -35,44 +46,114 @@ class Worker:
 
     def __init__(self, settings: Settings) -> None:
         ours, theirs = socket.socketpair()
+        control, self._control = os.pipe()
+        self._status: int | None = None
         paths = [path or os.getcwd() for path in sys.path]
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {
             "PYTHONPATH": os.pathsep.join([*paths, os.getcwd()]),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        descriptors = [theirs.fileno(), control]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vapo.rewards.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "vapo.rewards.worker", *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=descriptors,
             env=environment,
             start_new_session=True,
         )
         theirs.close()
+        os.close(control)
+        # a worker that reads nothing must not stop the trainer
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self.connection = Connection(ours.detach())
         self.ready = False
         self.pending: deque[int] = deque()
         self.deadline = time.monotonic() + START_TIMEOUT_S
-        self.connection.send(settings)
+        self._received = b""
+        self._tickets = deque([secrets.token_hex(8)])
+        self.connection.send(replace(settings, ticket=self._tickets[0]))
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next reply; None when the process is gone."""
+    def send(self, tasks: Sequence[Task]) -> None:
+        """Raises: OSError when it is gone, or does not take them within `SEND_TIMEOUT_S`."""
+        if self.has_sent():  # nothing was asked: its end, or what somebody else has written
+            raise ConnectionError
+        tickets = [secrets.token_hex(8) for _ in tasks]
+        self._tickets.extend(tickets)
+        self.connection.send(list(zip(tickets, tasks, strict=True)))
+
+    def has_sent(self) -> bool:
+        """Whether there is something to receive."""
+        return bool(self._received) or self.connection.poll()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Replies that have come whole; never waits for the rest of one.
+
+        The last is `{"broken": why}` where no more can come: the process is gone, or what came
+        is not the reply to the task that it has.
+        """
         try:
-            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError, ValueError):
-            return None
-        return reply
+            received = os.read(self.connection.fileno(), MAX_REPLY_BYTES)
+        except OSError:
+            received = b""
+        *lines, self._received = (self._received + received).split(b"\n")
+        replies: list[dict[str, Any]] = []
+        for line in lines:
+            ticket = self._tickets.popleft() if self._tickets else ""
+            reply = read_reply(line, ticket, is_first=not self.ready and not replies)
+            if reply is None:
+                return [*replies, {"broken": GARBLED}]
+            replies.append(reply)
+        if not received:
+            replies.append({"broken": "crash"})
+        elif len(self._received) > MAX_REPLY_BYTES:
+            replies.append({"broken": GARBLED})
+        return replies
 
-    def stop(self) -> None:
-        """Kills the process and everything in its group."""
+    def stop(self) -> int:
+        """Kills the process and whatever it started; its exit status. Again, it does nothing."""
+        if self._status is not None:
+            return self._status
         self.connection.close()
+        with suppress(OSError):  # it has ended
+            os.write(self._control, b"x")
+        os.close(self._control)
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            self.process.kill()
-        self.process.wait()
+            self._status = self.process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._status = -signal.SIGKILL
+        if self._status < 0:  # the supervisor itself was killed, or is stuck
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self._status = self.process.wait()
+        return self._status
+
+
+def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str, Any] | None:
+    """The reply in one line of the channel; None when it is not the one with this ticket.
+
+    The first is empty, or has a `failure`: whether the worker is ready.
+    """
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(reply, dict) or not ticket or reply.pop("ticket", None) != ticket:
+        return None
+    if set(reply) == {"failure"}:
+        return reply if isinstance(reply["failure"], str) else None
+    if is_first:
+        return None if reply else reply
+    reward, extracted = reply.get("reward"), reply.get("extracted")
+    is_verdict = (
+        set(reply) == {"is_correct", "reward", "extracted"}
+        and isinstance(reply["is_correct"], bool)
+        and (reward is None or (isinstance(reward, (int, float)) and math.isfinite(reward)))
+        and (extracted is None or isinstance(extracted, str))
+    )
+    return reply if is_verdict else None
 
 
 class WorkerPool:
@@ -98,8 +179,9 @@ class WorkerPool:
     def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
         """Calls `on_reply(index, reply)` once for each task, in the order of completion.
 
-        A task that hangs beyond the time limit, or whose process dies, gets the reply
-        `{"failure": "timeout"}` or `{"failure": "crash"}`; the others are not affected.
+        A task that hangs beyond the time limit, whose process dies, or during which anything
+        else is written into the worker's channel gets the reply `{"failure": "timeout"}`,
+        `"crash"` or `GARBLED`; the others are not affected.
         """
         queue = deque(range(len(tasks)))
         chunk = max(1, min(MAX_CHUNK, len(tasks) // (4 * len(self.workers))))
@@ -110,11 +192,21 @@ class WorkerPool:
             num_open -= 1
             on_reply(worker.pending.popleft(), reply)
 
-        def replace(worker: Worker, failure: str) -> None:
+        def give_up(worker: Worker, failure: str) -> None:
             if worker.pending:
                 finish(worker, {"failure": failure})
             queue.extendleft(reversed(worker.pending))
             self._restart(worker)
+
+        def hear(worker: Worker) -> None:
+            for reply in worker.receive():
+                if "broken" in reply:
+                    give_up(worker, reply["broken"])
+                elif worker.ready:
+                    finish(worker, reply)
+                    worker.deadline = time.monotonic() + self.settings.timeout_s
+                else:
+                    self._mark_ready(worker, reply)
 
         try:
             while num_open:
@@ -122,18 +214,12 @@ class WorkerPool:
                     if worker.ready and not worker.pending and queue:
                         self._send(worker, tasks, queue, chunk)
                 for worker in self._readable():
-                    reply = worker.receive()
-                    if reply is None:
-                        replace(worker, "crash")
-                    elif worker.ready:
-                        finish(worker, reply)
-                        worker.deadline = time.monotonic() + self.settings.timeout_s
-                    else:
-                        self._mark_ready(worker, reply)
-                for worker in list(self.workers):
-                    busy = not worker.ready or worker.pending
-                    if busy and time.monotonic() > worker.deadline and not worker.connection.poll():
-                        replace(worker, "timeout")
+                    hear(worker)
+                for worker in self._overdue():
+                    if worker.connection.poll():  # in time, but this loop was held up
+                        hear(worker)
+                    if worker in self._overdue():
+                        give_up(worker, "timeout")
         finally:
             for worker in list(self.workers):  # after an interrupt: no stale replies
                 if worker.pending:
@@ -144,15 +230,21 @@ class WorkerPool:
         worker.pending.extend(queue.popleft() for _ in range(min(chunk, len(queue))))
         worker.deadline = time.monotonic() + self.settings.timeout_s
         try:
-            worker.connection.send([tasks[index] for index in worker.pending])
-        except OSError:  # it died while idle: none of these tasks is to blame
+            worker.send([tasks[index] for index in worker.pending])
+        except OSError:  # it broke while idle: none of these tasks is to blame
             queue.extendleft(reversed(worker.pending))
             worker.pending.clear()
             self._restart(worker)
 
+    def _active(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.pending or not worker.ready]
+
+    def _overdue(self) -> list[Worker]:
+        return [worker for worker in self._active() if time.monotonic() > worker.deadline]
+
     def _readable(self) -> list[Worker]:
         """Workers with something to read, after waiting no longer than the next deadline."""
-        active = [worker for worker in self.workers if worker.pending or not worker.ready]
+        active = self._active()
         if not active:
             return []
         remaining = min(worker.deadline for worker in active) - time.monotonic()
@@ -167,25 +259,25 @@ class WorkerPool:
         self.num_start_failures = 0
 
     def _restart(self, worker: Worker) -> None:
+        status = worker.stop()
         if not worker.ready:
             self.num_start_failures += 1
             if self.num_start_failures >= MAX_START_FAILURES:
                 raise UserError(
                     f"the verifier's processes die while they start (verifier "
-                    f"{self.settings.kind!r}, exit status {worker.process.poll()})"
+                    f"{self.settings.kind!r}, exit status {status})"
                 )
-        worker.stop()
         self.workers[self.workers.index(worker)] = Worker(self.settings)
 
     def _await_first(self) -> None:
         try:
             while not any(worker.ready for worker in self.workers):
                 for worker in self._readable():
-                    reply = worker.receive()
-                    if reply is None:
-                        self._restart(worker)
-                    else:
-                        self._mark_ready(worker, reply)
+                    for reply in worker.receive():
+                        if "broken" in reply:
+                            self._restart(worker)
+                        else:
+                            self._mark_ready(worker, reply)
                 if time.monotonic() > min(worker.deadline for worker in self.workers):
                     raise UserError(
                         f"verifier {self.settings.kind!r} ({self.settings.function}) is not "

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from vapo.config import Components
+from vapo.config.limits import compose
 from vapo.errors import UserError
 from vapo.uris import without_credentials
 
@@ -85,7 +86,9 @@ class _Entry:
 def read_grid(path: Path) -> Grid:
     """Raises: UserError that names the file and the entry."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        compose(text)  # its limits
+        content = yaml.safe_load(text)
     except OSError as error:
         raise UserError(f"--grid {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

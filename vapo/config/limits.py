@@ -1,0 +1,250 @@
+"""Bounds on a config's text, checked before anything is expanded.
+
+A few lines of YAML can stand for billions of nodes (aliases of aliases) or characters
+(interpolations of interpolations), and for more levels than Python's stack has. All limits are
+far above what a config needs; what is above one is an error that names its line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 2**17
+"""Of a file; PyYAML reads about so much in a second."""
+
+MAX_DEPTH = 32
+"""Blocks and lists in one another."""
+
+MAX_NODES = 10_000
+"""Keys, values and list items, once aliases are expanded."""
+
+MAX_NUMBER_CHARS = 100
+MAX_INTEGER = 2**63 - 1
+
+MAX_INTERPOLATED_CHARS = 4_000
+"""Of a text that holds an interpolation, as it is written."""
+
+MAX_INTERPOLATIONS = 50
+"""In one text."""
+
+MAX_NESTED_INTERPOLATIONS = 8
+MAX_FOLLOWED = 1_000
+"""Interpolations of the whole config, with those in the texts that they point to."""
+
+MAX_EXPANDED_CHARS = 100_000
+"""Of all texts with interpolations, expanded."""
+
+_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
+_ENVIRONMENT = re.compile(r"\s*oc\.env\s*:")
+"""Names no key; a default that is an interpolation is counted by itself."""
+
+_DECODED_ENVIRONMENT = re.compile(r"\$\{\s*oc\.decode\s*:\s*(\$\{\s*oc\.env\s*:[^${}]*\})\s*\}")
+_READING = re.compile(r"\$\{\s*oc\.(?:decode|create)\b")
+"""Read their argument as YAML once more, escaped interpolations included."""
+
+
+class LimitError(yaml.MarkedYAMLError):
+    """Valid YAML that is above one of the limits."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Composes nodes; raises `LimitError` at the first that is too deep or too many."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._num_nodes = 0
+        self._sizes: dict[int, int] = {}  # of a whole node, aliases in it expanded
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        before = self._num_nodes
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._stop(f"nested deeper than {MAX_DEPTH} levels", event)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
+                self._stop(f"the alias '*{event.anchor}' lies inside of what it stands for", event)
+            self._num_nodes += self._sizes[id(node)]
+        else:
+            self._num_nodes += 1
+            self._sizes[id(node)] = self._num_nodes - before
+        if self._num_nodes > MAX_NODES:
+            at = f"'*{event.anchor}': " if isinstance(event, yaml.AliasEvent) else ""
+            self._stop(f"{at}more than {MAX_NODES} keys and values, aliases expanded", event)
+        return node
+
+    def _stop(self, problem: str, event: yaml.Event) -> None:
+        raise LimitError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+
+
+def compose(text: str) -> yaml.Node | None:
+    """As `yaml.compose`, with the bounds above. Raises: yaml.YAMLError."""
+    loader = BoundedLoader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    finally:
+        loader.dispose()
+    return node
+
+
+def scalar_excess(node: yaml.ScalarNode) -> str | None:
+    """Why a value is refused before it is read, or None."""
+    is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if not is_number or len(node.value) <= MAX_NUMBER_CHARS:
+        return interpolation_excess(node.value)
+    return (
+        f"a number of {len(node.value)} characters, where {MAX_NUMBER_CHARS} are allowed; "
+        "quote it if it is text"
+    )
+
+
+def integer_excess(value: Any) -> str | None:
+    """Why an integer, or one in a list or mapping, is refused, or None."""
+    if isinstance(value, Mapping):
+        return next(filter(None, map(integer_excess, value.values())), None)
+    if isinstance(value, list):
+        return next(filter(None, map(integer_excess, value)), None)
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return f"an integer of {value.bit_length()} bits, where 63 are allowed"
+    return None
+
+
+def interpolation_excess(text: str) -> str | None:
+    """Why a text with interpolations is refused before it is parsed, or None."""
+    found = len(_pieces(text))
+    if not found:
+        return None
+    if len(text) > MAX_INTERPOLATED_CHARS:
+        return (
+            f"a text of {len(text)} characters with interpolations, where "
+            f"{MAX_INTERPOLATED_CHARS} are allowed"
+        )
+    if found > MAX_INTERPOLATIONS:
+        return f"{found} interpolations in one text, where {MAX_INTERPOLATIONS} are allowed"
+    if _nesting(text) > MAX_NESTED_INTERPOLATIONS:
+        return f"interpolations nested deeper than {MAX_NESTED_INTERPOLATIONS} levels"
+    return None
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        if character in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}]":
+            depth = max(depth - 1, 0)
+    return deepest
+
+
+Path = tuple[str, ...]
+
+
+def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
+    """The key whose interpolations come to too much, and why; None where none does.
+
+    Nothing is resolved: the interpolations are followed as a graph, each text once.
+    """
+    graph = _Graph({path: _plainer(text) for path, text in _texts(tree, ())})
+    num_followed = num_chars = 0
+    for path in graph.interpolated:
+        followed, chars = graph.size(path)
+        num_followed, num_chars = num_followed + followed, num_chars + chars
+        if num_followed > MAX_FOLLOWED or num_chars > MAX_EXPANDED_CHARS:
+            return ".".join(path), (
+                "the interpolations, with those in the texts that they point to, come to more "
+                f"than {MAX_FOLLOWED}, or to more than {MAX_EXPANDED_CHARS} characters"
+            )
+    return None
+
+
+def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Every value's path and text; a number's is short."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    for name, value in items:
+        if isinstance(value, (Mapping, list)):
+            yield from _texts(value, (*path, str(name)))
+        else:
+            yield (*path, str(name)), value if isinstance(value, str) else "0"
+
+
+def _plainer(text: str) -> str:
+    """The same for all that is counted: a number from the environment is no nesting."""
+    return _DECODED_ENVIRONMENT.sub(r"\1", text)
+
+
+def _pieces(text: str) -> list[str]:
+    """What follows each interpolation's beginning."""
+    if _READING.search(text):
+        return text.split("${")[1:]
+    return _INTERPOLATION.split(text)[1:]
+
+
+class _Graph:
+    """What the texts of a config point to, and what they come to.
+
+    A reference is unknown when its key has an interpolation inside, or is not in the tree. It is
+    taken to follow every text on the way, which cannot be more than their numbers multiplied:
+    a text that comes to itself is an error of its own.
+    """
+
+    def __init__(self, texts: Mapping[Path, str]) -> None:
+        self._texts = texts
+        self.interpolated = [path for path, text in texts.items() if _pieces(text)]
+        self._below: dict[Path, list[Path]] = {}
+        for path in texts:
+            for length in range(1, len(path) + 1):
+                self._below.setdefault(path[:length], []).append(path)
+        self._sizes: dict[Path, tuple[int, int]] = {}
+        counts = [len(_pieces(texts[path])) for path in self.interpolated]
+        self._most_followed = math.prod(counts)
+        self._most_chars = self._most_followed * max(map(len, texts.values()), default=0)
+
+    def size(self, path: Path) -> tuple[int, int]:
+        """Interpolations followed, and characters, of one text."""
+        if path in self._sizes:
+            return self._sizes[path]
+        self._sizes[path] = (0, 0)  # should it come to itself
+        followed, chars = 0, len(self._texts[path])
+        for piece in _pieces(self._texts[path]):
+            targets = self._targets(piece, path)
+            sizes = (
+                [(self._most_followed, self._most_chars)]
+                if targets is None
+                else map(self.size, targets)
+            )
+            followed += 1
+            for more_followed, more_chars in sizes:
+                followed, chars = followed + more_followed, chars + more_chars
+        self._sizes[path] = (followed, chars)
+        return followed, chars
+
+    def _targets(self, piece: str, path: Path) -> list[Path] | None:
+        """What the interpolation that begins the piece names; all below it for a block."""
+        inside, closing, _ = piece.partition("}")
+        if _ENVIRONMENT.match(inside):
+            return []
+        if _READING.match(f"${{{inside}"):
+            return None
+        name = inside.partition(":")[2] if ":" in inside else inside
+        name = name.partition(",")[0].strip(" \t'\"")
+        num_dots = len(name) - len(name.lstrip("."))
+        base = path[: max(len(path) - num_dots, 0)] if num_dots else ()
+        target = (*base, *re.split(r"[.\[\]]+", name.strip(".]")))
+        if not closing:
+            return None
+        for length in range(len(target), 0, -1):
+            if target[:length] in self._below:
+                found = self._below[target[:length]]
+                # below a block that is an interpolation itself lies what that one points to
+                is_found = length == len(target) or target[:length] in self._texts
+                return found if is_found else None
+        return None

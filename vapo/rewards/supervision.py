@@ -1,0 +1,118 @@
+"""A worker's supervisor: however a verifier ends, nothing that it started outlives it.
+
+The worker process forks before it imports anything of the user's. The child judges; the parent,
+the supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it
+kills every descendant. On Linux the supervisor adopts descendants whose own parent has ended
+(`PR_SET_CHILD_SUBREAPER`), so a daemon that has left the process group and the session is found
+too; elsewhere the process group is what is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+KILL_TIMEOUT_S = 5.0
+"""For so long it kills what a verifier started; what the kernel does not let go then is left."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def fork_supervised(control: int, channel: int) -> None:
+    """Returns in a child process, which judges; the caller's own process never returns.
+
+    Args:
+        control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
+        channel: of the child alone, so that the trainer's end of it ends with the child.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    supervisor, child = os.getpid(), os.fork()
+    if child:
+        os.close(channel)
+        _supervise(child, control, woken)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in (control, woken, wake):
+        os.close(descriptor)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it ended before the line above
+        os._exit(1)
+
+
+def _supervise(child: int, control: int, woken: int) -> None:
+    """Waits, kills, and exits with the child's status (128 + the signal that ended it)."""
+    status = _reaped(child)
+    while status is None:
+        readable, _, _ = select.select([control, woken], [], [])
+        if control in readable:
+            break
+        os.read(woken, 4096)
+        status = _reaped(child)
+    _kill_descendants(child)
+    code = 0 if status is None else os.waitstatus_to_exitcode(status)
+    if sys.platform != "linux":
+        os.killpg(0, signal.SIGKILL)  # this process, too
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _reaped(child: int) -> int | None:
+    """The child's wait status once it has ended; adopted processes that ended are let go."""
+    found = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                found = ended[1]
+    return found
+
+
+def _kill_descendants(child: int) -> None:
+    """Kills the children until there are none: those of a killed one become this process's own."""
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while time.monotonic() < deadline:
+        for process in _children():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def _children() -> list[int]:
+    """Ids of this process's children, from /proc; none where there is no /proc."""
+    own = os.getpid()
+    try:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    return [int(name) for name in names if _parent(name) == own]
+
+
+def _parent(process: str) -> int | None:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            # PID (NAME) STATE PARENT ...; the name may hold spaces and brackets
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux only. Where it is refused, processes that left the group are not found."""
+    if sys.platform == "linux":
+        arguments = (ctypes.c_ulong(value), *(ctypes.c_ulong(0) for _ in range(3)))
+        ctypes.CDLL(None).prctl(ctypes.c_int(option), *arguments)
