@@ -239,4 +239,4 @@ def test_high_powers_of_functions_are_not_factored(text: str) -> None:
     assert not verifier(f"\\boxed{{{text}}}", r"\frac{1}{2}", {}).is_correct
     assert time.process_time() - began < 4
     assert verifier(f"\\boxed{{{text}}}", text, {}).is_correct
-    assert verifier(r"\boxed{\sin(x)^{30}}", r"\sin^{30}(x)", {}).is_correct
+    assert verifier(r"\boxed{(\sin(x))^{30}}", r"\sin^{30}(x)", {}).is_correct

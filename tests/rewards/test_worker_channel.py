@@ -78,6 +78,8 @@ def test_an_idle_worker_that_was_written_to_is_replaced_and_no_response_blamed()
         b'{"ticket": "t", "is_correct": 1, "reward": null, "extracted": null}',
         b'{"ticket": "t", "is_correct": true, "reward": NaN, "extracted": null}',
         b'{"ticket": "t", "is_correct": true, "reward": null, "extracted": 3}',
+        b'{"ticket": "t", "classes": [0, 2]}',
+        b'{"ticket": "t", "classes": [true]}',
         b"\xff",
         b"[" * 100_000,
     ],

@@ -18,7 +18,6 @@ from vapo.rollouts.vllm.server_requests import Limits
 
 LIMITS = Limits(weights_bytes=1 << 16, json_bytes=1 << 16)
 TOKEN = "0123456789abcdef-secret"
-TOKEN_VARIABLE = "VAPO_ROLLOUT_SERVER_TOKEN"
 WAIT_S = 20.0
 JSON = {"Content-Type": "application/json"}
 BINARY = {"Content-Type": "application/octet-stream", "Vapo-Push": "1"}

@@ -16,7 +16,6 @@ from tests.rollouts.serving import (
     BINARY,
     JSON,
     TOKEN,
-    TOKEN_VARIABLE,
     WAIT_S,
     FakeEngine,
     ask,
@@ -36,6 +35,7 @@ from vapo.rollouts.vllm.access_token import is_loopback
 from vapo.rollouts.vllm.engine import EngineError, Generated, Request
 from vapo.rollouts.vllm.remote import RemoteEngine
 from vapo.rollouts.vllm.server import EngineServer
+from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_token_is_asked_of_every_request(engine: FakeEngine) -> None:
             for method, path in (("GET", "/info"), ("POST", "/generate"), ("POST", "/nowhere")):
                 status, (line,) = ask(server, method, path, b"", {**JSON, **headers})
                 assert status == 401
-                assert TOKEN_VARIABLE in line["error"]
+                assert ROLLOUT_SERVER_TOKEN in line["error"]
                 assert TOKEN not in line["error"]
         headers = {"Authorization": f"Bearer {TOKEN}"}
         assert ask(server, "GET", "/info", headers=headers)[0] == 200
@@ -106,9 +106,9 @@ def test_the_client_sends_the_token_of_its_environment(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(engine, token=TOKEN) as server:
-        with pytest.raises(EngineError, match=TOKEN_VARIABLE):
+        with pytest.raises(EngineError, match=ROLLOUT_SERVER_TOKEN):
             RemoteEngine([url(server)], timeout_s=WAIT_S)
-        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, TOKEN)
         remote = RemoteEngine([url(server)], timeout_s=WAIT_S)
         remote.load([("w", torch.ones(2)), ("v", torch.zeros(1))])
         request = Request((2, 3), 5)
@@ -149,7 +149,7 @@ def test_what_loopback_is(host: str, is_it: bool) -> None:
 def test_on_loopback_no_token_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(ROLLOUT_SERVER_TOKEN, raising=False)
     assert _start(monkeypatch, tmp_path, "--host", host) == 0
 
 
@@ -160,14 +160,14 @@ def test_beyond_loopback_a_good_token_is_required(
     capsys: pytest.CaptureFixture[str],
     token: str | None,
 ) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(ROLLOUT_SERVER_TOKEN, raising=False)
     if token is not None:
-        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, token)
     assert _start(monkeypatch, tmp_path, "--host", "0.0.0.0") == 2
     error = capsys.readouterr().err
-    assert TOKEN_VARIABLE in error
+    assert ROLLOUT_SERVER_TOKEN in error
     assert not token or token not in error
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, TOKEN)
     assert _start(monkeypatch, tmp_path, "--host", "0.0.0.0") == 0
     assert TOKEN not in "".join(capsys.readouterr())
 
@@ -175,9 +175,9 @@ def test_beyond_loopback_a_good_token_is_required(
 def test_a_trainers_bad_token_is_found_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, "short")
     mode = ["rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100"]
-    with pytest.raises(UserError, match=TOKEN_VARIABLE):
+    with pytest.raises(UserError, match=ROLLOUT_SERVER_TOKEN):
         check_engine(fit_config(tmp_path, "rollouts.engine=vllm", *mode))
 
 

@@ -15,10 +15,11 @@ from vapo.models.empty import empty_model
 from vapo.models.loading import read_model_config
 from vapo.ports import check_port
 from vapo.rollouts.selection import check_engine, make_colocated_engine
-from vapo.rollouts.vllm.access_token import TOKEN_VARIABLE, access_token, is_loopback
+from vapo.rollouts.vllm.access_token import access_token, is_loopback
 from vapo.rollouts.vllm.engine import HeardEngine
 from vapo.rollouts.vllm.server import EngineServer
 from vapo.rollouts.vllm.server_requests import Limits
+from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
 
 _NAMES_BYTES = 16 << 20
 
@@ -63,8 +64,8 @@ def required_token(host: str) -> str | None:
     if token is None and not is_loopback(host):
         raise UserError(
             f"--host {host}: whoever reaches the port could use the engine and change its weights; "
-            f"set {TOKEN_VARIABLE} to the same secret here and for the trainer (`openssl rand -hex "
-            "32` makes one), or listen on 127.0.0.1"
+            f"set {ROLLOUT_SERVER_TOKEN} to the same secret here and for the trainer "
+            "(`openssl rand -hex 32` makes one), or listen on 127.0.0.1"
         )
     return token
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
-from vapo.tracking.credentials import VARIABLES
+from vapo.secret_variables import SECRET_VARIABLES
 
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
@@ -49,7 +49,7 @@ class Worker:
         control, self._control = os.pipe()
         self._status: int | None = None
         paths = [path or os.getcwd() for path in sys.path]
-        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {
+        environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | {
             "PYTHONPATH": os.pathsep.join([*paths, os.getcwd()]),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -146,6 +146,12 @@ def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str,
         return reply if isinstance(reply["failure"], str) else None
     if is_first:
         return None if reply else reply
+    if set(reply) == {"classes"}:
+        classes = reply["classes"]
+        are_indices = isinstance(classes, list) and all(
+            type(index) is int and 0 <= index < len(classes) for index in classes
+        )
+        return reply if are_indices else None
     reward, extracted = reply.get("reward"), reply.get("extracted")
     is_verdict = (
         set(reply) == {"is_correct", "reward", "extracted"}

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from vapo.errors import UserError
+from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.uris import SplitUri, split_uri
 
-URI, USER, PASSWORD = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
-VARIABLES = (URI, USER, PASSWORD, "MLFLOW_TRACKING_TOKEN")
 _SERVER = ("http://", "https://")
 
 _before: dict[str, str | None] = {}  # what the variables that we set held, while one of ours is set
@@ -57,7 +56,11 @@ class Address:
         parts = self.parts
         if not parts.has_credentials:
             return
-        values = {USER: parts.user, PASSWORD: parts.password} if self.is_http else {URI: self.uri}
+        values = (
+            {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
+            if self.is_http
+            else {TRACKING_URI: self.uri}
+        )
         for name, value in values.items():
             if value is not None:
                 _before[name] = os.environ.get(name)
@@ -78,7 +81,7 @@ class Address:
 
 def completed(uri: str) -> str:
     """The URI with the credentials of MLFLOW_TRACKING_URI, if it has none and that is the same."""
-    other = os.environ.get(URI, "")
+    other = os.environ.get(TRACKING_URI, "")
     same = not split_uri(uri).has_credentials and split_uri(other).bare == uri
     return other if same else uri
 
@@ -94,8 +97,8 @@ def check_server(uri: str) -> None:
     else:
         return
     raise UserError(
-        f"tracking.uri: {what}: give http://HOST:PORT, and its credentials as {USER} and "
-        f"{PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI with "
+        f"tracking.uri: {what}: give http://HOST:PORT, and its credentials as {TRACKING_USER} and "
+        f"{TRACKING_PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI with "
         "credentials would need '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40)"
     )
 

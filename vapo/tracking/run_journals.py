@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.tracking.credentials import PASSWORD, URI, USER
+from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import JOURNAL_NAME, Journal
 from vapo.tracking.partial_uploads import remove_partial_uploads
@@ -113,7 +113,7 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
     if report.undelivered > report.lost and folder is not None:
         command = f"  vapo deliver {folder.parent}"
         if store.parts.has_credentials:
-            names = f"{USER} and {PASSWORD}" if store.is_http else URI
+            names = f"{TRACKING_USER} and {TRACKING_PASSWORD}" if store.is_http else TRACKING_URI
             command += f"  # with the store's credentials in {names}"
         lines.append(command)
     if report.refused:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from vapo.errors import UserError
-from vapo.tracking.credentials import PASSWORD, URI, USER, Address, check_server, completed
+from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.tracking.credentials import Address, check_server, completed
 from vapo.tracking.delivery import OutageError
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.store_errors import (
@@ -152,11 +153,12 @@ def _startup_message(store: Store, error: Exception) -> str:
     reason = store.redact(" ".join(str(error).split()))
     reason = reason if len(reason) <= 300 else reason[:297] + "..."
     if store.is_http:
-        mend = f"start the server, fix the address or its credentials ({USER}, {PASSWORD})"
+        names = f"{TRACKING_USER}, {TRACKING_PASSWORD}"
+        mend = f"start the server, fix the address or its credentials ({names})"
     elif store.database:
         mend = "is it an MLflow database, written by this version of mlflow or an older one?"
     else:
-        mend = f"fix the address; {URI} may hold it with its credentials"
+        mend = f"fix the address; {TRACKING_URI} may hold it with its credentials"
     return (
         f"tracking.uri: no usable MLflow store at {store.shown_uri}: {reason}\n"
         f"  {mend}; or record locally with tracking.uri=mlruns"

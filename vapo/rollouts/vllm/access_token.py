@@ -7,8 +7,8 @@ import os
 from ipaddress import ip_address
 
 from vapo.errors import UserError
+from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
 
-TOKEN_VARIABLE = "VAPO_ROLLOUT_SERVER_TOKEN"
 _MIN_CHARACTERS = 16
 
 
@@ -17,13 +17,13 @@ def access_token() -> str | None:
 
     Raises: UserError for one that is easily guessed or that no HTTP header can carry.
     """
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(ROLLOUT_SERVER_TOKEN)
     if token is None:
         return None
     if len(token) < _MIN_CHARACTERS or not all("!" <= character <= "~" for character in token):
         raise UserError(
-            f"{TOKEN_VARIABLE} must have at least {_MIN_CHARACTERS} printable ASCII characters and "
-            "no spaces; `openssl rand -hex 32` makes one"
+            f"{ROLLOUT_SERVER_TOKEN} must have at least {_MIN_CHARACTERS} printable ASCII "
+            "characters and no spaces; `openssl rand -hex 32` makes one"
         )
     return token
 

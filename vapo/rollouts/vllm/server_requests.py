@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.access_token import TOKEN_VARIABLE, is_authorized
+from vapo.rollouts.vllm.access_token import is_authorized
 from vapo.rollouts.vllm.engine import Request
+from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
 
 _LINGER_S = 2.0
 _READ_BYTES = 1 << 16
@@ -106,7 +107,7 @@ def check_sender(headers: Message, host_names: Collection[str], token: str | Non
         raise RefusalError(403, "requests from web pages are refused")
     if token is not None and not is_authorized(headers.get("Authorization"), token):
         raise RefusalError(
-            401, f"the token is not this server's: set {TOKEN_VARIABLE} as it is set there"
+            401, f"the token is not this server's: set {ROLLOUT_SERVER_TOKEN} as it is set there"
         )
 
 
