@@ -178,7 +178,8 @@ def spread_rows(
     Where no row lacks any, minibatch m has the m-th part of `order`. Otherwise the numbers of rows
     that lack at most k losses differ by 1 at most between minibatches, for each k, so that
     fillers and filtered responses leave no minibatch with next to no loss while others have all
-    of theirs.
+    of theirs. Within a minibatch the rows keep their order, so that a row which only lacks the
+    policy's loss changes no sum of the critic's.
 
     Args:
         order: the rows, shuffled; `num_minibatches` divides their number.
@@ -189,13 +190,14 @@ def spread_rows(
     >>> spread_rows([3, 1, 0, 2], [0, 0, 0, 0], num_minibatches=2)
     [[3, 1], [0, 2]]
     >>> spread_rows([3, 1, 0, 2], [0, 2, 0, 2], num_minibatches=2)
-    [[0, 3], [2, 1]]
+    [[3, 0], [1, 2]]
     """
     size = len(order) // num_minibatches
     by_turns = [order[m * size + i] for i in range(size) for m in range(num_minibatches)]
     by_turns.sort(key=lambda row: lacks[row])
     starts = [(m - first) % num_minibatches for m in range(num_minibatches)]
-    return [by_turns[start::num_minibatches] for start in starts]
+    place = {row: index for index, row in enumerate(order)}
+    return [sorted(by_turns[start::num_minibatches], key=place.__getitem__) for start in starts]
 
 
 def _make_minibatch(

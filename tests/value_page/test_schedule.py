@@ -55,7 +55,7 @@ def test_null_writes_none() -> None:
     [
         ("grpo", Phase.POLICY_OPTIMIZATION, ["No critic (algorithm.advantage_estimator: group_"]),
         ("vapo", Phase.VALUE_PRETRAINING, ["Value pretraining: the policy is fixed"]),
-        ("vapo", Phase.POLICY_OPTIMIZATION, ["Advantages are whitened"]),
+        ("vapo", Phase.POLICY_OPTIMIZATION, ["The tokens' advantages are whitened"]),
     ],
 )
 def test_the_page_says_what_it_lacks(system: str, phase: Phase, said: list[str]) -> None:
