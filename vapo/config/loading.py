@@ -245,7 +245,8 @@ def _check_values(
 
 
 def _allowed(option: Option) -> str:
-    return f"a finite number{', ' if option.range else ''}{option.range}"
+    kind = "an integer of at most 63 bits" if option.type is int else "a finite number"
+    return f"{kind}{', ' if option.range else ''}{option.range}"
 
 
 def _raw(tree: Any, key: str) -> Any:
