@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vapo.advantages import set_advantages, token_rewards
-from vapo.batches import make_rollout_batch
+from vapo.advantages.estimators import set_advantages, token_rewards
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.minibatches import make_minibatches
-from vapo.objective import Totals, policy_objective
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.training.minibatches import make_minibatches
+from vapo.training.objective import Totals, policy_objective
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from vapo.models.new_model import make_tokenizer
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.networks.new_model import make_tokenizer
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.types import Prompt, Rollout
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz=;"

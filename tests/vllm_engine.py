@@ -18,15 +18,15 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from tests.config.fits import ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.engines import VllmConfig
-from vapo.minibatches import token_inputs
-from vapo.policies import Actor
-from vapo.rollouts.contract import end_token_ids
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.cpu_heads import PaddedHeads
-from vapo.rollouts.vllm.engine import Engine
-from vapo.rollouts.vllm.engine_args import EngineSize
-from vapo.rollouts.vllm.sampler import VllmSampler
-from vapo.rollouts.vllm.sync_check import Score, SyncCheck
+from vapo.networks.actor import Actor
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.networks.token_inputs import token_inputs
+from vapo.rollouts.engines.engine import Engine
+from vapo.rollouts.engines.sampler import VllmSampler
+from vapo.rollouts.engines.sync_check import Score, SyncCheck
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
+from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
+from vapo.rollouts.engines.vllm.engine_args import EngineSize
 
 MAX_TOKENS = 128
 

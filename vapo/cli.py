@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vapo import __version__
-from vapo.arguments import (
+from vapo.commands.command_line import (
     Parser,
     did_you_mean,
     parse_pairs,
@@ -18,9 +18,9 @@ from vapo.arguments import (
     positive,
     split_overrides,
 )
+from vapo.commands.command_table import CONFIGURED, PLAIN, make_parser, sweep_parser
 from vapo.errors import StoppedRun, StopRequested, UserError
-from vapo.parsers import CONFIGURED, PLAIN, make_parser, sweep_parser
-from vapo.progress import is_main_process
+from vapo.system.main_process import is_main_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:

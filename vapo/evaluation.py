@@ -21,10 +21,10 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from vapo.config.schema import EvaluationConfig
-from vapo.distributed import rank, world_size
 from vapo.errors import UserError
-from vapo.rollouts import Sampler, SamplingSettings
-from vapo.seeding import derive_seed
+from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.system.distributed import rank, world_size
+from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _MIN_PROMPTS = 4  # fewer say nothing about the spread between prompts

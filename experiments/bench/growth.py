@@ -24,12 +24,12 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from vapo.attention import enable_packing
 from vapo.functional.advantages import decoupled_gae
 from vapo.functional.losses import aggregate, clipped_surrogate, value_loss
-from vapo.policies import Actor
-from vapo.token_inputs import cut_by_tokens, token_inputs
-from vapo.values import Critic
+from vapo.networks.actor import Actor
+from vapo.networks.critic import Critic
+from vapo.networks.packed_attention import enable_packing
+from vapo.networks.token_inputs import cut_by_tokens, token_inputs
 
 LENGTHS = (512, 2048, 8192, 32_768)
 COUNTS = (8, 16, 32, 64, 128)  # responses, 1 to 16 times the first

@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 from turns import Side
 
 from vapo.config.schema import NewModelConfig
-from vapo.models.new_model import make_tokenizer
+from vapo.networks.new_model import make_tokenizer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -18,10 +18,10 @@ from measuring import Claim, Report, alternate, arguments, setting, start  # bes
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from vapo.attention import choose_packing
-from vapo.policies import Actor
-from vapo.token_inputs import Sequences, TokenInputs, cut_by_tokens, token_inputs
-from vapo.values import Critic
+from vapo.networks.actor import Actor
+from vapo.networks.critic import Critic
+from vapo.networks.packed_attention import choose_packing
+from vapo.networks.token_inputs import Sequences, TokenInputs, cut_by_tokens, token_inputs
 
 # hidden size, layers, heads, responses, median response, longest response, token budget
 CPU_CASES = ((96, 3, 4, 64, 60, 500, 4096), (256, 4, 4, 24, 90, 800, 4096))

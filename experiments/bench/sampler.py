@@ -22,9 +22,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from vapo.config.schema import NewModelConfig
-from vapo.models.new_model import make_tokenizer
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.networks.new_model import make_tokenizer
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.types import Prompt
 
 GROUP_SIZE = 8

@@ -16,19 +16,19 @@ import lightning as L
 import torch
 from turns import Turns  # beside this file
 
-from vapo.callbacks.recording import Recording
-from vapo.callbacks.weight_sync import WeightSync
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.console import quiet_libraries
-from vapo.data.training_set import TrainingSet
-from vapo.datamodule import RolloutDataModule
-from vapo.models.loading import load_tokenizer
-from vapo.module import VapoModule
-from vapo.progress import Progress
-from vapo.prompts import PromptReport, PromptSplit
+from vapo.networks.loading import load_tokenizer
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
 from vapo.rewards import make_scorer
-from vapo.rollouts.transformers import TransformersSampler
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.training.callbacks.recording import Recording
+from vapo.training.callbacks.weight_sync import WeightSync
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
 from vapo.types import Prompt
 
 ROOT = Path(__file__).parents[2]

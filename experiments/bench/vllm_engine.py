@@ -24,18 +24,18 @@ from transformers import PreTrainedModel
 
 from vapo.config.engines import VllmConfig
 from vapo.config.schema import NewModelConfig
-from vapo.models.loading import load_causal_lm, load_tokenizer
-from vapo.models.new_model import make_tokenizer
-from vapo.policies import Actor
-from vapo.rollouts import Sampler, SamplingSettings
-from vapo.rollouts.contract import end_token_ids
-from vapo.rollouts.selection import ActorAccess, score_with
-from vapo.rollouts.transformers import TransformersSampler
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.cpu_heads import padded_heads
-from vapo.rollouts.vllm.engine_args import EngineSize
-from vapo.rollouts.vllm.sampler import VllmSampler
-from vapo.rollouts.vllm.sync_check import Score, SyncCheck
+from vapo.networks.actor import Actor
+from vapo.networks.loading import load_causal_lm, load_tokenizer
+from vapo.networks.new_model import make_tokenizer
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rollouts.engines.sampler import VllmSampler
+from vapo.rollouts.engines.selection import ActorAccess, score_with
+from vapo.rollouts.engines.sync_check import Score, SyncCheck
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
+from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
+from vapo.rollouts.engines.vllm.engine_args import EngineSize
 from vapo.types import Prompt, Rollout
 
 LONGEST_PROMPT, SHORT, LONG = 32, 16, 384

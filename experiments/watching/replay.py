@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.watching.watchers import SIGNS, WatcherState
+from vapo.diagnostics.watchers import SIGNS, WatcherState
 
 ROOT = Path(__file__).parents[2]
 LEAST_ITERATIONS = 20

@@ -15,19 +15,19 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from vapo.callbacks import value_pretraining as value_pretraining_module
-from vapo.callbacks.value_pretraining import ValuePretraining
 from vapo.config import FitConfig, resolve
 from vapo.config.components import Components
 from vapo.config.components import ValuePretraining as Settings
 from vapo.config.schema import ActorConfig
-from vapo.datamodule import RolloutDataModule
 from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
-from vapo.module import VapoModule
-from vapo.progress import Progress
+from vapo.networks.critic import Critic
+from vapo.system.progress import Progress
+from vapo.training.callbacks import value_pretraining as value_pretraining_module
+from vapo.training.callbacks.value_pretraining import ValuePretraining
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
 from vapo.types import Phase
-from vapo.values import Critic
 
 NAN = float("nan")
 

@@ -11,12 +11,12 @@ from tests.config.fits import ROOT, fit_config
 from tests.config.test_validation import CRITIC_FREE as NO_CRITIC
 from tests.config.test_validation import problem
 from tests.systems import CONF, CRITIC_FREE, SYSTEMS, system_config
-from vapo.advantages import ESTIMATORS
+from vapo.advantages.estimators import ESTIMATORS
 from vapo.config import Components, FitConfig, resolve
 from vapo.config.algorithm import COMPARES_GROUPS, AlgorithmConfig
 from vapo.config.components import Hyperparameters
 from vapo.config.loading import flatten, load_config
-from vapo.objective import SURROGATES
+from vapo.training.objective import SURROGATES
 
 SWITCHES = [f"components.{name}.enabled" for name in get_type_hints(Components)]
 SIZES = ("training.", "components.group_sampling.num_prompts", "components.group_sampling.group")

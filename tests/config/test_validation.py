@@ -11,8 +11,8 @@ from tests.config.fits import fit_config, write
 from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.config.validation import RULES
-from vapo.devices import pick_device
 from vapo.errors import UserError
+from vapo.system.devices import pick_device
 
 CRITIC_FREE = (
     "components.value_pretraining.enabled=false",

@@ -9,14 +9,14 @@ import pytest
 
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.cli import main
+from vapo.commands.pass_rate_file import settings_of
 from vapo.config import FitConfig, SftConfig
 from vapo.config.loading import compose, config_hash, from_yaml, load_config, to_yaml
 from vapo.config.schema import TrackingConfig
-from vapo.data.pass_rates import settings_of
-from vapo.data.training_set import TrainingSet
 from vapo.errors import UserError
-from vapo.prompts import PromptReport, PromptSplit
-from vapo.resuming.run_dirs import changed_keys, identity_of, open_run_dir
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.runs.run_dirs import changed_keys, identity_of, open_run_dir
 from vapo.sweep.identity import run_identity
 from vapo.sweep.plan import pretraining_config, set_key
 from vapo.tracking.inputs import dataset_inputs, model_tags, params

@@ -13,9 +13,9 @@ import pytest
 from tests.config.fits import ROOT
 from tests.docs.pages import CONFIGS, PAGES, Command, commands, named_files, spans
 from vapo import cli
+from vapo.commands.command_table import CONFIGURED, PLAIN
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.options import describe, is_key
-from vapo.parsers import CONFIGURED, PLAIN
 
 COMMANDS = commands()
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -11,11 +11,11 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from tests.integration.commands import ROOT, summary
-from tests.resuming.comparing import assert_same
+from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.fit import run
-from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 TINY = [
     "components.group_sampling.num_prompts=4",

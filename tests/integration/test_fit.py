@@ -21,14 +21,14 @@ from transformers import (
     AutoTokenizer,
 )
 
+from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
 from tests.tracking.metric_docs import documented_keys
-from tests.value_page.reading import page_json, token_ids, unpacked
 from vapo.commands.report import open_reader
-from vapo.data.fingerprint import fingerprint
-from vapo.report.recorded import facts_of
-from vapo.resuming.checkpoints import checkpoint_name, network_state, read_checkpoint
+from vapo.prompts.fingerprint import fingerprint
+from vapo.runs.checkpoints import checkpoint_name, network_state, read_checkpoint
 from vapo.sweep.identity import code_version
+from vapo.sweep.report.recorded import facts_of
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
@@ -384,7 +384,7 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
 def test_an_unsharded_run_goes_on_sharded(tmp_path: Path) -> None:
     """Counters and Adam's steps go on, and two small steps lie between the weights.
 
-    Other numbers of sharded processes: tests/resuming/test_two_processes.py.
+    Other numbers of sharded processes: tests/runs/test_two_processes.py.
     """
     common = [
         "trainer.strategy=fsdp",

@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.commands import ROOT, SMALL, store, summary
 from vapo.config.schema import TrainerConfig
-from vapo.distributed import check_launch
 from vapo.errors import UserError
-from vapo.resuming.checkpoints import read_checkpoint
+from vapo.runs.checkpoints import read_checkpoint
+from vapo.system.distributed import check_launch
 
 ONE_ITERATION = [
     "trainer.strategy=fsdp",

@@ -10,7 +10,7 @@ import torch
 
 from tests.integration.commands import FEW_PROMPTS, SMALL, fit, store, summary
 from tests.tracking.metric_docs import documented_keys
-from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 pytestmark = pytest.mark.slow
 

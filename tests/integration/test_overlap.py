@@ -19,11 +19,11 @@ from vapo.commands import fit
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import StopRequested
-from vapo.module import VapoModule
-from vapo.resuming.checkpoints import read_checkpoint
-from vapo.rollouts.detached import DetachedTransformersSampler
-from vapo.rollouts.transformers import TransformersSampler
-from vapo.seeding import derive_seed
+from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.runs.checkpoints import read_checkpoint
+from vapo.system.seeding import derive_seed
+from vapo.training.module import VapoModule
 
 ON = "training.overlap_rollouts=true"
 FAST = ["actor.optimizer.lr=1e-3", "actor.optimizer.warmup_steps=0"]  # updates that change tokens

@@ -16,9 +16,9 @@ from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.policies import Actor
-from vapo.resuming.checkpoints import network_state, read_checkpoint
-from vapo.token_inputs import token_inputs
+from vapo.networks.actor import Actor
+from vapo.networks.token_inputs import token_inputs
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 pytestmark = pytest.mark.slow
 LORA = ["actor.lora.rank=4", "actor.lora.lora_alpha=8", "actor.optimizer.lr=1e-2"]

@@ -16,7 +16,7 @@ from tests.integration import commands
 from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import real_server, vllm_model
-from vapo.resuming.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 fit = partial(commands.fit, run=vapo_process)  # the engine ends with its process

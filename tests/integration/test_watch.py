@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
-from vapo.resuming.checkpoints import read_checkpoint
+from vapo.runs.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

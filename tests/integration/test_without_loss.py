@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.without_loss import EXPECTED, run
-from tests.watching.poisoned import ROOT
+from tests.poisoned import ROOT
 
 NETWORKS = ("actor", "critic")
 

@@ -14,14 +14,14 @@ from typing import Any
 import lightning as L
 import torch
 
-from tests.watching.poisoned import ROOT, Notebook, Snapshots, fixed_rollouts
-from vapo.callbacks.recording import Recording
+from tests.poisoned import ROOT, Notebook, Snapshots, fixed_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.distributed import rank
-from vapo.module import VapoModule
-from vapo.progress import Progress
-from vapo.strategies import make_strategy
+from vapo.system.distributed import rank
+from vapo.system.progress import Progress
+from vapo.system.sharding import make_strategy
+from vapo.training.callbacks.recording import Recording
+from vapo.training.module import VapoModule
 from vapo.types import RolloutBatch
 
 # (actor, critic) of each iteration's two minibatches: whether a token has a loss of theirs

@@ -16,16 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from tests.rollout_fixtures import make_rollouts
-from vapo.batches import make_rollout_batch
+from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.datamodule import RolloutDataModule
-from vapo.distributed import rank, world_size
-from vapo.iteration_metrics import iteration_metrics
-from vapo.minibatches import Minibatch, make_minibatches
-from vapo.mismatch import correct_mismatch, correction_metrics
-from vapo.module import VapoModule
-from vapo.strategies import make_strategy
+from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.system.distributed import rank, world_size
+from vapo.system.sharding import make_strategy
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.module import VapoModule
 
 NUM_ROLLOUTS = 16
 ROOT = Path(__file__).parents[2]

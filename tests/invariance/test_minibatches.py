@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.systems import made_up_batch, system_config
-from vapo import minibatches
 from vapo.config import resolve
-from vapo.minibatches import Minibatch, make_minibatches
-from vapo.objective import has_loss
+from vapo.training import minibatches
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.objective import has_loss
 from vapo.types import RolloutBatch
 
 NUM_ROWS, NUM_MINIBATCHES = 32, 8

@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from tests.tiny_model import ragged_prompts, sample, tiny_model
-from vapo.attention import (
+from vapo.errors import UserError
+from vapo.networks.packed_attention import (
     _varlen_flash,
     choose_packing,
     enable_packing,
@@ -36,8 +37,7 @@ from vapo.attention import (
     packed_sdpa,
     why_not_packed,
 )
-from vapo.errors import UserError
-from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
+from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 
 CPU = torch.device("cpu")
 PAIRS = [((5, 6, 7), (8, 9)), ((3,), (4, 5, 6, 7, 8, 9, 2)), ((9, 8), (7,)), ((2,), (3, 4, 5))]
@@ -258,7 +258,8 @@ def test_every_rank_gets_as_many_chunks(
     monkeypatch: pytest.MonkeyPatch, packed: bool, wanted: int
 ) -> None:
     monkeypatch.setattr(
-        "vapo.token_inputs.max_over_ranks", lambda mine: torch.tensor(max(int(mine), wanted))
+        "vapo.networks.token_inputs.max_over_ranks",
+        lambda mine: torch.tensor(max(int(mine), wanted)),
     )
     chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=600, packed=packed)
     assert len(chunks) == wanted

@@ -15,12 +15,12 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.commands.reward_model import Scored, cut_scored, summed_squared_error
 from vapo.commands.sft import collate_demonstrations, summed_nll
 from vapo.config.schema import OptimizerConfig
-from vapo.policies import Actor
-from vapo.progress import Progress
-from vapo.supervised import Batches, SupervisedBatch, SupervisedModule, train_supervised
+from vapo.networks.actor import Actor
+from vapo.networks.critic import Critic
+from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
+from vapo.training.supervised import Batches, SupervisedBatch, SupervisedModule, train_supervised
 from vapo.types import Prompt, Verdict
-from vapo.values import Critic
 
 
 def gradient(

@@ -10,10 +10,10 @@ import pytest
 from tests.config.fits import ROOT
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.schema import DataConfig, SourceConfig
-from vapo.data.characters import lost_characters
 from vapo.errors import UserError
-from vapo.models.loading import load_tokenizer
-from vapo.prompts import load_prompts
+from vapo.networks.loading import load_tokenizer
+from vapo.prompts.characters import lost_characters
+from vapo.prompts.load import load_prompts
 from vapo.types import Prompt
 
 TOKENIZER = load_tokenizer(str(ROOT / "models" / "state_tracking" / "policy"))

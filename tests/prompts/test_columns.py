@@ -10,11 +10,11 @@ import pytest
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.schema import DataConfig, SourceConfig
-from vapo.data.columns import match_answer, take
-from vapo.data.rows import LeftOut
-from vapo.data.sources import read_rows
 from vapo.errors import UserError
-from vapo.prompts import load_prompts
+from vapo.prompts.columns import match_answer, take
+from vapo.prompts.load import load_prompts
+from vapo.prompts.rows import LeftOut
+from vapo.prompts.sources import read_rows
 
 RECORD = {
     "prompt": [{"role": "user", "content": "1+1="}, {"role": "user", "content": "?"}],

@@ -12,7 +12,7 @@ import pytest
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.prompts import load_prompts
+from vapo.prompts.load import load_prompts
 
 GOOD = b"".join(
     json.dumps({"prompt": f"p{i}", "answer": str(i)}).encode() + b"\n" for i in range(9)

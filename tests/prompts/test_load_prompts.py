@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.prompts import PromptSplit, load_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 
 
 def source(folder: Path, name: str, problems: list[Any]) -> SourceConfig:

@@ -14,9 +14,10 @@ import pytest
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.data import CurriculumStage
 from vapo.config.schema import DataConfig, MixtureSource, SourceConfig
-from vapo.data.training_set import Stage, TrainingSet, TrainingSource, Turns
 from vapo.errors import UserError
-from vapo.prompts import group_sampling, load_prompts
+from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.load import load_prompts
+from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource, Turns
 from vapo.types import Prompt
 
 

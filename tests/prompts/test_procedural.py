@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vapo.data.procedural import PROCEDURAL_TASKS, generate, state_tracking
 from vapo.errors import UserError
+from vapo.prompts.procedural import PROCEDURAL_TASKS, generate, state_tracking
 
 
 def simulate(problem: str) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.prompts import PromptSplit, load_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.verifiers import make_math
 
 DATA = ROOT / "tests" / "data"

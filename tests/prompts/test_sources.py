@@ -13,8 +13,8 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from vapo.config.schema import SourceConfig
-from vapo.data.sources import read_rows
 from vapo.errors import UserError
+from vapo.prompts.sources import read_rows
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
 
@@ -197,7 +197,7 @@ def test_reasoning_gym_rows_keep_what_the_scorer_needs():
 
 def test_heavy_sources_are_imported_only_when_used():
     code = (
-        "import sys; import vapo.data.sources; "
+        "import sys; import vapo.prompts.sources; "
         "print({'datasets', 'reasoning_gym', 'torch', 'pyarrow'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

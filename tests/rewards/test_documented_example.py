@@ -12,8 +12,8 @@ from tests.config.fits import ROOT
 from tests.rewards.rollouts_for_tests import rollout
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.models.loading import load_tokenizer
-from vapo.prompts import load_prompts
+from vapo.networks.loading import load_tokenizer
+from vapo.prompts.load import load_prompts
 from vapo.rewards import make_scorer
 
 FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml")

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from vapo.rollouts.vllm.engine import EngineError, Generated
-from vapo.rollouts.vllm.server import EngineServer
-from vapo.rollouts.vllm.server_requests import Limits
+from vapo.rollouts.engines.engine import EngineError, Generated
+from vapo.rollouts.engines.server import EngineServer
+from vapo.rollouts.engines.server_requests import Limits
 
 LIMITS = Limits(weights_bytes=1 << 16, json_bytes=1 << 16)
 TOKEN = "0123456789abcdef-secret"

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from tests.systems import system_config
-from vapo import dynamic_sampling
-from vapo.data.training_set import TrainingSet
-from vapo.datamodule import RolloutDataModule
-from vapo.dynamic_sampling import Group, fill_with_mixed_groups
-from vapo.module import VapoModule
-from vapo.progress import Progress
-from vapo.prompts import PromptReport, PromptSplit
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts import SamplingSettings
+from vapo.rollouts import dynamic_sampling
+from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.system.progress import Progress
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 G, NUM_PROMPTS = 2, 4

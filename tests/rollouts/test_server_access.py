@@ -28,14 +28,14 @@ from tests.rollouts.serving import (
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.cli import main
 from vapo.commands import rollout_server
+from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.selection import check_engine
-from vapo.rollouts.vllm.access_token import is_loopback
-from vapo.rollouts.vllm.engine import EngineError, Generated, Request
-from vapo.rollouts.vllm.remote import RemoteEngine
-from vapo.rollouts.vllm.server import EngineServer
-from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.rollouts.engines.access_token import is_loopback
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import EngineError, Generated, Request
+from vapo.rollouts.engines.remote import RemoteEngine
+from vapo.rollouts.engines.selection import check_engine
+from vapo.rollouts.engines.server import EngineServer
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.rollouts.serving import (
     serving,
     status_of,
 )
-from vapo.rollouts.vllm.server import EngineServer
+from vapo.rollouts.engines.server import EngineServer
 
 
 @pytest.fixture

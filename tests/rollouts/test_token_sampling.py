@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
-from vapo.rollouts.token_sampling import filtered_logprobs, inverse_cdf, uniform_draws
+from vapo.rollouts.engines.transformers.token_sampling import (
+    filtered_logprobs,
+    inverse_cdf,
+    uniform_draws,
+)
 
 PROBS = [0.1, 0.4, 0.05, 0.3, 0.15]
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.transformers import NonFiniteLogitsError, TransformersSampler
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.transformers.sampler import NonFiniteLogitsError, TransformersSampler
 
 
 @pytest.fixture(scope="module")

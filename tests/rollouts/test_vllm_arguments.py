@@ -12,10 +12,10 @@ import pytest
 from tests.rollouts.serving import WAIT_S
 from vapo.config.engines import VllmConfig
 from vapo.errors import UserError
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.engine import Request
-from vapo.rollouts.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Request
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
+from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
 
 # ---- what a server and a trainer give vLLM --------------------------------------------------
 

@@ -13,8 +13,8 @@ from tests.tiny_model import ragged_prompts
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_engine, make_vllm_sampler
 from vapo.errors import UserError
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.cpu_heads import padded_heads
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 
 DEFAULT_POLICY = Path(__file__).parents[2] / "models/state_tracking/policy"
 

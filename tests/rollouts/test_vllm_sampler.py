@@ -18,10 +18,10 @@ from tests.tiny_model import ragged_prompts
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_check, make_engine, make_vllm_sampler, vllm_model
 from vapo.errors import UserError
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.contract import NonFiniteLogitsError
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.engine import EngineError, Request
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import EngineError, Request
+from vapo.rollouts.engines.responses import NonFiniteLogitsError
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
@@ -273,7 +273,7 @@ import numpy as np, torch
 from pathlib import Path
 from tests.tiny_model import ragged_prompts
 from tests.vllm_engine import make_engine, make_vllm_sampler, vllm_model
-from vapo.rollouts import SamplingSettings
+from vapo.rollouts.engines.contract import SamplingSettings
 
 def state():
     return {

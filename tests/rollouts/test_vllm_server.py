@@ -18,9 +18,9 @@ from tests.rollouts.sampler_contract import ids_of, largest_gap
 from tests.tiny_model import ragged_prompts, save_tiny_folder
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_vllm_sampler, real_server, vllm_model
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.engine import EngineError, Request
-from vapo.rollouts.vllm.remote import RemoteEngine
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import EngineError, Request
+from vapo.rollouts.engines.remote import RemoteEngine
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.colocated import ColocatedEngine
-from vapo.rollouts.vllm.process_state import ProcessState
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
+from vapo.rollouts.engines.vllm.process_state import ProcessState
 
 
 class RecordedVllm:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch.distributed as dist
 
-from vapo.rollouts import SamplingSettings
-from vapo.rollouts.vllm.engine import Generated, Request
-from vapo.rollouts.vllm.tensor_parallel import TensorParallelEngine
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Generated, Request
+from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
 
 OF_RANKS = {
     0: [Request((9,), 100)],

@@ -10,7 +10,7 @@ from tests.config.fits import ROOT
 
 STUCK = """
 import signal, time
-from vapo.rollouts.vllm.watchdog import Watchdog
+from vapo.rollouts.engines.watchdog import Watchdog
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 with Watchdog(0.3, grace_s=0.3):
     time.sleep(60)

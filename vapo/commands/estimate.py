@@ -7,11 +7,11 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
-from vapo.console import quiet_libraries
+from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.errors import UserError
-from vapo.memory.estimate import GIB, Estimate, estimate_memory
-from vapo.models.loading import check_supported, read_model_config
-from vapo.models.networks import critic_path
+from vapo.networks.build import critic_path
+from vapo.networks.loading import check_supported, read_model_config
+from vapo.system.quiet import quiet_libraries
 
 # what CUDA, its libraries and NCCL take before the first tensor; not measured here
 _CONTEXT_GIB = 1.5

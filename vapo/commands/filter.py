@@ -8,21 +8,21 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
-from vapo.console import quiet_libraries
-from vapo.data.pass_rates import PassRateFile, chunk_prompts, default_path, settings_of
-from vapo.devices import set_threads
 from vapo.errors import UserError
-from vapo.models.loading import load_tokenizer
-from vapo.progress import Progress
-from vapo.prompts import PromptSplit, load_prompts
-from vapo.report.pass_rates import draw_pass_rates
+from vapo.networks.loading import load_tokenizer
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards import make_scorer
-from vapo.rollouts import sampling_settings
-from vapo.rollouts.selection import check_engine, make_sampler
-from vapo.seeding import derive_seed
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.sweep.report.pass_rates import draw_pass_rates
+from vapo.system.devices import set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import make_run_logger
 from vapo.types import Prompt

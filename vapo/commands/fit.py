@@ -10,25 +10,20 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.callbacks.weight_sync import actor_weights
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
-from vapo.console import quiet_libraries
-from vapo.datamodule import RolloutDataModule
-from vapo.devices import pick_device, set_threads
-from vapo.distributed import check_launch, leave_together
 from vapo.errors import StoppedRun
-from vapo.minibatches import TokenInputs
-from vapo.models.loading import load_tokenizer
-from vapo.models.networks import check_tokenizers, critic_path
-from vapo.module import VapoModule
-from vapo.progress import Progress, is_main_process
-from vapo.prompts import PromptSplit, load_prompts
-from vapo.resuming.checkpoints import path_for_lightning
-from vapo.resuming.compatibility import check_compatible
-from vapo.resuming.kept_rollouts import KeptRollouts
-from vapo.resuming.manifests import read_manifest
-from vapo.resuming.run_dirs import (
+from vapo.networks.build import check_tokenizers, critic_path
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.token_inputs import TokenInputs
+from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.rewards import make_scorer
+from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
+from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.runs.checkpoints import path_for_lightning
+from vapo.runs.compatibility import check_compatible
+from vapo.runs.manifests import read_manifest
+from vapo.runs.run_dirs import (
     RunDir,
     changed_keys,
     check_resumable,
@@ -36,16 +31,22 @@ from vapo.resuming.run_dirs import (
     open_run_dir,
     tell,
 )
-from vapo.resuming.stopping import Stopping
-from vapo.rewards import make_scorer
-from vapo.rollouts.selection import ActorAccess, check_engine, make_sampler
-from vapo.strategies import gathered
-from vapo.summary import make_summary, render_summary, write_summary
+from vapo.runs.stopping import Stopping
+from vapo.runs.summary import make_summary, render_summary, write_summary
 from vapo.sweep.identity import code_version
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.distributed import check_launch, leave_together
+from vapo.system.main_process import is_main_process
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.system.sharding import gathered
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger, make_run_logger
 from vapo.tracking.stores import locate_store
-from vapo.trainer import RunCallbacks, make_trainer
+from vapo.training.callbacks.weight_sync import actor_weights
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
+from vapo.training.trainer import RunCallbacks, make_trainer
 
 
 @dataclass(frozen=True)

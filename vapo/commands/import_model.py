@@ -6,9 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from vapo.console import quiet_libraries
 from vapo.errors import UserError
-from vapo.models.importing import (
+from vapo.networks.importing import (
     Dtype,
     Imported,
     check_folder,
@@ -16,6 +15,7 @@ from vapo.models.importing import (
     read_source,
     write_folder,
 )
+from vapo.system.quiet import quiet_libraries
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.report.figures import draw_all
-from vapo.report.render import as_csv, markdown, page
-from vapo.report.runs import Collection, Reader
-from vapo.report.table import make_table
+from vapo.sweep.report.figures import draw_all
+from vapo.sweep.report.render import as_csv, markdown, page
+from vapo.sweep.report.runs import Collection, Reader
+from vapo.sweep.report.table import make_table
 from vapo.tracking.stores import locate_store
 
 _NOTE = "mlflow.note.content"

@@ -14,28 +14,29 @@ from torch import Tensor
 
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
-from vapo.console import quiet_libraries
-from vapo.data.training_set import TrainingSet
-from vapo.devices import pick_device, set_threads
 from vapo.functional.metrics import explained_variance
-from vapo.models.export import save_folder
-from vapo.models.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.progress import Progress
-from vapo.prompts import group_sampling, load_prompts
+from vapo.networks.critic import Critic
+from vapo.networks.export import save_folder
+from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
+from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
+from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.load import load_prompts
+from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts import Sampler, sampling_settings
-from vapo.rollouts.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.seeding import derive_seed
-from vapo.supervised import (
+from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.system.seeding import derive_seed
+from vapo.training.supervised import (
     Batches,
     SupervisedBatch,
     SupervisedModule,
     recorded_run,
     train_supervised,
 )
-from vapo.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
 from vapo.types import Prompt, Rollout, Verdict
-from vapo.values import Critic
 
 NUM_HELDOUT_BATCHES = 4
 

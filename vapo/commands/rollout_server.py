@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from vapo.config import FitConfig
-from vapo.console import quiet_libraries
-from vapo.devices import pick_device, set_threads
+from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
-from vapo.models.empty import empty_model
-from vapo.models.loading import read_model_config
-from vapo.ports import check_port
-from vapo.rollouts.selection import check_engine, make_colocated_engine
-from vapo.rollouts.vllm.access_token import access_token, is_loopback
-from vapo.rollouts.vllm.engine import HeardEngine
-from vapo.rollouts.vllm.server import EngineServer
-from vapo.rollouts.vllm.server_requests import Limits
-from vapo.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.networks.loading import read_model_config
+from vapo.networks.meta_device import empty_model
+from vapo.rollouts.engines.access_token import access_token, is_loopback
+from vapo.rollouts.engines.engine import HeardEngine
+from vapo.rollouts.engines.selection import check_engine, make_colocated_engine
+from vapo.rollouts.engines.server import EngineServer
+from vapo.rollouts.engines.server_requests import Limits
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.ports import check_port
+from vapo.system.quiet import quiet_libraries
 
 _NAMES_BYTES = 16 << 20
 

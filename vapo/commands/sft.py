@@ -11,25 +11,25 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import SftConfig
-from vapo.console import quiet_libraries
-from vapo.devices import pick_device, set_threads
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
-from vapo.models.export import save_folder
-from vapo.models.loading import load_causal_lm, load_tokenizer
-from vapo.models.new_model import make_model, make_tokenizer
-from vapo.policies import Actor
-from vapo.prompts import load_prompts
-from vapo.rollouts.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.seeding import derive_seed
-from vapo.supervised import (
+from vapo.networks.actor import Actor
+from vapo.networks.export import save_folder
+from vapo.networks.loading import load_causal_lm, load_tokenizer
+from vapo.networks.new_model import make_model, make_tokenizer
+from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
+from vapo.prompts.load import load_prompts
+from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.quiet import quiet_libraries
+from vapo.system.seeding import derive_seed
+from vapo.training.supervised import (
     Batches,
     SupervisedBatch,
     SupervisedModule,
     recorded_run,
     train_supervised,
 )
-from vapo.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 from vapo.types import Prompt
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from vapo.errors import UserError
-from vapo.ports import check_port
+from vapo.system.ports import check_port
 from vapo.tracking.stores import Store, locate_store
 
 

@@ -8,19 +8,24 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.console import quiet_libraries
-from vapo.devices import pick_device, set_threads
+from vapo.diagnostics.value_page.heldout import (
+    check_request,
+    load_readers,
+    read_heldout,
+    write_page,
+)
 from vapo.evaluation import evaluate
-from vapo.models.loading import load_causal_lm, load_tokenizer
-from vapo.progress import Progress
-from vapo.prompts import load_prompts
-from vapo.resuming.checkpoints import Checkpoint, read_checkpoint
-from vapo.resuming.run_dirs import find_checkpoint
+from vapo.networks.forward_passes import Readers
+from vapo.networks.loading import load_causal_lm, load_tokenizer
+from vapo.prompts.load import load_prompts
 from vapo.rewards import make_scorer
-from vapo.rollout_collection import RolloutCollection
-from vapo.rollout_numbers import Readers
-from vapo.rollouts.selection import ActorAccess, access_to, check_engine, make_sampler
-from vapo.value_page.heldout import check_request, load_readers, read_heldout, write_page
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
+from vapo.runs.checkpoints import Checkpoint, read_checkpoint
+from vapo.runs.run_dirs import find_checkpoint
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
 
 
 def run(

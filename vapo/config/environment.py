@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
-from vapo.uris import is_secret_name, without_credentials
+from vapo.config.uris import is_secret_name, without_credentials
 
 FIELD = "from_environment"
 MARK = "\ue000{}\ue001"

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
+from vapo.config.nearest_path import nearest_path
 from vapo.config.options import Entry, Option, Section, nearest_key
 from vapo.errors import UserError
-from vapo.nearest_path import nearest_path
 
 COMMAND_LINE = "command line"
 MAX_SHOWN_CHARS = 80

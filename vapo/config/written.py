@@ -20,7 +20,7 @@ from vapo.config.environment import (
     escape,
     values_of,
 )
-from vapo.uris import without_credentials
+from vapo.config.uris import without_credentials
 
 _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
 

@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.models.loading import load_tokenizer, load_value_model, read_model_config
-from vapo.models.saved_tokenizers import start_ids
+from vapo.networks.critic import Critic
+from vapo.networks.loading import load_tokenizer, load_value_model, read_model_config
+from vapo.networks.saved_tokenizers import start_ids
+from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
-from vapo.token_inputs import end_inputs
 from vapo.types import FinishReason, Rollout
-from vapo.values import Critic
 
 BATCH_TOKENS = 16_384
 """Tokens of a padded batch; and the longest text, where the model's config has no positions."""

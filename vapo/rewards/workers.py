@@ -28,9 +28,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from vapo.config.secret_variables import SECRET_VARIABLES
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
-from vapo.secret_variables import SECRET_VARIABLES
 
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3

@@ -22,8 +22,8 @@ import yaml
 
 from vapo.config import Components
 from vapo.config.limits import compose
+from vapo.config.uris import without_credentials
 from vapo.errors import UserError
-from vapo.uris import without_credentials
 
 _GRID_KEYS = ("description", "full_system", "rows")
 _COMMON = ("system", "configs", "overrides")

@@ -11,7 +11,7 @@ from pathlib import Path
 import vapo
 from vapo.config import FitConfig
 from vapo.config.written import deciding_tree
-from vapo.data.fingerprint import fingerprint
+from vapo.prompts.fingerprint import fingerprint
 
 _PACKAGE = Path(vapo.__file__).parent
 # Parts of the package that no training process loads: mending them reruns nothing.

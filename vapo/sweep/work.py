@@ -12,10 +12,10 @@ from types import FrameType
 
 from vapo.config import FitConfig
 from vapo.config.loading import to_yaml
-from vapo.progress_display import format_seconds
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Handle, Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
+from vapo.system.progress_display import format_seconds
 
 _POLL_S = 0.2
 

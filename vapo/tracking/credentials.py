@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.config.uris import SplitUri, split_uri
 from vapo.errors import UserError
-from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
-from vapo.uris import SplitUri, split_uri
 
 _SERVER = ("http://", "https://")
 

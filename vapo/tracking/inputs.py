@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,8 +11,8 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import flatten_written
 from vapo.config.schema import TrackingConfig
 from vapo.config.written import written_tree
-from vapo.data.fingerprint import fingerprint
-from vapo.prompts import PromptSplit
+from vapo.prompts.fingerprint import fingerprint, prompts_digest
+from vapo.prompts.load import PromptSplit
 from vapo.tracking.records import InputData
 from vapo.types import Prompt
 
@@ -43,14 +42,6 @@ def _parts(train: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]
     if train["kind"] != "mixture":
         return [("train", "", train)]
     return [(f"train: {name}", name, source) for name, source in train["sources"].items()]
-
-
-def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """12 hex digits: equal exactly when texts and answers are, in the same order."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.text, prompt.answer]).encode() + b"\n")
-    return digest.hexdigest()[:12]
 
 
 def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:

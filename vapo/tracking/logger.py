@@ -17,7 +17,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.progress import is_main_process
+from vapo.system.main_process import is_main_process
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal
 from vapo.tracking.provenance import provenance_tags

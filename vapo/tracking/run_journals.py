@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
-from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import JOURNAL_NAME, Journal
 from vapo.tracking.partial_uploads import remove_partial_uploads

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
-from vapo.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.tracking.credentials import Address, check_server, completed
 from vapo.tracking.delivery import OutageError
 from vapo.tracking.records import InputData, Record

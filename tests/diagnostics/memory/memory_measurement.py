@@ -1,0 +1,148 @@
+"""The tensor memory of a real minibatch on this CPU, through the real module and Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.tiny_model import tiny_tokenizer
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.diagnostics.memory.tracking import MemoryTracker
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.system.sharding import lightning_precision, make_strategy
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.module import VapoModule
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
+VOCAB, LAYERS = 8_000, 4
+ROOT = Path(__file__).parents[3]
+
+
+def save_mid_size_model(folder: Path, **options: Any) -> Path:
+    """8 M parameters, half of them in embedding and head: layers and logits both weigh."""
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    }
+    Qwen2ForCausalLM(Qwen2Config(**{**settings, **options})).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def mid_size_config(folder: Path, *overrides: str) -> FitConfig:
+    return load_config(
+        FitConfig,
+        [ROOT / "conf/vapo.yaml"],
+        [
+            f"actor.path={folder}",
+            "critic.init=policy",
+            f"data.max_prompt_tokens={PROMPT_TOKENS}",
+            f"rollouts.max_response_tokens={RESPONSE_TOKENS}",
+            "components.group_sampling.num_prompts=2",
+            "components.group_sampling.group_size=4",
+            f"training.minibatch_size={NUM_ROLLOUTS}",
+            f"training.microbatch_tokens={4 * (PROMPT_TOKENS + RESPONSE_TOKENS)}",
+            "trainer.accelerator=cpu",
+            *overrides,
+        ],
+    )
+
+
+class _FullRollouts(L.LightningDataModule):
+    """Rollouts as long as the config allows."""
+
+    transfer_batch_to_device = RolloutDataModule.transfer_batch_to_device
+
+    def __init__(self, config: FitConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def train_dataloader(self) -> DataLoader[Minibatch]:
+        module = self.trainer.lightning_module  # type: ignore[union-attr]
+        assert isinstance(module, MeasuredModule)
+        prompt = Prompt("made-up", "made up", tuple(range(2, 2 + PROMPT_TOKENS)), "1")
+        ids = tuple(range(2, 2 + RESPONSE_TOKENS))
+        reason = FinishReason.LENGTH
+        rollout = Rollout(prompt, ids, "1", tuple([-1.0] * len(ids)), reason)
+        verdicts = [Verdict(is_correct=i % 2 == 0, reward=i % 2) for i in range(NUM_ROLLOUTS)]
+        batch = make_rollout_batch(
+            [rollout] * NUM_ROLLOUTS,
+            verdicts,
+            group_size=4,
+            rewards=self.config.rewards,
+            max_response_tokens=RESPONSE_TOKENS,
+        )
+        with MemoryTracker() as tracker:
+            module.evaluate_rollouts(batch)
+        module.measured["log-probs"] = module.resting() + tracker.peak
+        module.estimate_advantages(batch)
+        minibatches = make_minibatches(
+            batch,
+            num_minibatches=1,
+            max_tokens=self.config.training.microbatch_tokens,
+            pad_id=0,
+            packed=module.reads_packed,
+            seed=0,
+        )
+        return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]
+
+
+class MeasuredModule(VapoModule):
+    """Notes the bytes at rest, and the peak of a whole training step on top of them."""
+
+    measured: dict[str, float]
+
+    def resting(self) -> int:
+        """Weights and optimizer states, in bytes."""
+        parameters = sum(p.nbytes for p in self.parameters())
+        states = sum(
+            value.nbytes
+            for optimizer in self.trainer.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+        )
+        return parameters + states
+
+    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
+        with MemoryTracker() as tracker:
+            metrics = super().training_step(minibatch, batch_idx)
+        self.measured["update"] = self.resting() + tracker.peak
+        return metrics
+
+
+def measure(config: FitConfig) -> dict[str, float]:
+    """Bytes at the peak of the log-prob passes, and of one optimizer step of both networks."""
+    module = MeasuredModule(config, pad_id=0)
+    module.measured = {}
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=make_strategy(config.trainer),
+        precision=lightning_precision(config.trainer),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, _FullRollouts(config))
+    return module.measured

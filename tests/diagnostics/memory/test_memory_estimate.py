@@ -1,0 +1,244 @@
+"""The estimate against real passes of the real module, and its arithmetic over processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.diagnostics.memory.memory_measurement import (
+    LAYERS,
+    VOCAB,
+    measure,
+    mid_size_config,
+    save_mid_size_model,
+)
+from tests.tiny_model import tiny_model
+from vapo.commands.estimate import render, run, verdict
+from vapo.config import FitConfig
+from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory, worst_microbatch
+from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.diagnostics.memory.tracking import MemoryTracker
+from vapo.errors import UserError
+
+CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model")
+
+
+def estimate(config: FitConfig) -> Estimate:
+    model = AutoConfig.from_pretrained(config.actor.path)
+    critic = AutoConfig.from_pretrained(config.actor.path)
+    return estimate_memory(config, actor=model, critic=critic)
+
+
+def totals(config: FitConfig) -> dict[str, float]:
+    stages = estimate(config).stages
+    return {stage: sum(parts.values()) for stage, parts in stages.items()}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("training.packing=padded",), CHECKPOINTING, EAGER, ("trainer.precision=bf16-mixed",)],
+    ids=["packed", "padded", "activation checkpointing", "eager", "bf16-mixed"],
+)
+def test_within_15_percent_of_a_measured_minibatch(
+    folder: Path, overrides: tuple[str, ...]
+) -> None:
+    config = mid_size_config(folder, *overrides)
+    expected = totals(config)
+    measured = measure(config)
+    update = max(expected["actor update"], expected["critic update"])
+    assert update == pytest.approx(measured["update"], rel=0.15)
+    assert expected["log-probs"] == pytest.approx(measured["log-probs"], rel=0.15)
+
+
+# ---- counting ---------------------------------------------------------------------------------
+
+
+def test_tracker_counts_what_is_alive_at_once() -> None:
+    given = torch.zeros(1000)
+    with MemoryTracker() as tracker:
+        a = torch.zeros(100)  # 400 bytes
+        b = a + 1  # 800
+        view = b.view(10, 10)  # the same storage
+        del a, b
+        assert tracker.live == 400
+        given.add_(1)  # made before: never counted
+        del view
+        assert (tracker.live, tracker.peak) == (0, 800)
+
+
+def test_tracker_counts_what_autograd_keeps() -> None:
+    x = torch.ones(100, requires_grad=True)
+    with MemoryTracker() as tracker:
+        y = (x.exp() * 2).sum()  # exp's result is kept for its backward
+        assert 400 <= tracker.live <= 400 + 64
+        y.backward()
+        assert x.grad is not None
+        del y
+        assert tracker.live == 400  # the gradient
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) -> None:
+    config = tiny_model(num_hidden_layers=7).config
+    shape = NetworkShape("causal_lm", config, "float32", "sdpa", gradient_checkpointing, False)
+    passes, whole = NetworkPasses(shape), FakeNetwork(shape)
+    lengths = {"rows": 3, "prompt_tokens": 5, "response_tokens": 11}
+    assert passes.update(**lengths) == whole.update(**lengths)
+    assert passes.evaluation(**lengths) == whole.evaluation(**lengths)
+    decoded = [n.decode(rows=3, width=20, top_k=0, top_p=0.7) for n in (passes, whole)]
+    assert decoded[0] == decoded[1]
+
+
+# ---- over processes, by hand ------------------------------------------------------------------
+
+PARAMETERS = (
+    2 * VOCAB * 256
+    + 256
+    + LAYERS * (3 * 256 * 1024 + 2 * 256 * 256 + 2 * 256 * 128 + 256 + 2 * 128 + 2 * 256)
+)
+FSDP = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.precision=bf16-mixed")
+
+
+def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
+    counts = estimate(mid_size_config(folder)).parameters
+    assert counts["actor"] == PARAMETERS
+    assert counts["critic"] == PARAMETERS - VOCAB * 256 + 256  # a value head for lm_head
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies"),
+    [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],
+    ids=["one process", "one file of two", "shards of two"],
+)
+def test_the_copy_of_a_checkpoint_is_in_host_memory(
+    folder: Path, overrides: tuple[str, ...], copies: float
+) -> None:
+    """Weights and two moments in float32, of both networks."""
+    config = mid_size_config(folder, *overrides, "checkpoints.save_in_background=true")
+    numbers = estimate(config)
+    total = numbers.parameters["actor"] + numbers.parameters["critic"]
+    assert list(numbers.host.values()) == [12 * total * copies]
+    assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
+    assert not estimate(mid_size_config(folder, *overrides)).host
+
+
+def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
+    stages = estimate(mid_size_config(folder, *FSDP, "trainer.reduce_every_microbatch=true")).stages
+    update = stages["actor update"]
+    assert update["actor weights"] == 4 * PARAMETERS / 2
+    assert update["optimizer states"] == 2 * (update["actor weights"] + update["critic weights"])
+    assert update["gradients"] == update["actor weights"] + update["critic weights"]
+    assert stages["sampling"]["gathered weights"] == 2 * PARAMETERS  # the whole actor, in bf16
+    layer = (PARAMETERS - 2 * VOCAB * 256 - 256) / LAYERS
+    actor_root, critic_root = 2 * VOCAB * 256 + 256, VOCAB * 256 + 256 + 256
+    assert update["gathered weights"] == 2 * (actor_root + 2 * layer + critic_root)
+
+
+def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
+    offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
+    one_reduction = "trainer.reduce_every_microbatch=true"
+    found = estimate(mid_size_config(folder, *offload, one_reduction))
+    critic = PARAMETERS - VOCAB * 256 + 256
+    shards = 4 * (PARAMETERS + critic) / 2
+    assert sum(found.host.values()) == 4 * shards  # weights, gradients, two states
+    assert found.host["gradients"] == shards
+    update = found.stages["actor update"]
+    assert not {"actor weights", "optimizer states"} & update.keys()
+    assert update["gradients"] == 0
+    assert sum(found.stages["optimizer step"].values()) == 0
+    kept = estimate(mid_size_config(folder, *FSDP, one_reduction)).stages["actor update"]
+    shard_of_a_layer = 4 * (PARAMETERS - 2 * VOCAB * 256 - 256) / LAYERS / 2
+    assert update["gathered weights"] == kept["gathered weights"] + shard_of_a_layer
+    # without a reduction each micro-batch the whole gradients stay on the GPU
+    whole = estimate(mid_size_config(folder, *offload, "training.microbatch_tokens=128")).stages
+    assert whole["actor update"]["gradients"] == 4 * (PARAMETERS + critic)
+    assert "host memory, GiB of each process: 0.1" in render(found)
+    assert "host memory" not in render(estimate(mid_size_config(folder, *FSDP)))
+
+
+def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:
+    whole = estimate(mid_size_config(folder, *FSDP, "training.microbatch_tokens=128")).stages
+    critic = PARAMETERS - VOCAB * 256 + 256
+    assert whole["actor update"]["gradients"] == 4 * (PARAMETERS + critic)
+    one = estimate(mid_size_config(folder, *FSDP, "training.microbatch_tokens=100000")).stages
+    assert one["actor update"]["gradients"] == 4 * (PARAMETERS + critic) / 2
+
+
+def test_cache_has_two_tensors_a_layer(folder: Path) -> None:
+    sampling = estimate(mid_size_config(folder)).stages["sampling"]
+    rows, width = 512, 32 + 96 + 64  # the default task evaluates 128 x 8 responses, 512 at a time
+    assert sampling["KV cache"] == rows * width * LAYERS * 2 * (2 * 64) * 4
+
+
+VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
+
+
+def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
+    stages = estimate(mid_size_config(folder, *VLLM)).stages
+    assert stages["sampling"]["vLLM weights"] == 4 * PARAMETERS
+    assert stages["sampling"]["vLLM KV cache"] == 1e6
+    assert "vLLM weights" not in stages["actor update"], "it sleeps"
+    awake = estimate(mid_size_config(folder, *VLLM, "rollouts.vllm.sleep_level=0")).stages
+    assert awake["actor update"]["vLLM weights"] == 4 * PARAMETERS
+    servers = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
+    elsewhere = estimate(mid_size_config(folder, VLLM[0], *servers)).stages["sampling"]
+    assert elsewhere.keys() == {"actor weights", "critic weights", "optimizer states"}
+    with pytest.raises(UserError, match=r"rollouts\.vllm\.kv_cache_memory_bytes is null"):
+        estimate(mid_size_config(folder, VLLM[0]))
+
+
+def test_reference_model_counts(folder: Path) -> None:
+    kl = ("algorithm.kl.coef=0.1", "algorithm.kl.placement=loss")
+    stages = estimate(mid_size_config(folder, *kl)).stages
+    assert stages["actor update"]["reference weights"] == 4 * PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows", "expected"),
+    [(100, 16, (1, 32, 96)), (512, 2, (2, 32, 96)), (512, 16, (4, 32, 96)), (300, 16, (3, 25, 75))],
+)
+def test_worst_microbatch(
+    folder: Path, budget: int, rows: int, expected: tuple[int, int, int]
+) -> None:
+    """One response may exceed the budget; shorter ones may fill it."""
+    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
+    worst = worst_microbatch(config, rows)
+    assert (worst.rows, worst.prompt_tokens, worst.response_tokens) == expected
+
+
+# ---- the command ------------------------------------------------------------------------------
+
+
+def test_it_fits_or_not() -> None:
+    estimate = Estimate({"a": {"x": 10.0 * GIB, "y": GIB}, "b": {"x": GIB}}, {"actor": 1}, 1)
+    assert estimate.peak == 11 * GIB
+    assert verdict(estimate, 80).startswith("fits in 80 GiB, of which 1.5 are left to CUDA")
+    assert "67.5 GiB to spare" in verdict(estimate, 80)
+    assert verdict(estimate, 12).endswith("0.5 GiB are missing")
+
+
+def test_a_folder_with_config_json_alone_will_do(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    run(mid_size_config(tmp_path), gpu_memory_gib=80)
+    out = capsys.readouterr().out
+    assert "parameters: actor 8.0 M, critic 6.0 M; 1 process" in out
+    assert out.splitlines()[-1].startswith("fits in 80 GiB")
+
+
+def test_a_hub_id_that_is_not_here_is_one_clear_error(tmp_path: Path) -> None:
+    config = mid_size_config(tmp_path, "actor.path=no-such-owner/model")
+    with pytest.raises(UserError, match=r"hub id[^$]*--model_config FILE"):
+        run(config)
+    with pytest.raises(UserError, match=r"--model_config: no config\.json at"):
+        run(config, model_config=tmp_path / "config.json")

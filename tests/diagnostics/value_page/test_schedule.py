@@ -1,0 +1,63 @@
+"""When a page is due, and what it says of itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.systems import system_config
+from vapo.diagnostics.value_page.about import notes
+from vapo.training.datamodule import RolloutDataModule, is_due
+from vapo.training.module import VapoModule
+from vapo.types import Phase
+
+N = 5
+
+
+def due_iterations(*, stops_after: int) -> list[int]:
+    """Iterations whose page is due, of a run that goes through both phases."""
+    config = system_config("vapo", "training.num_iterations=7")
+    module = VapoModule(config, pad_id=0)
+    module.phase = Phase.VALUE_PRETRAINING
+    found = []
+    for iteration in range(1, stops_after + 7 + 1):
+        trained_phase = module.phase
+        knew_before = is_due(module, trained_phase, N)
+        if iteration == stops_after:
+            module.phase = Phase.POLICY_OPTIMIZATION
+        if is_due(module, trained_phase, N):
+            found.append(iteration)
+        if trained_phase is Phase.POLICY_OPTIMIZATION:
+            assert knew_before == (iteration in found), "entropies are kept before the update"
+        module.policy_iterations += trained_phase is Phase.POLICY_OPTIMIZATION
+        module.iteration += 1
+    return found
+
+
+def test_first_and_last_of_each_phase_and_every_nth() -> None:
+    assert due_iterations(stops_after=12) == [1, 5, 10, 12, 13, 17, 19]
+
+
+def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
+    assert due_iterations(stops_after=3) == [1, 3, 4, 8, 10]
+
+
+def test_null_writes_none() -> None:
+    config = system_config("vapo", "value_pages.every_n_iterations=null")
+    datamodule = SimpleNamespace(config=config, module=VapoModule(config, pad_id=0))
+    for phase in Phase:
+        assert not RolloutDataModule.page_is_due(datamodule, phase)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("system", "phase", "said"),
+    [
+        ("grpo", Phase.POLICY_OPTIMIZATION, ["No critic (algorithm.advantage_estimator: group_"]),
+        ("vapo", Phase.VALUE_PRETRAINING, ["Value pretraining: the policy is fixed"]),
+        ("vapo", Phase.POLICY_OPTIMIZATION, ["The tokens' advantages are whitened"]),
+    ],
+)
+def test_the_page_says_what_it_lacks(system: str, phase: Phase, said: list[str]) -> None:
+    found = list(notes(system_config(system), phase))
+    assert [note.startswith(start) for note, start in zip(found, said, strict=True)] == [True]

@@ -1,0 +1,156 @@
+"""Model folders with missing, damaged and pickled files, and ports that are taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.config.fits import ROOT
+from tests.tiny_model import save_tiny_folder
+from vapo.cli import main
+from vapo.config.schema import TrainerConfig
+from vapo.errors import UserError
+from vapo.networks.loading import load_tokenizer
+from vapo.system.distributed import check_launch
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def cut(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickled(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def replaced(name: str, content: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        if name == INDEX:
+            (folder / WEIGHTS).unlink()
+        (folder / name).write_text(content)
+
+    return change
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, r"model\.safetensors is damaged or cut short .*copy it again"),
+        (replaced(WEIGHTS, ""), r"model\.safetensors is damaged or cut short"),
+        (removed(WEIGHTS), r"no weights \(no model\.safetensors\)"),
+        (pickled, r"pickles \(pytorch_model\.bin\), .* not read; .*save_pretrained"),
+        (replaced(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), r"b\.safetensors is missing"),
+        (replaced(INDEX, "{"), r"index\.json is damaged"),
+        (replaced(INDEX, "[]"), r"index\.json is damaged"),
+        (removed("config.json"), "no config.json"),
+        (replaced("config.json", '{"a":'), "cannot load the config.json"),
+        (replaced("config.json", "[]"), "cannot load the config.json"),
+        (replaced("tokenizer.json", "{"), "cannot load the tokenizer"),
+        (removed("tokenizer.json"), "the folder has no tokenizer"),
+    ],
+)
+def test_damage_is_named(whole: Path, tmp_path: Path, damage: Callable[[Path], None], message: str):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    load_tokenizer(str(folder))
+    damage(folder)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(str(folder))
+
+
+def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    critic = tmp_path / "critic"
+    shutil.copytree("models/state_tracking/reward_model", critic)
+    options = [
+        *("fit", "--config", "conf/vapo.yaml", f"critic.reward_model_path={critic}"),
+        *("trainer.accelerator=cpu", f"output_dir={tmp_path}/runs", f"tracking.uri={tmp_path}/ml"),
+    ]
+    tokenizer = json.loads((critic / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = list(vocab)[5:7]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (critic / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main(options) == 2
+    assert "differ in 2 tokens" in capsys.readouterr().err
+    shutil.copy("models/state_tracking/reward_model/tokenizer.json", critic)
+    settings = json.loads((critic / "tokenizer_config.json").read_text())
+    settings["eos_token"] = settings["pad_token"]
+    (critic / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert main(options) == 2
+    assert "differ in eos_token_id" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [critic]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        ("fit", "vapo"),
+        ("sft", "sft_state_tracking"),
+        ("reward-model", "reward_model_state_tracking"),
+    ],
+)
+def test_a_gpu_that_is_not_there(
+    command: str, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT)
+    assert main([command, "--config", f"conf/{config}.yaml", "trainer.accelerator=gpu"]) == 2
+    assert "trainer.accelerator is gpu, but torch sees none" in capsys.readouterr().err
+
+
+def test_a_master_port_that_is_taken(monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    two = TrainerConfig(devices=2)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with pytest.raises(UserError, match=r"cannot listen on \*:\d+: .*MASTER_PORT"):
+            check_launch(two)
+        check_launch(TrainerConfig(devices=1))  # one process meets nobody
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        check_launch(two)  # the first process has it
+        monkeypatch.delenv("LOCAL_RANK")
+    check_launch(two)
+    monkeypatch.setenv("MASTER_PORT", "http")
+    with pytest.raises(UserError, match="MASTER_PORT is 'http'"):
+        check_launch(two)
+
+
+def test_a_taken_port_stops_the_rollout_server_before_its_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from vapo.commands import rollout_server
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(rollout_server, "check_engine", lambda config: None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        options = ["rollouts.engine=vllm", "trainer.accelerator=cpu", "--port", str(port)]
+        assert main(["rollout-server", "--config", "conf/vapo.yaml", *options]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

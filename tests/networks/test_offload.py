@@ -1,0 +1,67 @@
+"""Lightning's own set-up of a sharded run leaves offloaded shards on the host.
+
+The GPU is played by the meta device: what is moved there shows.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from vapo.config.schema import OptimizerConfig, TrainerConfig
+from vapo.system.sharding import Sharding, make_strategy
+from vapo.training.optimizers import make_optimizer
+
+GPU = torch.device("meta")
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(2, 2)
+        self.register_buffer("iteration", torch.zeros(()))
+
+    def configure_model(self) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.actor, OptimizerConfig())
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, *, offloads: bool) -> tuple[Module, Sharding]:
+    strategy = make_strategy(TrainerConfig(strategy="fsdp", cpu_offload=offloads))
+    assert isinstance(strategy, Sharding)
+    module, trainer = Module(), L.Trainer(accelerator="cpu", logger=False)
+    module.trainer = trainer
+    trainer.state.fn = TrainerFn.FITTING  # type: ignore[assignment]
+    strategy.connect(module)
+    strategy.accelerator = SimpleNamespace(setup=lambda trainer: None)  # type: ignore[assignment]
+    monkeypatch.setattr(Sharding, "root_device", GPU)
+    strategy.setup(trainer)
+    return module, strategy
+
+
+@pytest.mark.parametrize("offloads", [True, False])
+def test_shards_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, offloads: bool) -> None:
+    module, strategy = set_up(monkeypatch, offloads=offloads)
+    expected = torch.device("cpu") if offloads else GPU
+    assert module.actor.weight.device == expected
+    states = strategy.optimizers[0].state
+    assert len(states) == 2, "none is lost"
+    assert {state["exp_avg"].device for state in states.values()} == {expected}
+    # the module's own counters, and the place that inputs are moved to
+    assert module.iteration.device == GPU
+    assert module.device == GPU
+
+
+def test_sums_over_ranks_reach_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    backends = [
+        make_strategy(TrainerConfig(strategy="fsdp", cpu_offload=on)).process_group_backend  # type: ignore[union-attr]
+        for on in (False, True)
+    ]
+    assert backends == [None, "cpu:gloo,cuda:nccl"]

@@ -1,0 +1,119 @@
+"""Kept rollouts come back bit for bit, and only where they belong."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.config.fits import fit_config
+from vapo.config.schema import RewardConfig
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
+from vapo.rollouts.sampling_ahead import SampledAhead
+from vapo.runs.run_dirs import RunDir
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
+from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
+
+ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
+PROMPTS = [
+    Prompt("file:1", "1+1", (4, 5), "2", metadata={"x": object()}),
+    Prompt("file:2", "2+2=", (6,), "4"),
+]
+
+
+def sampled() -> SampledAhead:
+    rollouts = [
+        Rollout(PROMPTS[0], (7, 8, 1), "ab\ud800\n", (-0.1, -1e-300, -3.0), FinishReason.STOP),
+        Rollout(PROMPTS[1], (9,), "", (-(2**-40),), FinishReason.LENGTH),
+    ]
+    verdicts = [Verdict(True, 1.0, "2"), Verdict(False, -1.0, None, "timeout")]
+    batch = make_rollout_batch(
+        rollouts, verdicts, group_size=1, rewards=RewardConfig(), max_response_tokens=5
+    )
+    assert batch.loss_mask is not None
+    batch.loss_mask = batch.loss_mask & torch.tensor([[True], [False]])
+    batch.baseline_rewards = torch.tensor([0.1, float("nan")])
+    return SampledAhead(
+        3, 2, Phase.POLICY_OPTIMIZATION, batch, {"rollout/x": 0.1 + 0.2, "rollout/y": float("nan")}
+    )
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptRollouts:
+    found = KeptRollouts(RunDir(tmp_path, "abc"), PROMPTS)
+    found.write(ORIGIN, sampled())
+    return found
+
+
+def test_all_of_it_comes_back(kept: KeptRollouts) -> None:
+    found, expected = kept.read(ORIGIN), sampled()
+    assert found is not None
+    assert (found.iteration, found.policy_iterations) == (3, 2)
+    assert found.phase is Phase.POLICY_OPTIMIZATION
+    assert str(found.metrics) == str(expected.metrics)
+    for field in fields(expected.batch):
+        ours, theirs = getattr(found.batch, field.name), getattr(expected.batch, field.name)
+        if isinstance(theirs, torch.Tensor):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours.nan_to_num(9.0), theirs.nan_to_num(9.0)), field.name
+        else:
+            assert ours == theirs, field.name
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"iteration": 4}, {"rank": 1}, {"world_size": 2}, {"identity": "abd"}, {"weights": "124"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str, Any]) -> None:
+    """Even under the file name that would be asked for."""
+    origin = replace(ORIGIN, **other)
+    source = kept.path(ORIGIN.iteration, ORIGIN.rank)
+    target = kept.path(origin.iteration, origin.rank)
+    if target != source:
+        source.rename(target)
+    assert kept.read(origin) is None
+
+
+def test_the_origin_reads_none_of_the_weights(kept: KeptRollouts, tmp_path: Path) -> None:
+    """They may be billions, on any device: here they are nowhere."""
+    module = VapoModule(fit_config(tmp_path), pad_id=0)
+    network: Any = torch.nn.Linear(2, 2, device="meta")
+    module.actor = network
+    datamodule = RolloutDataModule.__new__(RolloutDataModule)
+    datamodule.kept = kept
+    trainer: Any = SimpleNamespace(lightning_module=module)
+    datamodule.trainer = trainer
+    origin = datamodule.origin(3)
+    assert origin == replace(ORIGIN, weights=origin.weights)
+
+
+def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:
+    path = kept.path(3, 0)
+    original = path.read_bytes()
+    for place in range(0, len(original), 37):
+        flipped = bytearray(original)
+        flipped[place] ^= 4
+        path.write_bytes(flipped)
+        assert kept.read(ORIGIN) is None, place
+        path.write_bytes(original[:place])
+        assert kept.read(ORIGIN) is None, place
+    path.write_bytes(original)
+    assert kept.read(ORIGIN) is not None
+    changed = [PROMPTS[0], replace(PROMPTS[1], prompt_ids=(6, 6))]
+    assert KeptRollouts(RunDir(tmp_path, "abc"), changed).read(ORIGIN) is None
+    assert KeptRollouts(RunDir(tmp_path, "abc"), PROMPTS[:1]).read(ORIGIN) is None
+
+
+def test_only_what_is_finished_is_forgotten(kept: KeptRollouts) -> None:
+    other = replace(ORIGIN, iteration=4, rank=1)
+    kept.write(other, sampled())
+    kept.forget(before=4)
+    assert not kept.has(3, 0)
+    assert kept.has(4, 1)

@@ -1,0 +1,126 @@
+"""A save in a thread: of a copy that training does not reach, one at a time, its error not lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runs.comparing import assert_same
+from vapo.errors import InterruptedRunError
+from vapo.runs.background_saving import BackgroundSaves
+from vapo.runs.checkpoint_saving import write_checkpoint
+from vapo.runs.checkpoints import read_checkpoint
+from vapo.runs.manifests import Manifest, read_manifest
+
+MANIFEST = Manifest(1, 2, "policy_optimization", "abc", {"w": "float32 [2]"}, {})
+WAIT_S = 60.0
+
+
+class Tied(nn.Module):
+    """One tensor under two names, as embeddings and output layer are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+        self.second = nn.Linear(64, 64, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+
+class Run:
+    """A network in training, and its state as a Trainer collects it: the live tensors."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.network = Tied()
+        self.optimizer = torch.optim.AdamW(self.network.parameters())
+        self.history: dict[str, Any] = {"losses": [1.0]}
+
+    def step(self) -> None:
+        self.network.first(torch.ones(2, 64)).sum().backward()
+        self.optimizer.step()
+        self.network.get_buffer("count").add_(1)
+        self.history["losses"].append(2.0)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "config": "seed: 0\n",
+            "state_dict": self.network.state_dict(),
+            "optimizer_states": [self.optimizer.state_dict()],
+            "callbacks": self.history,
+        }
+
+
+def write(state: dict[str, Any], final: Path) -> Manifest:
+    return write_checkpoint(state, final, MANIFEST, sharded=False, expected=0)
+
+
+def saved_while_training(run: Run, saves: BackgroundSaves, final: Path) -> None:
+    """The save begins, training takes a step, and only then anything is written."""
+    go_on = threading.Event()
+
+    def held(state: dict[str, Any]) -> Manifest:
+        assert go_on.wait(WAIT_S)
+        return write(state, final)
+
+    saves.start(run.state(), held)
+    assert saves.settle(wait=False) is None, "it has not ended"
+    run.step()
+    go_on.set()
+    assert saves.settle(wait=True) == read_manifest(final)
+    assert saves.settle(wait=True) is None, "taken once"
+
+
+def test_what_is_written_is_the_state_as_it_was(tmp_path: Path) -> None:
+    """And in as many bytes as without the thread, twice: the buffers are used again."""
+    run, saves = Run(), BackgroundSaves()
+    run.step()
+    for name in ("first", "second"):
+        expected = write(run.state(), tmp_path / f"{name}_foreground")
+        saved_while_training(run, saves, tmp_path / name)
+        assert_same(
+            read_checkpoint(tmp_path / name), read_checkpoint(tmp_path / f"{name}_foreground")
+        )
+        assert read_manifest(tmp_path / name).num_bytes == expected.num_bytes
+    assert saves.drain() is None
+
+
+def test_without_the_copy_later_updates_are_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, saves = Run(), BackgroundSaves()
+    run.step()
+    write(run.state(), tmp_path / "foreground")
+    monkeypatch.setattr(saves._stager, "stage", lambda state: state)
+    saved_while_training(run, saves, tmp_path / "background")
+    contents = [read_checkpoint(tmp_path / n) for n in ("background", "foreground")]
+    for part in ("state_dict", "optimizer_states", "callbacks"):
+        with pytest.raises(AssertionError):
+            assert_same(contents[0][part], contents[1][part])
+
+
+def failing(error: BaseException) -> Callable[[dict[str, Any]], Manifest]:
+    def write(state: dict[str, Any]) -> Manifest:
+        raise error
+
+    return write
+
+
+def test_one_at_a_time_and_an_error_is_raised_once() -> None:
+    saves = BackgroundSaves()
+    saves.start({}, failing(InterruptedRunError("no room")))
+    with pytest.raises(RuntimeError, match="has not been settled"):
+        saves.start({}, lambda state: MANIFEST)
+    with pytest.raises(InterruptedRunError, match="no room"):
+        saves.settle(wait=True)
+    assert saves.settle(wait=True) is None
+    saves.start({}, lambda state: MANIFEST)
+    assert saves.settle(wait=True) is MANIFEST
+    saves.start({}, failing(InterruptedRunError("no room either")))
+    assert str(saves.drain()) == "no room either"

@@ -1,0 +1,228 @@
+"""When a checkpoint is written, in which order, and which of them stay; in both ways of saving."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from tests.config.fits import fit_config
+from tests.runs.test_manifests import write
+from vapo.training.callbacks import checkpointing
+from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.errors import InterruptedRunError
+from vapo.training.module import VapoModule
+from vapo.runs import checkpoint_saving
+from vapo.runs.checkpoints import checkpoint_name, read_checkpoint
+from vapo.runs.run_dirs import RunDir
+from vapo.tracking.logger import RunLogger
+
+WAIT_S = 60.0
+write_state = checkpoint_saving._write_state
+IN_BOTH_WAYS = pytest.mark.parametrize(
+    "in_background", [False, True], ids=["foreground", "background"]
+)
+
+
+class Records(RunLogger):
+    """Notes when the records are synced."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def sync(self) -> None:
+        self.events.append("sync")
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        assert list(metrics) == ["time/checkpoint_s"]
+
+
+class FakeTrainer(L.Trainer):
+    """What the callback asks of one."""
+
+    max_epochs = 10
+    should_stop = False
+    global_step = 0
+    callback_metrics: Any = None
+
+    def __init__(self) -> None:
+        pass
+
+
+class Iterations:
+    """The callback between iterations of a run that learns nothing; `events` is their order."""
+
+    def __init__(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool, **options: Any
+    ) -> None:
+        self.events: list[str] = []
+        self.is_held = False
+        self.free = threading.Event()  # what is written goes on
+        self.free.set()
+        self.module = VapoModule(fit_config(tmp_path), pad_id=0)
+        self.trainer = FakeTrainer()
+        self.callback = Checkpointing(
+            RunDir(tmp_path),
+            Records(self.events),
+            in_background=in_background,
+            held=lambda: self.is_held,
+            **{"every_n_iterations": 3, "keep": 2, **options},
+        )
+        self.folder = tmp_path / "checkpoints"
+        kept = SimpleNamespace(forget=self._forget)
+        monkeypatch.setattr(checkpointing, "datamodule_of", lambda _: SimpleNamespace(kept=kept))
+        monkeypatch.setattr(checkpointing, "collect_state", self._state)
+        monkeypatch.setattr(checkpoint_saving, "_write_state", self._write)
+        self.callback.on_fit_start(self.trainer, self.module)
+
+    def _state(self, trainer: Any) -> dict[str, Any]:
+        self.events.append("state")
+        weights = {"iteration": self.module.iteration, "w": torch.zeros(3)}
+        return {"config": "", "state_dict": weights}
+
+    def _write(self, *arguments: Any) -> None:
+        assert self.free.wait(WAIT_S)
+        write_state(*arguments)
+
+    def _forget(self, *, before: int) -> None:
+        assert self.last == checkpoint_name(before), "the checkpoint is in its place"
+        self.events.append(f"forget {before}")
+
+    def iterate(self, score: float = 0.0, *, times: int = 1) -> None:
+        for _ in range(times):
+            self.module.iteration += 1
+            self.trainer.callback_metrics = {"eval/avg_at_k": torch.tensor(score)}
+            self.callback.on_train_epoch_end(self.trainer, self.module)
+
+    def end(self) -> None:
+        self.callback.teardown(self.trainer, self.module, "fit")
+
+    @property
+    def last(self) -> str:
+        return (self.folder / "last.ckpt").resolve().name
+
+    @property
+    def best(self) -> str:
+        return (self.folder / "best.ckpt").resolve().name
+
+    @property
+    def all(self) -> list[int]:
+        return sorted(int(path.name[-6:]) for path in self.folder.glob("iteration_*"))
+
+
+@IN_BOTH_WAYS
+def test_every_third_the_best_and_the_last_are_written_and_few_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    run = Iterations(tmp_path, monkeypatch, in_background, keep=2)
+    wanted = {1: [1], 2: [1, 2], 3: [2, 3], 4: [2, 3], 5: [2, 3], 6: [2, 3, 6], 7: [2, 6, 7]}
+    for iteration, score in enumerate([0.1, 0.3, 0.2, 0.3, 0.0, 0.1, 0.2], start=1):
+        run.trainer.should_stop = iteration == 7
+        run.iterate(score)
+        run.callback._settle(wait=True)
+        assert run.all == wanted[iteration]
+        assert run.last == checkpoint_name({4: 3, 5: 3}.get(iteration, iteration))
+        assert run.best == checkpoint_name(min(iteration, 2))
+    run.end()
+    saved = [event for event in run.events if event != "forget 0"]
+    assert saved == [e for i in (1, 2, 3, 6, 7) for e in ("sync", "state", f"forget {i}")]
+    contents = read_checkpoint(run.folder / "last.ckpt")["state_dict"]
+    assert int(contents["iteration"]) == 7
+
+
+@IN_BOTH_WAYS
+def test_the_last_by_number_is_written_and_what_is_held_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    run = Iterations(tmp_path, monkeypatch, in_background)
+    run.iterate(0.5)
+    run.is_held = True
+    run.iterate(0.9, times=4)
+    run.is_held = False
+    run.iterate(0.6, times=5)
+    assert run.last == checkpoint_name(10), "of max_epochs"
+    assert run.events.count("state") == 4
+    assert run.best == checkpoint_name(6), "the better one was held back"
+    run.end()
+
+
+@IN_BOTH_WAYS
+def test_the_best_is_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    run = Iterations(tmp_path, monkeypatch, in_background)
+    run.iterate(0.5)
+    run.end()
+    state = run.callback.state_dict()
+    (run.folder / ".iteration_000002.new").mkdir()
+    again = Iterations(tmp_path, monkeypatch, in_background, every_n_iterations=1)
+    assert not list(run.folder.glob(".iteration_*")), "what was not finished is removed"
+    again.callback.load_state_dict(state)
+    again.module.iteration += 1
+    again.iterate(0.4, times=4)
+    again.end()
+    assert again.best == checkpoint_name(1)
+    assert again.all == [1, 4, 5]
+
+
+@IN_BOTH_WAYS
+def test_a_future_that_was_gone_back_on_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    for iteration in (1, 2, 5, 6):
+        write(tmp_path / "checkpoints", iteration)
+    run = Iterations(tmp_path, monkeypatch, in_background, keep=9)
+    run.module.iteration += 2
+    run.iterate()
+    run.end()
+    assert run.all == [1, 2, 3]
+
+
+def test_in_the_background_nothing_is_lost_before_the_checkpoint_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile; a save that is due waits for the one before."""
+    run = Iterations(tmp_path, monkeypatch, True)
+    run.iterate(0.5)
+    run.callback._settle(wait=True)
+    run.free.clear()
+    run.iterate(0.0, times=4)  # the third is saved, two more go by
+    assert (run.last, run.all) == (checkpoint_name(1), [1])
+    assert run.events == ["sync", "state", "forget 1", "sync", "state"]
+    threading.Timer(0.2, run.free.set).start()
+    run.iterate(0.0)
+    run.end()
+    assert run.events[5:] == ["forget 3", "sync", "state", "forget 6"]
+    assert int(read_checkpoint(run.folder / checkpoint_name(3))["state_dict"]["iteration"]) == 3
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["at the next iteration", "at the end"])
+def test_in_the_background_an_error_is_raised_at_an_iterations_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    run = Iterations(tmp_path, monkeypatch, True)
+    run.iterate(0.5)
+    run.callback._settle(wait=True)
+
+    def full(aside: Path, final: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_saving, "replace_folder", full)
+    run.trainer.should_stop = is_last
+    if not is_last:
+        run.iterate(0.6)
+        saves = run.callback._saves
+        assert saves is not None
+        assert saves._future is not None
+        saves._future.exception(WAIT_S)
+        run.is_held = True  # and nothing is due
+    with pytest.raises(InterruptedRunError, match=r"cannot write .*_000002: No space left"):
+        run.iterate(0.7)
+    assert run.last == checkpoint_name(1)
+    assert run.all == [1]
+    run.end()

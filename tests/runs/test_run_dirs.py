@@ -1,0 +1,168 @@
+"""Which run and which checkpoint are gone on with, and that nobody else is at work there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import fit_config
+from tests.runs.test_manifests import write
+from vapo.config.checkpoints import FREE_KEYS
+from vapo.config.loading import flatten
+from vapo.errors import UserError
+from vapo.runs.checkpoints import checkpoint_name
+from vapo.runs.run_dirs import (
+    Resume,
+    RunDir,
+    changed_keys,
+    check_resumable,
+    choose_resume,
+    find_checkpoint,
+    identity_of,
+    open_run_dir,
+    read_record,
+)
+
+
+def made_up(folder: Path, name: str, identity: str, state: str = "running") -> Path:
+    run = folder / "runs" / name
+    run.mkdir(parents=True)
+    record = {"state": state, "identity": identity, "mlflow_run_id": f"id-{name}"}
+    (run / "run.json").write_text(json.dumps(record))
+    return run
+
+
+def test_auto_takes_the_newest_unfinished_run_of_the_config(tmp_path: Path) -> None:
+    config = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}", "checkpoints.resume=auto")
+    told: list[str] = []
+    assert choose_resume(config, None, told.append) is None
+    assert "no unfinished run of this config" in told[-1]
+    ours = identity_of(config)
+    made_up(tmp_path, "1_older", ours)
+    chosen = made_up(tmp_path, "2_chosen", ours)
+    made_up(tmp_path, "3_other_config", "other")
+    made_up(tmp_path, "4_finished", ours, "finished")
+    (made_up(tmp_path, "5_damaged", ours) / "run.json").write_text("{")
+    assert choose_resume(config, None, told.append) == Resume(chosen, None)
+    checkpoint = write(chosen / "checkpoints", 3)
+    assert choose_resume(config, None, told.append) == Resume(chosen, checkpoint)
+    assert told[-1] == f"checkpoints.resume: going on with {chosen} from iteration_000003"
+    never = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}")
+    assert choose_resume(never, None, told.append) is None
+    best = choose_resume(config, str(checkpoint), told.append)
+    assert best == Resume(chosen, checkpoint), "a path wins"
+
+
+def test_the_identity_leaves_out_what_may_change(tmp_path: Path) -> None:
+    plain = identity_of(fit_config(tmp_path))
+    same = ["output_dir=x", "tracking.uri=y", "checkpoints.keep=5", "trainer.num_threads=3"]
+    assert identity_of(fit_config(tmp_path, *same)) == plain
+    for change in ("seed=1", "actor.optimizer.lr=1e-3", "training.num_iterations=7"):
+        assert identity_of(fit_config(tmp_path, change)) != plain
+    keys = flatten(fit_config(tmp_path))
+    for free in FREE_KEYS:
+        assert any(key == free or key.startswith(f"{free}.") for key in keys), free
+
+
+def _hold(path: Path, ready: object, release: object) -> None:
+    run_dir = RunDir(path)
+    run_dir.lock()
+    ready.set()  # type: ignore[attr-defined]
+    release.wait(60)  # type: ignore[attr-defined]
+
+
+def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
+    config = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}", "checkpoints.resume=auto")
+    run = made_up(tmp_path, "1_at_work", identity_of(config))
+    context = multiprocessing.get_context("fork")
+    ready, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(run, ready, release))
+    process.start()
+    assert ready.wait(60)
+    try:
+        assert choose_resume(config, None, lambda text: None) is None
+        with pytest.raises(UserError, match="still at work"):
+            open_run_dir(config, "x", resume=Resume(run, None))
+    finally:
+        release.set()
+        process.join()
+    (run / "summary.json").touch()
+    opened = open_run_dir(config, "x", resume=Resume(run, None))
+    assert opened.mlflow_run_id == "id-1_at_work"
+    assert not (run / "summary.json").exists(), "it has not finished"
+    opened.record("finished", "new-id")
+    assert read_record(run)["mlflow_run_id"] == "new-id"
+    opened.close()
+    assert opened.is_same_config
+    other = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}", "seed=5")
+    opened = open_run_dir(other, "x", resume=Resume(run, None))
+    assert not opened.is_same_config, "its steps are recorded once more"
+    opened.close()
+
+
+def test_shards_go_on_sharded(tmp_path: Path) -> None:
+    shards, file = write(tmp_path / "a", 1, shards=True), write(tmp_path / "b", 1)
+    alone = fit_config(tmp_path)
+    for checkpoint in (shards, file):
+        check_resumable(checkpoint, fit_config(tmp_path, "trainer.strategy=fsdp"))
+    check_resumable(file, alone)
+    with pytest.raises(UserError, match=r"sharded checkpoint: set trainer\.strategy=fsdp"):
+        check_resumable(shards, alone)
+
+
+def test_last_best_and_paths(tmp_path: Path) -> None:
+    older, newer = (tmp_path / name / "checkpoints" for name in ("1_run", "2_run"))
+    write(older, 1)
+    for iteration in (1, 2):
+        write(newer, iteration)
+    (older / "best.ckpt").symlink_to(checkpoint_name(1))
+    told: list[str] = []
+
+    def find(name: str) -> Path:
+        return find_checkpoint(str(tmp_path), name, told.append)
+
+    assert find("last") == newer / checkpoint_name(2)
+    assert told == [f"--ckpt_path last: {newer / checkpoint_name(2)}"]
+    assert find("best") == older / checkpoint_name(1)
+    assert find(str(newer / checkpoint_name(1))) == newer / checkpoint_name(1)
+    (newer / checkpoint_name(2) / "state.pt").write_bytes(b"cut")
+    assert find("last") == newer / checkpoint_name(1)
+    assert told[-1] == f"--ckpt_path last: {newer / checkpoint_name(1)}"
+    assert find(str(newer / "last.ckpt")) == newer / checkpoint_name(1)
+    assert "damaged: 3 bytes of" in told[-1]
+    with pytest.raises(UserError, match=r"state\.pt is damaged"):
+        find(str(newer / checkpoint_name(2)))
+    (older / checkpoint_name(1) / "state.pt").unlink()
+    with pytest.raises(UserError, match=r"state\.pt is missing"):
+        find("best")
+    with pytest.raises(UserError, match="no checkpoint"):
+        find(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match=r"has a last\.ckpt; start one without"):
+        find_checkpoint(str(tmp_path / "empty"), "last", told.append)
+
+
+def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoints", 7)
+    phases = "components.value_pretraining.num_iterations=3"
+    enough = fit_config(tmp_path, phases, "training.num_iterations=4")
+    check_resumable(checkpoint, enough)
+    shorter = fit_config(tmp_path, phases, "training.num_iterations=3")
+    with pytest.raises(
+        UserError, match=r"iteration 7, beyond the 6 of this config .3 of value pre"
+    ):
+        check_resumable(checkpoint, shorter)
+
+
+def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:
+    began = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}")
+    run_dir = open_run_dir(began, "name", resume=None)
+    assert changed_keys(run_dir, began) == []
+    now = fit_config(tmp_path, "seed=3", "data.train.path=other.jsonl", "output_dir=elsewhere")
+    assert changed_keys(run_dir, now) == [
+        "seed 0 -> 3",
+        "data.train.path prompts.jsonl -> other.jsonl",
+    ]
+    run_dir.close()

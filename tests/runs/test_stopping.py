@@ -1,0 +1,89 @@
+"""What signals do to a process, and how it finds out that another one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from vapo.errors import InterruptedRunError, StopRequested
+from vapo.system.progress import Progress
+from vapo.runs.other_processes import Peers
+from vapo.runs.stopping import SIGNALS, Stopping
+
+ALONE = """
+import os, signal, sys, threading, time
+from vapo.runs.stopping import Stopping
+with Stopping({grace}) as stopping:
+    for number in {signals}:
+        os.kill(os.getpid(), number)
+    time.sleep(30)  # no safe point
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_stops_at_the_next_safe_point(name: str) -> None:
+    number = signal.Signals[name]
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    with Stopping(60.0) as stopping:
+        stopping.safe_point()
+        stopping.poll()
+        os.kill(os.getpid(), number)
+        assert stopping.requested == number
+        with pytest.raises(StopRequested):
+            stopping.poll()
+        with pytest.raises(StopRequested) as stopped:
+            stopping.safe_point()
+    assert stopped.value.exit_code == {"SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}[name]
+    assert {n: signal.getsignal(n) for n in SIGNALS} == before
+    assert stopping._timer is not None
+    assert stopping._timer.finished.is_set(), "it would end the process later"
+
+
+def test_a_count_that_is_reported_is_a_safe_point_too() -> None:
+    with Stopping(60.0) as stopping, Progress(enabled=False) as progress:
+        progress.poll = stopping.poll
+        with progress.stage("rollout") as advance:
+            advance()
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(StopRequested):
+                advance()
+
+
+def ended_alone(signals: list[int], grace: float) -> tuple[int, str]:
+    code = ALONE.format(signals=[int(number) for number in signals], grace=grace)
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_without_a_safe_point_the_process_ends_all_the_same() -> None:
+    code, said = ended_alone([signal.SIGTERM, signal.SIGTERM], grace=0.5)
+    assert code == 143
+    assert "no safe point within 0.5 s" in said
+    code, said = ended_alone([signal.SIGINT, signal.SIGINT], grace=60)
+    assert code == 130
+    assert "SIGINT again: ending at once" in said
+
+
+def test_a_lost_process_is_named() -> None:
+    children = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)
+    ]
+    peers, watched = Peers(), list(children)
+    peers.watch(watched)
+    assert watched == [], "Lightning's observer has nothing to watch"
+    assert peers.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    children[1].kill()
+    error = peers.explain(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"))
+    peers.close()
+    children[0].kill()
+    for child in children:
+        child.communicate()
+    assert isinstance(error, InterruptedRunError)
+    assert error.exit_code == 75
+    assert "process 2 of this run has ended (signal 9); the last checkpoint is whole" in str(error)

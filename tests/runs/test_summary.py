@@ -1,0 +1,158 @@
+import json
+import math
+
+import pytest
+
+from vapo.errors import InterruptedRunError, UserError
+from vapo.runs.summary import make_run_dir, make_summary, render_summary, write_summary
+
+PLAIN_FIELDS = {
+    "k",
+    "num_iterations",
+    "stage_seconds",
+    "total_seconds",
+    "mlflow_run_id",
+    "mlflow_experiment_id",
+    "config_hash",
+}
+
+
+@pytest.fixture
+def summary():
+    return make_summary(
+        before={
+            "eval/avg_at_k": 0.61,
+            "eval/avg_at_k_ci_low": 0.58,
+            "eval/avg_at_k_ci_high": 0.64,
+            "eval/maj_at_k": math.nan,
+        },
+        after={"eval/avg_at_k": 0.835},
+        k=8,
+        num_iterations=60,
+        stage_seconds={"rollout": 61.0, "training": 122.0},
+        total_seconds=200.5,
+        mlflow_run_id="abc",
+        mlflow_experiment_id="1",
+        tracking_uri="sqlite:////x/mlflow.db",
+        config_hash="0123456789ab",
+    )
+
+
+def test_summary_json(summary, tmp_path):
+    path = write_summary(tmp_path, summary)
+    assert path == tmp_path / "summary.json"
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+    data = json.loads(path.read_text())
+    assert data["score_before"] == 0.61
+    assert data["score_before_ci"] == [0.58, 0.64]
+    assert data["score_after"] == 0.835
+    assert data["score_after_ci"] is None
+    assert data["stage_seconds"] == {"rollout": 61.0, "training": 122.0}
+    assert data["total_seconds"] == 200.5
+    assert data["mlflow_run_id"] == "abc"
+    assert data["config_hash"] == "0123456789ab"
+    assert data["num_iterations"] == 60
+    assert data["evaluation_before"]["eval/maj_at_k"] is None
+    assert set(data["versions"]) >= {"python", "torch", "lightning", "transformers", "vapo"}
+
+
+def test_a_folder_that_was_deleted_has_no_summary(summary, tmp_path):
+    with pytest.raises(InterruptedRunError, match=r"gone/summary\.json .* was deleted or moved"):
+        write_summary(tmp_path / "gone", summary)
+
+
+def test_a_failed_write_leaves_the_old_summary(summary, tmp_path, monkeypatch):
+    write_summary(tmp_path, summary)
+    summary.stage_seconds = {"rollout": object()}
+    with pytest.raises(TypeError):
+        write_summary(tmp_path, summary)
+    assert json.loads((tmp_path / "summary.json").read_text())["score_after"] == 0.835
+
+
+def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, tmp_path):
+    summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s"
+    summary.score_best, summary.best_iteration = 0.9, 40
+    text = render_summary(
+        summary,
+        tmp_path,
+        recorded="MLflow run abc",
+        ablation="components.value_pretraining.enabled=false",
+        checkpoint=tmp_path / "best.ckpt",
+        value_pages=tmp_path / "pages",
+    )
+    lines = text.splitlines()
+    assert lines[-1] == str(tmp_path)
+    assert "61.0 %  [58.0, 64.0]  (avg@8, held-out prompts)" in text
+    assert "83.5 %  (avg@8" in text
+    assert "score best    90.0 % after iteration 40 (best.ckpt)" in text
+    assert f"value pages   {tmp_path}/pages" in text
+    assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
+    assert "time went to  training 60%, rollout 30%, idle 10%; 40 tokens/s" in text
+    assert "MLflow run abc" in text
+    assert "vapo ui" in text
+    config = f"--config {tmp_path}/config.yaml"
+    assert f"try next      vapo fit {config} components.value_pretraining.enabled=false" in text
+    assert f"vapo validate {config} --ckpt_path {tmp_path}/best.ckpt" in text
+    assert f"vapo export {tmp_path}/best.ckpt {tmp_path}/actor" in text
+    assert "not delivered" not in text
+
+
+def test_text_without_scores_and_with_lost_records(summary, tmp_path):
+    summary.score_before = summary.score_after = None
+    summary.undelivered_records = 3
+    text = render_summary(summary, tmp_path, recorded="x")
+    assert "vapo fit" not in text
+    assert text.count("not measured") == 2
+    assert "3 records were not delivered" in text
+    assert "score best" not in text
+    assert "value pages" not in text
+    summary.score_best, summary.best_iteration = 0.9, summary.num_iterations
+    assert "score best" not in render_summary(summary, tmp_path, recorded="x"), "it is the last one"
+
+
+def test_run_dirs_are_unique_and_inside(tmp_path):
+    made = {make_run_dir(tmp_path / "runs", "vapo seed/0") for _ in range(3)}
+    assert len(made) == 3
+    for path in made:
+        assert path.is_dir()
+        assert path.parent == tmp_path / "runs"
+        assert "_vapo-seed-0" in path.name
+
+
+def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="output_dir: cannot make a folder"):
+        make_run_dir(tmp_path / "file" / "runs", "x")
+
+
+@pytest.mark.parametrize(
+    ("uri", "command"),
+    [
+        ("mlruns", "vapo ui"),
+        ("/data/runs", "vapo ui --tracking_uri /data/runs"),
+        ("http://me:secret@127.0.0.1:5000", "http://127.0.0.1:5000 in a browser"),
+    ],
+)
+def test_text_says_how_to_open_the_record(summary, tmp_path, uri, command):
+    fields = {key: value for key, value in vars(summary).items() if key in PLAIN_FIELDS}
+    made = make_summary(before={}, after={}, **fields | {"tracking_uri": uri})
+    lines = render_summary(made, tmp_path, recorded="x").splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("open it")] == [command]
+    assert "secret" not in write_summary(tmp_path, made).read_text()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\u6f22" * 80, "x" * 236])
+def test_a_run_name_too_long_for_a_folder_is_its_own_error(name, tmp_path):
+    with pytest.raises(UserError) as caught:
+        make_run_dir(tmp_path, name)
+    message = str(caught.value)
+    assert message.startswith("tracking.run_name: ")
+    assert f"has {len(name.encode())} bytes in UTF-8" in message
+    assert "output_dir" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 234, "\u6f22" * 78])
+def test_the_longest_run_name_is_taken_more_than_once(name, tmp_path):
+    folders = [make_run_dir(tmp_path, name) for _ in range(2)]
+    assert all(folder.is_dir() for folder in folders)

@@ -1,0 +1,162 @@
+"""What is drawn: the points of each curve, bands over seeds, and files that hold something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.diagnostics.value_page.made_up_pages import evaluated
+from tests.sweep.report.synthetic import ablation, pretraining, run
+from tests.systems import MAX_RESPONSE_TOKENS, system_config
+from vapo.advantages.estimators import set_advantages
+from vapo.commands.report import write_report
+from vapo.config import resolve
+from vapo.diagnostics.position_profiles import position_profile
+from vapo.sweep.report.curves import band, policy_points, position_bands, pretraining_points
+from vapo.sweep.report.figures import draw_all, row_groups
+from vapo.sweep.report.recorded import SCORE
+from vapo.sweep.report.runs import Collection, RowInfo
+from vapo.sweep.report.style import line_styles
+
+ROOT = Path(__file__).parents[3]
+
+# Two iterations of value pretraining, then two of the policy, of two steps each.
+HISTORY = {
+    "progress/phase": {2: 0.0, 4: 0.0, 6: 1.0, 8: 1.0},
+    "progress/policy_steps": {2: 0.0, 4: 0.0, 6: 2.0, 8: 4.0},
+    "rollout/reward_mean": {2: 9.0, 4: 9.0, 6: 0.5, 8: 0.7},
+    "actor/entropy": {5: 1.0, 6: 2.0, 7: 3.0, 8: 5.0},
+    "critic/value_loss": {1: 4.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 7.0},
+    SCORE: {0: 0.25, 8: 0.5},
+}
+
+
+def test_value_pretraining_is_not_on_the_x_axis() -> None:
+    """Rollouts belong to the policy before the iteration's update, evaluations to the one after."""
+    assert policy_points(HISTORY, "rollout/reward_mean") == {0.0: 0.5, 2.0: 0.7}
+    assert policy_points(HISTORY, "actor/entropy") == {0.0: 1.5, 2.0: 4.0}
+    assert policy_points(HISTORY, SCORE) == {0.0: 25.0, 4.0: 50.0}
+    assert pretraining_points(HISTORY, "critic/value_loss") == {1: 3.0, 2: 1.0}
+    only_pretraining = {**HISTORY, "progress/phase": {2: 0.0, 4: 0.0}}
+    assert policy_points(only_pretraining, "rollout/reward_mean") == {}
+
+
+def test_band_over_seeds() -> None:
+    found = band([{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}])
+    assert found is not None
+    assert (found.x, found.mean, found.low, found.high) == ([0, 2], [2, 5.5], [1, 5], [3, 6])
+    assert found.num_seeds == 2
+    assert band([{}]) is None
+
+
+def test_positions_of_few_responses_are_left_out() -> None:
+    found = position_bands([run("a", 0, 0.5)], ["a"], "first", "value_mean")["a"]
+    assert found.x[0] == 0
+    assert 265 <= found.x[-1] <= 270  # exp(-p / 90) falls below 5 % at p = 269.6
+
+
+def test_groups_hold_no_more_lines_than_can_be_told_apart() -> None:
+    groups = {suffix: rows for suffix, _, rows in row_groups(ablation())}
+    assert list(groups) == ["_systems", "_components"]
+    assert groups["_systems"] == ["Vanilla PPO", "GRPO", "DAPO", "VAPO"]
+    assert len(groups["_components"]) == 9
+    one = Collection("t", [RowInfo("a"), RowInfo("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
+    assert list(row_groups(one)) == [("", "", ["a", "b"])]
+    rows = [RowInfo(str(i)) for i in range(20)]
+    many = Collection("t", rows, [run(row.name, 0, 0.5) for row in rows])
+    assert [len(chosen) for *_, chosen in row_groups(many)] == [9, 9, 2]
+
+
+def test_lines_differ_without_colour() -> None:
+    rows = ablation().rows
+    styles = line_styles([row.name for row in rows[2:]], "VAPO")
+    marks = {(str(style["linestyle"]), style["marker"]) for style in styles.values()}
+    assert len(marks) == len(styles) - 1 or len(marks) == len(styles)
+    assert styles["VAPO"]["color"] == "#000000"
+
+
+def test_report_of_a_sweep(tmp_path: Path) -> None:
+    write_report(ablation(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    figures = {
+        "training_curves_systems", "training_curves_components", "positions_systems",
+        "positions_components", "value_pretraining",
+    }  # fmt: skip
+    assert names == {"table.md", "table.csv", "report.html"} | {
+        f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")
+    }
+    for name in figures:
+        image = Image.open(tmp_path / f"{name}.png").convert("L")
+        assert image.width >= 1400, "readable in print"
+        inked = sum(image.histogram()[:200]) / (image.width * image.height)
+        assert 0.01 < inked < 0.5, f"{name}: {inked:.3f} of the picture is dark"
+        assert (tmp_path / f"{name}.svg").read_text().count("<path") > 20
+    svg = (tmp_path / "training_curves_systems.svg").read_text()
+    assert all(text in svg for text in ("Vanilla PPO", "optimizer steps of the policy", "entropy"))
+    html = (tmp_path / "report.html").read_text()
+    assert html.count("data:image/png;base64,") == len(figures)
+    assert "shade: lowest to highest" in html
+
+
+def test_legends_lie_inside_the_figures() -> None:
+    for drawing in draw_all(ablation()):
+        figure = drawing.figure
+        figure.canvas.draw()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0, drawing.name
+        assert box.x1 <= figure.bbox.x1, drawing.name
+        assert box.y0 >= 0, drawing.name
+
+
+def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:
+    """Whitening takes the batch's mean away: its sign at a position can be the other one."""
+    config = system_config("vapo")
+    batch = evaluated(config)
+    assert config.algorithm.whiten_advantages
+    assert batch.token_rewards is not None
+    batch.token_rewards += 0.3 * batch.response_mask  # as with a critic that values all too low
+    set_advantages(batch, resolve(config), config.algorithm)
+    assert batch.raw_advantages is not None
+    assert batch.advantages is not None
+    columns = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)
+    raw, whitened = (
+        [float(x[batch.response_mask[:, t], t].mean()) for t in range(MAX_RESPONSE_TOKENS)]
+        for x in (batch.raw_advantages, batch.advantages)
+    )
+    assert columns["advantage_mean"] == pytest.approx(raw)
+    assert any(a * b < 0 for a, b in zip(raw, whitened, strict=True)), "else nobody could tell"
+
+    (positions,) = (d for d in draw_all(one_row()) if d.name == "positions")
+    labels = " ".join(axis.get_ylabel() for axis in positions.figure.axes)
+    texts = {"figure": labels, "caption": positions.caption}
+    for name in ("docs/sweeps.md", "docs/metrics.md", "docs/value_page.md"):
+        texts[name] = (ROOT / name).read_text()
+    texts["chart"] = (ROOT / "vapo/diagnostics/value_page/charts.js").read_text()
+    for name, text in texts.items():
+        text = " ".join(text.split())
+        assert re.search(r"(?i)advantage`?( is|s are)?,? \(?before whitening", text), name
+        assert not re.search(r"mean advantage \(as the loss", text), name
+
+
+def one_row() -> Collection:
+    return Collection("t", [RowInfo("a")], [run("a", 0, 0.5)])
+
+
+def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:
+    free = [run(name, 0, 0.5, has_critic=False) for name in "ab"]
+    drawn = {d.name for d in draw_all(Collection("t", [RowInfo("a"), RowInfo("b")], free))}
+    assert drawn == {"training_curves", "positions"}
+    only = Collection("t", [RowInfo("p")], [pretraining("p", 0)])
+    assert "value_pretraining" in {d.name for d in draw_all(only)}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")

@@ -1,0 +1,250 @@
+"""The table's numbers against ones computed by hand, and its three forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from tests.sweep.report.synthetic import ablation
+from vapo.sweep.report.recorded import SCORE
+from vapo.sweep.report.render import as_csv, cells, markdown, page
+from vapo.sweep.report.runs import Collection, RowInfo, RunRecord
+from vapo.sweep.report.table import Estimate, agreement, compare, conclusion, estimate, make_table
+
+
+def collection(
+    scores: dict[str, dict[int, float]], paper: dict[str, float], full: str | None = "all"
+) -> Collection:
+    runs = [
+        RunRecord(f"{row}{seed}", row, seed, {SCORE: {0: 0.1, 50: score}})
+        for row, by_seed in scores.items()
+        for seed, score in by_seed.items()
+    ]
+    return Collection("t", [RowInfo(row, paper_score=paper.get(row)) for row in scores], runs, full)
+
+
+def test_mean_and_interval_of_three_seeds() -> None:
+    """Mean 50, s = 2, t(0.975, 2) = 4.302653: half width 4.302653 * 2 / sqrt(3) = 4.968275."""
+    found = estimate([48.0, 50.0, 52.0])
+    assert found.mean == pytest.approx(50)
+    assert found.interval == pytest.approx((45.031725, 54.968275), abs=1e-5)
+    assert estimate([48.0]) == Estimate(48.0, None)
+
+
+def test_paired_difference_takes_out_what_seeds_share() -> None:
+    """Differences -1, -2, -3: mean -2, s = 1, half width 4.302653 / sqrt(3) = 2.484138."""
+    found, how = compare({0: 10.0, 1: 40.0, 2: 70.0}, {0: 11.0, 1: 42.0, 2: 73.0})
+    assert how == "paired"
+    assert found.mean == pytest.approx(-2)
+    assert found.interval == pytest.approx((-4.484138, 0.484138), abs=1e-5)
+    assert not found.is_clear
+    assert Estimate(-2, (-4, -0.1)).is_clear
+
+
+def test_seeds_that_are_not_common_are_left_out_of_the_pairs() -> None:
+    found, how = compare({0: 10.0, 1: 12.0, 5: 99.0}, {0: 9.0, 1: 11.0, 6: 0.0})
+    assert (how, found.mean) == ("paired", 1.0)
+
+
+def test_welch_without_common_seeds() -> None:
+    """Means 11 and 21, variances 2 and 8 of two each: se^2 = 1 + 4 = 5.
+
+    Degrees: 25 / (1 + 16) = 1.470588; t(0.975, 1.470588) = 6.2072 (by bisection on the
+    t-distribution's integral), half width 6.2072 * sqrt(5).
+    """
+    found, how = compare({0: 10.0, 1: 12.0}, {2: 19.0, 3: 23.0})
+    assert how == "unpaired"
+    assert found.mean == -10
+    assert found.interval is not None
+    low, high = found.interval
+    assert high - low == pytest.approx(2 * t_by_bisection(0.975, 25 / 17) * 5**0.5, rel=1e-4)
+
+
+def t_by_bisection(probability: float, degrees: float) -> float:
+    """Independent of the shipped quantile: the density summed by the midpoint rule."""
+    from math import atan, gamma, pi, sqrt, tan
+
+    scale = gamma((degrees + 1) / 2) / (sqrt(degrees * pi) * gamma(degrees / 2))
+
+    def cdf(t: float) -> float:  # substituted t = tan(u), which makes the range finite
+        n, top = 20_000, atan(t)
+        width = top / n
+        total = sum(
+            (1 + tan(u) ** 2) * (1 + tan(u) ** 2 / degrees) ** (-(degrees + 1) / 2)
+            for u in (width * (i + 0.5) for i in range(n))
+        )
+        return 0.5 + scale * width * total
+
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cdf(middle) < probability else (low, middle)
+    return low
+
+
+def test_one_seed_has_a_difference_and_no_interval() -> None:
+    [row, _] = make_table(collection({"a": {0: 0.4}, "all": {0: 0.5}}, {"a": 1, "all": 2}))
+    assert row.score == Estimate(40.0, None)
+    assert row.difference is not None
+    assert row.difference.mean == pytest.approx(-10)
+    assert row.difference.interval is None
+    assert row.sign == "agrees"
+
+
+def test_the_score_is_the_last_evaluations() -> None:
+    record = RunRecord("r", "a", 0, {SCORE: {100: 0.7, 9: 0.9, 0: 0.1}})
+    assert record.score() == 0.7
+    assert RunRecord("r", "a", 0).score() is None
+
+
+def test_the_score_within_so_many_policy_steps() -> None:
+    # 20 optimizer steps of value pretraining come first, and do not count
+    steps = {20: 0.0, 60: 40.0, 100: 80.0}
+    history = {SCORE: {0: 0.1, 60: 0.4, 100: 0.7}, "progress/policy_steps": steps}
+    record = RunRecord("r", "a", 0, history)
+    assert [record.score(n) for n in (39, 40, 79, 80)] == [0.1, 0.4, 0.4, 0.7]
+    found = replace(collection({"all": {0: 0.5}}, {}), runs=[record], within=40)
+    found = replace(found, rows=[RowInfo("a")], full_system=None)
+    [row] = make_table(found)
+    assert row.score == Estimate(40.0, None)
+    assert "within 40 optimizer steps of the policy" in markdown(found, [row])
+
+
+@pytest.mark.parametrize(
+    ("ours", "papers", "sign"),
+    [
+        (-3, -49, "agrees"),
+        (3, -49, "differs"),
+        (3, 2, "agrees"),
+        (0, -5, "no effect"),
+        (0, 5, "no effect"),
+        (-0.0, 5, "no effect"),
+        (1.4e-14, -5, "no effect"),  # what float arithmetic leaves of 0
+        (0.01, -5, "differs"),
+        (0, 0, ""),
+        (0, None, ""),
+        (-3, None, ""),
+    ],
+)
+def test_sign_agreement(ours: float, papers: float | None, sign: str) -> None:
+    assert agreement(Estimate(ours), papers) == sign
+    assert agreement(None, papers) == ""
+
+
+def test_a_difference_of_exactly_0_is_no_effect() -> None:
+    """In every seed alike, on average over seeds, without a seed in common, and of one seed."""
+    found = collection(
+        {
+            "the same": {0: 0.50, 1: 0.52},
+            "up and down": {0: 0.52, 1: 0.50},
+            "other seeds": {2: 0.52, 3: 0.50},
+            "one seed": {0: 0.50},
+            "rounded": {0: 0.1 + 0.2, 1: 0.72},  # the seeds' differences: -20 + 4e-15 and +20
+            "worse": {0: 0.40, 1: 0.52},
+            "all": {0: 0.50, 1: 0.52},
+        },
+        {
+            "the same": 11, "up and down": 12, "other seeds": 13, "one seed": 14, "rounded": 15,
+            "worse": 16, "all": 60,
+        },
+    )  # fmt: skip
+    table = make_table(found)
+    rows = {row.name: row for row in table}
+    assert [row.sign for row in table] == ["no effect"] * 5 + ["agrees", ""]
+    assert rows["the same"].difference == Estimate(0.0, (0.0, 0.0))
+    assert rows["one seed"].difference == Estimate(0.0, None)
+    text = markdown(found, table)
+    assert "| the same | 2 | 51.0 [38.3, 63.7] | +0.0 [+0.0, +0.0] | 11 | -49 | no effect |" in text
+    assert "| 14 | -46 | no effect |" in text
+    assert "| 16 | -44 | agrees, no difference shown |" in text
+    assert "the paper's sign in 1 of 6 rows" in text
+    assert "It is exactly 0 (no effect) in 5." in text
+    assert "it has the other sign beyond the interval in 0." in text
+    dust = 1.4e-14
+    assert not Estimate(dust, (dust, dust)).is_clear
+    assert "<td>no effect</td>" in page(found, table, {})
+    lines = list(csv.DictReader(io.StringIO(as_csv(table))))
+    assert (lines[0]["sign"], lines[0]["beyond_interval"]) == ("no effect", "false")
+    assert (lines[3]["sign"], lines[3]["beyond_interval"]) == ("no effect", "")
+
+
+def test_an_interval_that_holds_0_shows_no_difference() -> None:
+    found = collection(
+        {
+            "agrees": {0: 0.40, 1: 0.52},
+            "differs": {0: 0.52, 1: 0.52},
+            "one seed": {0: 0.40},
+            "clear": {0: 0.30, 1: 0.32},
+            "all": {0: 0.50, 1: 0.52},
+        },
+        {"agrees": 11, "differs": 12, "one seed": 13, "clear": 14, "all": 60},
+    )
+    table = make_table(found)
+    signs = [cells(found, row)[-1] for row in table]
+    assert signs == [
+        "agrees, no difference shown",
+        "differs, no difference shown",
+        "agrees",
+        "agrees, clear",
+        "",
+    ]
+    [sentence, *_] = conclusion(found, table)
+    assert "the interval holds 0 in 2 (no difference shown)" in sentence
+
+
+def test_table_of_a_sweep() -> None:
+    found = collection(
+        {
+            "worse": {0: 0.30, 1: 0.32, 2: 0.31},
+            "better": {0: 0.70, 1: 0.71, 2: 0.72},
+            "unpublished": {0: 0.5},
+            "not run": {},
+            "all": {0: 0.50, 1: 0.52, 2: 0.51},
+        },
+        {"worse": 11, "better": 55, "all": 60},
+    )
+    rows = {row.name: row for row in make_table(found)}
+    worse = rows["worse"].difference
+    assert worse is not None
+    assert worse.mean == pytest.approx(-20)
+    assert rows["worse"].paper_difference == -49
+    assert [row.sign for row in rows.values()] == ["agrees", "differs", "", "", ""]
+    assert rows["not run"].score is None
+    assert rows["all"].difference is None
+    text = markdown(found, list(rows.values()))
+    assert (
+        "| worse | 3 | 31.0 [28.5, 33.5] | -20.0 [-20.0, -20.0] | 11 | -49 | agrees, clear |"
+        in (text)
+    )
+    assert "| not run | 0 |  |  |  |  |  |" in text
+    assert "| **all** | **3** | **51.0 [48.5, 53.5]** |  | **60** |  |  |" in text
+    assert "in 1 of 2 rows, beyond the interval in 1 of them; it has the other sign" in text
+    lines = list(csv.DictReader(io.StringIO(as_csv(list(rows.values())))))
+    assert float(lines[0]["difference"]) == pytest.approx(-20)
+    assert (lines[0]["sign"], lines[0]["beyond_interval"]) == ("agrees", "true")
+    assert (lines[2]["paper_score"], lines[3]["score"]) == ("", "")
+
+
+def test_without_a_full_system_there_is_no_comparison() -> None:
+    found = collection({"a": {0: 0.4}, "b|c": {0: 0.5}}, {}, full=None)
+    text = markdown(found, make_table(found))
+    assert text.startswith("| row | seeds | score, % |\n|---|---:|---:|\n| a | 1 | 40.0 |\n| b/c |")
+
+
+def test_what_is_missing_is_said_and_html_is_escaped() -> None:
+    found = Collection("<t>", [RowInfo("a<b")], [], None, missing=["a<b/0 (failed)"])
+    table = make_table(found)
+    assert "Not in the table: a<b/0 (failed)." in conclusion(found, table)
+    html = page(found, table, {})
+    assert "<td>a&lt;b</td>" in html
+    assert "<title>&lt;t&gt;</title>" in html
+
+
+def test_the_synthetic_ablation_agrees_with_the_paper() -> None:
+    found = ablation()
+    signs = {row.name: row.sign for row in make_table(found)}
+    assert set(signs.values()) == {"agrees", ""}
+    assert sum(sign == "agrees" for sign in signs.values()) == 10

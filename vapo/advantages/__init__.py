@@ -1,0 +1,1 @@
+"""Advantages and value targets of a rollout batch."""

@@ -1,0 +1,177 @@
+"""The advantage stage: rewards and values of a rollout batch to advantages and value targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.config import Hyperparameters
+from vapo.config.schema import AlgorithmConfig
+from vapo.functional.advantages import (
+    decoupled_gae,
+    length_adaptive_lambda,
+    monte_carlo_returns,
+    whiten,
+)
+from vapo.functional.baselines import (
+    correct_only_advantages,
+    greedy_baseline_advantages,
+    group_mean_advantages,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    whitened_group_mean_advantages,
+)
+from vapo.functional.losses import kl_penalty
+from vapo.functional.masking import place_at_last_token, zero_outside
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import RolloutBatch
+
+
+def token_rewards(batch: RolloutBatch, algorithm: AlgorithmConfig) -> Float[Tensor, "B T"]:
+    """The response's reward on its last sampled token, less the KL penalty if it goes there.
+
+    Reference log-probs are there only while the policy is trained; before that the policy is
+    the reference, and the penalty 0.
+    """
+    rewards = place_at_last_token(batch.rewards, batch.response_mask)
+    if algorithm.kl.placement == "reward" and batch.ref_logprobs is not None:
+        assert batch.old_logprobs is not None
+        penalty = kl_penalty(
+            batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
+        )
+        rewards = rewards - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
+    return rewards
+
+
+def policy_lambda(
+    batch: RolloutBatch, hyperparameters: Hyperparameters
+) -> float | Float[Tensor, "B 1"]:
+    """The policy's lambda: one constant, or one number a response."""
+    if hyperparameters.alpha is None:
+        return hyperparameters.lambda_policy
+    return length_adaptive_lambda(batch.response_lengths, alpha=hyperparameters.alpha)
+
+
+def set_monte_carlo_targets(batch: RolloutBatch, gamma: float) -> None:
+    """Value pretraining: the value targets are the Monte-Carlo returns of the fixed policy."""
+    assert batch.token_rewards is not None
+    batch.value_targets = monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
+
+
+class Estimate(NamedTuple):
+    """What an estimator says. Rows that are not `kept` (None: all are) carry no loss."""
+
+    advantages: Float[Tensor, "B T"]
+    value_targets: Float[Tensor, "B T"] | None = None
+    kept: Bool[Tensor, " B"] | None = None
+
+
+Estimator = Callable[[RolloutBatch, Hyperparameters], Estimate]
+
+
+def gae(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """PPO, VC-PPO, VAPO: the only one with values."""
+    assert batch.token_rewards is not None
+    assert batch.old_values is not None
+    hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
+    advantages, value_targets = decoupled_gae(
+        batch.token_rewards,
+        batch.old_values,
+        batch.response_mask,
+        gamma=hp.gamma,
+        lambda_policy=lambda_policy,
+        lambda_critic=lambda_policy if hp.lambda_critic is None else hp.lambda_critic,
+    )
+    return Estimate(advantages, value_targets)
+
+
+def group_relative(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """GRPO, DAPO."""
+    rewards = response_rewards(batch)
+    return on_every_token(batch, group_relative_advantages(rewards, group_size=batch.group_size))
+
+
+def group_mean(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """Dr.GRPO."""
+    rewards = response_rewards(batch)
+    return on_every_token(batch, group_mean_advantages(rewards, group_size=batch.group_size))
+
+
+def group_mean_whitened(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """REINFORCE++-baseline."""
+    return on_every_token(
+        batch,
+        whitened_group_mean_advantages(
+            response_rewards(batch), group_size=batch.group_size, reduce=sum_over_ranks
+        ),
+    )
+
+
+def leave_one_out(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """RLOO."""
+    rewards = response_rewards(batch)
+    return on_every_token(batch, leave_one_out_advantages(rewards, group_size=batch.group_size))
+
+
+def reward_to_go(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """REINFORCE++; its baseline is the batch's mean, taken by whitening."""
+    assert batch.token_rewards is not None
+    gamma = hyperparameters.gamma
+    return Estimate(monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma))
+
+
+def greedy_baseline(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """ReMax."""
+    assert batch.baseline_rewards is not None
+    return on_every_token(
+        batch, greedy_baseline_advantages(response_rewards(batch), batch.baseline_rewards)
+    )
+
+
+def correct_only(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+    """RAFT."""
+    estimate = on_every_token(batch, correct_only_advantages(batch.is_correct))
+    return estimate._replace(kept=batch.is_correct)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": gae,
+    "group_relative": group_relative,
+    "group_mean": group_mean,
+    "group_mean_whitened": group_mean_whitened,
+    "leave_one_out": leave_one_out,
+    "reward_to_go": reward_to_go,
+    "greedy_baseline": greedy_baseline,
+    "correct_only": correct_only,
+}
+
+
+def response_rewards(batch: RolloutBatch) -> Float[Tensor, " B"]:
+    """The whole response's reward, the KL penalty of all its tokens included."""
+    assert batch.token_rewards is not None
+    return batch.token_rewards.sum(dim=1)
+
+
+def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
+    """One number a response is the advantage of each of its tokens."""
+    return Estimate(per_response[:, None] * batch.response_mask)
+
+
+def set_advantages(
+    batch: RolloutBatch, hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
+) -> None:
+    """Fill `raw_advantages`, `advantages`, and `value_targets` where a critic is trained.
+
+    Rows that the estimator does not keep lose their loss.
+    """
+    estimate = ESTIMATORS[algorithm.advantage_estimator](batch, hyperparameters)
+    batch.raw_advantages = batch.advantages = estimate.advantages
+    batch.value_targets = estimate.value_targets
+    if algorithm.whiten_advantages:
+        batch.advantages = whiten(batch.advantages, batch.response_mask, reduce=sum_over_ranks)
+    if estimate.kept is not None:
+        loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
+        batch.loss_mask = loss_mask & estimate.kept[:, None]

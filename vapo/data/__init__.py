@@ -1,1 +1,0 @@
-"""From files, data sets and generators to rows and training prompts."""

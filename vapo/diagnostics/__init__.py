@@ -1,0 +1,1 @@
+"""What is measured and drawn of an iteration, and what watches it."""

@@ -1,0 +1,91 @@
+"""What is logged of a rollout batch, over all ranks. Estimators and units: docs/metrics.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vapo.advantages.estimators import policy_lambda
+from vapo.advantages.mismatch import mismatch_metrics
+from vapo.config import Hyperparameters
+from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.metrics import explained_variance
+from vapo.system.distributed import gather_over_ranks, sum_over_ranks
+from vapo.types import FinishReason, RolloutBatch
+
+
+def iteration_metrics(batch: RolloutBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
+    """Rewards, lengths, value and advantage statistics of one iteration, before its update."""
+    metrics = response_metrics(batch)
+    metrics |= mismatch_metrics(batch)
+    metrics |= value_metrics(batch, hyperparameters.gamma)
+    if batch.raw_advantages is not None:
+        metrics["advantage/mean"], metrics["advantage/std"] = mean_and_std(
+            batch.raw_advantages, batch.response_mask
+        )
+        if batch.value_targets is not None:
+            lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).reshape(-1)
+            lambdas = gather_over_ranks(lambdas)
+            metrics["advantage/lambda_policy_mean"] = float(lambdas.mean())
+            metrics["advantage/lambda_policy_min"] = float(lambdas.min())
+            metrics["advantage/lambda_policy_max"] = float(lambdas.max())
+    return metrics
+
+
+def response_metrics(batch: RolloutBatch) -> dict[str, float]:
+    truncated = [rollout.finish_reason is FinishReason.LENGTH for rollout in batch.rollouts]
+    failed = [verdict.failure is not None for verdict in batch.verdicts]
+    columns = torch.stack(
+        [
+            batch.rewards.double(),
+            batch.is_correct.double(),
+            batch.response_lengths.double(),
+            torch.tensor(truncated).double(),
+            torch.tensor(failed).double(),
+            torch.tensor([len(r.prompt.prompt_ids) for r in batch.rollouts]).double(),
+        ],
+        dim=1,
+    )
+    reward, correct, lengths, truncation, failures, prompts = gather_over_ranks(columns).unbind(1)
+    return {
+        "rollout/reward_mean": float(reward.mean()),
+        "rollout/accuracy": float(correct.mean()),
+        "rollout/response_length_mean": float(lengths.mean()),
+        "rollout/response_length_min": float(lengths.min()),
+        "rollout/response_length_p50": float(lengths.quantile(0.5)),
+        "rollout/response_length_p90": float(lengths.quantile(0.9)),
+        "rollout/response_length_max": float(lengths.max()),
+        "rollout/truncation_rate": float(truncation.mean()),
+        "rollout/verifier_failures": float(failures.sum()),
+        "rollout/num_tokens": float(lengths.sum()),
+        "rollout/num_prompt_tokens": float(prompts.sum()),
+    }
+
+
+def value_metrics(batch: RolloutBatch, gamma: float) -> dict[str, float]:
+    """Old values against Monte-Carlo returns, whatever the lambda of the value targets."""
+    if batch.old_values is None:
+        return {}
+    assert batch.token_rewards is not None
+    mask, values = batch.response_mask, batch.old_values
+    returns = monte_carlo_returns(batch.token_rewards, mask, gamma=gamma)
+    rows, last = torch.arange(len(batch)), batch.response_lengths - 1
+    ends = gather_over_ranks(torch.stack([values[:, 0], values[rows, last]], dim=1))
+    mean, _ = mean_and_std(values, mask)
+    return {
+        "critic/explained_variance": float(
+            explained_variance(values, returns, mask, reduce=sum_over_ranks)
+        ),
+        "critic/value_mean": mean,
+        "critic/value_first_token_mean": float(ends[:, 0].mean()),
+        "critic/value_last_token_mean": float(ends[:, 1].mean()),
+    }
+
+
+def mean_and_std(values: Tensor, mask: Tensor) -> tuple[float, float]:
+    """Mean and population standard deviation over the True tokens of all ranks."""
+    kept = torch.where(mask, values, 0.0).double()
+    count, total = sum_over_ranks(torch.stack([mask.sum().double(), kept.sum()])).tolist()
+    mean = total / count
+    squares = torch.where(mask, (kept - mean) ** 2, 0.0).sum()
+    return mean, (float(sum_over_ranks(squares)) / count) ** 0.5

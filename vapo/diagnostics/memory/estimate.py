@@ -1,0 +1,301 @@
+"""The memory that a config needs on each GPU, stage by stage, before anything is loaded.
+
+Parameters are counted on the networks themselves and passes are run on fake tensors
+(`memory_passes`); what sharding divides and gathers is worked out here. Lengths are the worst
+that the config allows: every prompt and response as long as it may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformers import PreTrainedConfig
+
+from vapo.config import FitConfig, resolve
+from vapo.config.schema import ActorConfig, CriticConfig
+from vapo.diagnostics.memory.passes import NetworkPasses, NetworkShape, Parameters, PassMemory
+from vapo.errors import UserError
+
+GIB = 2**30
+_BYTES = {"float32": 4, "bfloat16": 2}
+_SPARE_COLUMNS = 64  # room that the sampler's cache grows by
+_PREFILL_TOKENS = 16_384  # of one prefill forward of the sampler
+
+Bytes = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by stage and part; `parameters` by network; `host` what a process keeps there."""
+
+    stages: dict[str, Bytes]
+    parameters: dict[str, int]
+    num_processes: int
+    host: Bytes = field(default_factory=dict)
+
+    @property
+    def peak(self) -> float:
+        return max(sum(parts.values()) for parts in self.stages.values())
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A micro-batch in the worst case."""
+
+    rows: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True)
+class _Network:
+    """One network: its size in bytes per GPU, and its passes."""
+
+    name: str
+    passes: NetworkPasses
+    parameter_bytes: int
+    compute_bytes: int
+    reduce_bytes: int
+    ranks: int
+    is_sharded: bool
+    is_offloaded: bool
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.passes.parameters
+
+    @property
+    def weights(self) -> float:
+        return self.parameters.total * self.parameter_bytes / self.ranks
+
+    @property
+    def root_gathered(self) -> float:
+        """Embedding, head and last norm, which stay whole between a forward and its backward."""
+        return self.parameters.root * self.compute_bytes if self.is_sharded else 0.0
+
+    @property
+    def layers_gathered(self) -> float:
+        """The layer that computes, and the next one, fetched ahead; offloaded, its shard too."""
+        if not self.is_sharded:
+            return 0.0
+        shard = self.parameters.layer * self.parameter_bytes / self.ranks
+        return 2 * self.parameters.layer * self.compute_bytes + shard * self.is_offloaded
+
+    @property
+    def whole_gradients(self) -> float:
+        return self.parameters.total * self.reduce_bytes
+
+    def reducing(self, activations: float) -> float:
+        """Whole gradients on their way to their shards, beyond the activations of the time.
+
+        A layer's go while the activations of those below are kept; the root's go last.
+        """
+        if not self.is_sharded:
+            return 0.0
+        p = self.parameters
+        early = (p.root + p.layer) * self.compute_bytes + p.layer * self.reduce_bytes
+        late = p.root * (self.compute_bytes + self.reduce_bytes) - activations
+        return max(early, late)
+
+
+def estimate_memory(
+    config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
+) -> Estimate:
+    """The estimate of a config; the model configs are those that its paths name."""
+    networks = [_network("actor", config.actor, actor, config)]
+    if critic is not None:
+        networks.append(_network("critic", config.critic, critic, config))
+    has_reference = config.algorithm.kl.coef > 0
+    resting: Bytes = {f"{n.name} weights": n.weights for n in networks}
+    if has_reference:
+        resting["reference weights"] = networks[0].weights
+    resting["optimizer states"] = sum(2 * n.weights for n in networks)
+    host: Bytes = {}
+    if config.trainer.cpu_offload:
+        host, resting = resting | {"gradients": sum(n.weights for n in networks)}, {}
+    if config.checkpoints.save_in_background:
+        host |= _checkpoint_copy(networks, config)
+    if config.rollouts.engine == "vllm":
+        sampling = _vllm(networks[0], config)
+        if config.rollouts.vllm.sleep_level == 0:
+            resting |= sampling
+    else:
+        sampling = _sampling(networks[0], config)
+    stages = {
+        "sampling": resting | sampling,
+        "log-probs": resting | _log_probs(networks, config, has_reference),
+    }
+    for network in networks:
+        stages[f"{network.name} update"] = resting | _update(network, networks, config)
+    stages["optimizer step"] = resting | _optimizer_step(networks, config)
+    parameters = {n.name: n.parameters.total for n in networks}
+    return Estimate(stages, parameters, num_processes(config), host)
+
+
+def num_processes(config: FitConfig) -> int:
+    return config.trainer.devices * config.trainer.num_nodes
+
+
+def _network(
+    name: Literal["actor", "critic"],
+    options: ActorConfig | CriticConfig,
+    model: PreTrainedConfig,
+    config: FitConfig,
+) -> _Network:
+    is_sharded = config.trainer.strategy == "fsdp"
+    is_mixed = config.trainer.precision == "bf16-mixed"
+    dtype = "bfloat16" if is_sharded and is_mixed else options.dtype
+    shape = NetworkShape(
+        kind="causal_lm" if name == "actor" else "value_model",
+        config=model,
+        dtype=dtype,
+        attn_implementation=options.attn_implementation,
+        gradient_checkpointing=options.gradient_checkpointing,
+        autocast=is_mixed and not is_sharded,
+    )
+    return _Network(
+        name,
+        NetworkPasses(shape),
+        parameter_bytes=_BYTES[options.dtype],
+        compute_bytes=_BYTES[dtype],
+        reduce_bytes=4 if is_mixed else _BYTES[options.dtype],
+        ranks=num_processes(config),
+        is_sharded=is_sharded,
+        is_offloaded=config.trainer.cpu_offload,
+    )
+
+
+def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
+    """Weights and two moments: of the shards, or, where one process writes one file, of all."""
+    written = sum(3 * n.weights for n in networks)
+    if config.trainer.sharded_checkpoints or num_processes(config) == 1:
+        return {"copy of a checkpoint": written}
+    return {"copy of a checkpoint, first process only": written * num_processes(config)}
+
+
+# ---- the worst lengths ------------------------------------------------------------------------
+
+
+def worst_microbatch(config: FitConfig, num_rows: int) -> Lengths:
+    """The most tokens that one forward of `num_rows` responses of a process may have."""
+    prompt, response = config.data.max_prompt_tokens, config.rollouts.max_response_tokens
+    longest, budget = prompt + response, config.training.microbatch_tokens
+    if num_rows * longest <= budget or budget <= longest:
+        return Lengths(num_rows if num_rows * longest <= budget else 1, prompt, response)
+    rows = math.ceil(budget / longest)
+    width = budget // rows
+    short_prompt = max(prompt * width // longest, 1)
+    return Lengths(rows, short_prompt, width - short_prompt)
+
+
+def _local_rollouts(config: FitConfig) -> int:
+    numbers = resolve(config)
+    return numbers.num_prompts * numbers.group_size // num_processes(config)
+
+
+def _local_minibatch(config: FitConfig) -> int:
+    size = config.training.minibatch_size
+    return _local_rollouts(config) if size is None else size // num_processes(config)
+
+
+# ---- stages -----------------------------------------------------------------------------------
+
+
+def _sampling(actor: _Network, config: FitConfig) -> Bytes:
+    """The cache at its widest, twice while rows are moved together; one decoding step."""
+    rollouts, evaluation = config.rollouts, config.evaluation
+    heldout = config.data.heldout
+    num_prompts = evaluation.num_prompts or (
+        heldout.num_examples if heldout and heldout.num_examples else config.data.heldout_size
+    )
+    wanted = max(_local_rollouts(config), num_prompts * evaluation.k // num_processes(config))
+    rows = max(min(rollouts.max_concurrent_sequences, wanted), 1)
+    prompt = config.data.max_prompt_tokens
+    response = max(rollouts.max_response_tokens, evaluation.max_response_tokens or 0)
+    prompts = max(min(rows, _PREFILL_TOKENS // prompt), 1)
+    prefill = actor.passes.prefill(rows=prompts, prompt_tokens=prompt)
+    decode = actor.passes.decode(
+        rows=rows,
+        width=prompt + response + _SPARE_COLUMNS,
+        top_k=max(rollouts.top_k, evaluation.top_k),
+        top_p=min(rollouts.top_p, evaluation.top_p),
+    )
+    whole_actor = actor.parameters.total * actor.compute_bytes if actor.is_sharded else 0.0
+    return {
+        "gathered weights": whole_actor,
+        "KV cache": decode.kept,
+        "KV cache, second copy": decode.kept,
+        "logits, temporaries": max(prefill.peak, decode.peak),
+    }
+
+
+def _vllm(actor: _Network, config: FitConfig) -> Bytes:
+    """A colocated engine while it is awake: the actor's weights once more and its KV cache."""
+    options = config.rollouts.vllm
+    if options.mode == "server":
+        return {}
+    if options.kv_cache_memory_bytes is None:
+        raise UserError(
+            "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "
+            "rollouts.vllm.gpu_memory_utilization leaves of the GPU: set it to estimate this config"
+        )
+    dtype = options.dtype_name(config.trainer.precision, config.actor.dtype)
+    return {
+        "vLLM weights": actor.parameters.total * _BYTES[dtype] / options.tensor_parallel_size,
+        "vLLM KV cache": float(options.kv_cache_memory_bytes),
+    }
+
+
+def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool) -> Bytes:
+    """Forwards without gradients, one network after the other; gathered roots stay."""
+    lengths = worst_microbatch(config, _local_rollouts(config))
+    roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
+    forward = max(_pass(n.passes.evaluation, lengths).peak + n.layers_gathered for n in networks)
+    layers = max(n.layers_gathered for n in networks)
+    return {"gathered weights": roots + layers, "logits, temporaries": forward - layers}
+
+
+def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
+    """Forward and backward of a micro-batch, beside the gradients of those before it."""
+    lengths = worst_microbatch(config, _local_minibatch(config))
+    memory = _pass(network.passes.update, lengths)
+    others = [n for n in networks if n is not network]
+    roots = sum(n.root_gathered for n in others)
+    autocast_copies = sum(2 * n.parameters.total for n in others if n.passes.shape.autocast)
+    return {
+        "gradients": _gradients(networks, config),
+        "gathered weights": network.root_gathered + network.layers_gathered + roots,
+        "gradients in reduction": network.reducing(memory.peak),
+        "activations": memory.kept + autocast_copies,
+        "logits, temporaries": memory.peak - memory.kept,
+    }
+
+
+def _gradients(networks: list[_Network], config: FitConfig) -> float:
+    """Of both networks; whole ones where they are not reduced before the last micro-batch."""
+    lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
+    several = _local_minibatch(config) * lengths > config.training.microbatch_tokens
+    accumulates = networks[0].is_sharded and several and not config.trainer.reduce_every_microbatch
+    if accumulates:
+        return sum(n.whole_gradients for n in networks)
+    return 0.0 if config.trainer.cpu_offload else sum(n.weights for n in networks)
+
+
+def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
+    """AdamW on a GPU steps all parameters of a network at once, with a copy of one state."""
+    if config.trainer.cpu_offload:
+        return {}  # it steps on the host, one parameter after the other
+    on_cpu = config.trainer.accelerator == "cpu"
+    temporaries = 0.0 if on_cpu else max(n.weights for n in networks)
+    return {"gradients": sum(n.weights for n in networks), "logits, temporaries": temporaries}
+
+
+def _pass(run: Callable[..., PassMemory], lengths: Lengths) -> PassMemory:
+    return run(
+        rows=lengths.rows,
+        prompt_tokens=lengths.prompt_tokens,
+        response_tokens=lengths.response_tokens,
+    )

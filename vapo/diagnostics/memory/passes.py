@@ -1,0 +1,265 @@
+"""What single passes of a network need, found by running this package's own code on fake tensors.
+
+A fake tensor has a shape, a dtype and no memory, so a 32B network runs here as a small one.
+Activation checkpointing, attention kernels and the chunked log-probs count as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import DynamicCache, PreTrainedConfig
+
+from vapo.diagnostics.memory.tracking import MemoryTracker
+from vapo.networks.actor import Actor
+from vapo.networks.build import enable_gradient_checkpointing
+from vapo.networks.critic import Critic
+from vapo.networks.meta_device import Kind, model_of_config
+from vapo.networks.token_inputs import TokenInputs, token_inputs
+from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """A network to count: `dtype` is that of its parameters while it computes."""
+
+    kind: Kind
+    config: PreTrainedConfig
+    dtype: str
+    attn_implementation: str
+    gradient_checkpointing: bool
+    autocast: bool
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers."""
+
+    total: int
+    layer: int
+    root: int
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes: `kept` from forward to backward, `peak` the most at any time, `kept` included."""
+
+    kept: int
+    peak: int
+
+
+class NetworkPasses:
+    """The passes of a whole network, extrapolated from those of its first two and four layers.
+
+    Layers of one kind keep the same bytes each, so a pass grows by the same bytes with every
+    layer. A network whose layers differ is run whole.
+    """
+
+    def __init__(self, shape: NetworkShape) -> None:
+        self.shape = shape
+        self.num_layers = int(shape.config.get_text_config().num_hidden_layers)
+        layers, total = self._layers()
+        self.parameters = Parameters(total, max(layers), total - sum(layers))
+        is_uniform = len(set(layers)) == 1
+        few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
+        self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
+
+    def _layers(self) -> tuple[list[int], int]:
+        """Parameters of every decoder layer, and of the whole."""
+        shape = self.shape
+        model = model_of_config(
+            shape.kind,
+            copy.deepcopy(shape.config),
+            path=str(shape.config.name_or_path),
+            dtype=shape.dtype,
+            attn_implementation="auto",
+        )
+        layers = model.get_submodule("model.layers").children()
+        counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+        return counts, sum(p.numel() for p in model.parameters())
+
+    def _run(self, run: Callable[[FakeNetwork], PassMemory]) -> PassMemory:
+        found = [run(network) for network in self._networks]
+        if len(found) == 1:
+            return found[0]
+        two, four = found
+        more = self.num_layers - 4
+        return PassMemory(
+            four.kept + (four.kept - two.kept) * more // 2,
+            four.peak + (four.peak - two.peak) * more // 2,
+        )
+
+    def update(self, **lengths: int) -> PassMemory:
+        return self._run(lambda network: network.update(**lengths))
+
+    def evaluation(self, **lengths: int) -> PassMemory:
+        return self._run(lambda network: network.evaluation(**lengths))
+
+    def prefill(self, **lengths: int) -> PassMemory:
+        return self._run(lambda network: network.prefill(**lengths))
+
+    def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
+        return self._run(
+            lambda network: network.decode(rows=rows, width=width, top_k=top_k, top_p=top_p)
+        )
+
+
+def _cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
+    config = copy.deepcopy(shape.config)
+    text = config.get_text_config()
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:num_layers]
+    text.num_hidden_layers = num_layers
+    return replace(shape, config=config)
+
+
+class FakeNetwork:
+    """An actor or critic of fake tensors."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        self.shape = shape
+        self.mode = FakeTensorMode()
+        is_flash = shape.attn_implementation == "flash_attention_2"
+        with self.mode:
+            model = model_of_config(
+                shape.kind,
+                shape.config,
+                path=str(shape.config.name_or_path),
+                dtype=shape.dtype,
+                attn_implementation="sdpa" if is_flash else shape.attn_implementation,
+                device="cpu",
+            )
+        self.network = Actor(model) if shape.kind == "causal_lm" else Critic(model)
+        if is_flash:  # it runs on no CPU; like SDPA without a mask, it keeps no scores
+            model.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
+        if shape.gradient_checkpointing:
+            enable_gradient_checkpointing(self.network, "model")
+        self.network.train()
+
+    def update(self, *, rows: int, prompt_tokens: int, response_tokens: int) -> PassMemory:
+        """Forward and backward of one micro-batch; gradients are not counted once they are done."""
+        hooks = [p.register_post_accumulate_grad_hook(_drop_grad) for p in self._trained()]
+        with self._tracked() as tracker, self._autocast():
+            total = self._forward(rows, prompt_tokens, response_tokens)
+            kept = tracker.live
+            total.backward()
+            del total
+        for hook in hooks:
+            hook.remove()
+        return PassMemory(kept, tracker.peak)
+
+    def evaluation(self, *, rows: int, prompt_tokens: int, response_tokens: int) -> PassMemory:
+        """A forward without gradients, as for old log-probs and values."""
+        with self._tracked() as tracker, torch.no_grad(), self._autocast():
+            self._forward(rows, prompt_tokens, response_tokens)
+        return PassMemory(0, tracker.peak)
+
+    def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
+        """The sampler's forward over prompts; `kept` is their part of the cache."""
+        with self._tracked() as tracker, self._no_autocast_eval():
+            cache, _ = self._run(rows, prompt_tokens, cache=DynamicCache(config=self.shape.config))
+            kept = sum(k.nbytes + v.nbytes for k, v in _cached(cache))
+        return PassMemory(kept, tracker.peak)
+
+    def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
+        """One token for every row, over a cache that is `width` wide; `kept` is that cache."""
+        with self.mode, self._no_autocast_eval():
+            cache, _ = self._run(rows, 1, cache=DynamicCache(config=self.shape.config))
+            kept = 0
+            layers: list[Any] = cache.layers
+            for layer, (keys, values) in zip(layers, _cached(cache), strict=True):
+                whole = [
+                    torch.empty(*t.shape[:2], width, t.shape[3], dtype=t.dtype)
+                    for t in (keys, values)
+                ]
+                kept += sum(t.nbytes for t in whole)
+                layer.keys, layer.values = (t[:, :, : width - 1] for t in whole)
+                # the sampler's cache writes in place, where DynamicCache would copy
+                layer.update = functools.partial(_in_place, whole)
+        with self._tracked() as tracker, self._no_autocast_eval():
+            _, logits = self._run(rows, 1, cache=cache, width=width)
+            logprobs = filtered_logprobs(logits[:, -1], temperature=1.0, top_k=top_k, top_p=top_p)
+            inverse_cdf(logprobs, torch.empty(rows, dtype=torch.double))
+        return PassMemory(kept, tracker.peak)
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def _trained(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.network.parameters() if p.requires_grad)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[MemoryTracker]:
+        tracker = MemoryTracker()
+        tracker.ignore(*self.network.parameters(), *self.network.buffers())
+        with self.mode, tracker:
+            yield tracker
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16) if self.shape.autocast else nullcontext()
+
+    @contextmanager
+    def _no_autocast_eval(self) -> Iterator[None]:
+        self.network.eval()
+        with torch.no_grad():
+            yield
+        self.network.train()
+
+    def _forward(self, rows: int, prompt_tokens: int, response_tokens: int) -> Tensor:
+        inputs = self._inputs(rows, prompt_tokens, response_tokens)
+        if isinstance(self.network, Critic):
+            return self.network(inputs).sum()
+        logprobs, entropy = self.network(inputs, temperature=1.0)
+        return logprobs.sum() + entropy.sum()
+
+    def _inputs(self, rows: int, prompt_tokens: int, response_tokens: int) -> TokenInputs:
+        from torch.utils._mode_utils import no_dispatch
+
+        with no_dispatch():
+            real = token_inputs([([0] * prompt_tokens, [0] * response_tokens)] * rows, pad_id=0)
+        fakes: dict[str, Any] = {
+            f.name: self.mode.from_tensor(value)
+            for f in fields(real)
+            if isinstance(value := getattr(real, f.name), Tensor)
+        }
+        return replace(real, **fakes)
+
+    def _run(
+        self, rows: int, num_tokens: int, *, cache: DynamicCache, width: int | None = None
+    ) -> tuple[DynamicCache, Tensor]:
+        mask = None
+        if width is not None:
+            mask = torch.ones(rows, width, dtype=torch.long)
+        logits = self.network.model(
+            input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
+            attention_mask=mask,
+            position_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return cache, logits
+
+
+def _in_place(whole: list[Tensor], *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return whole[0], whole[1]
+
+
+def _without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, {**kwargs, "attention_mask": None}
+
+
+def _drop_grad(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _cached(cache: DynamicCache) -> Iterator[tuple[Tensor, Tensor]]:
+    layers: list[Any] = cache.layers
+    return ((layer.keys, layer.values) for layer in layers)

@@ -1,0 +1,161 @@
+"""Values, advantages and the reward's weight against token position (VC-PPO, figures 2 and 3).
+
+And the values' calibration: what responses achieved, by what the critic had predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.advantages.estimators import policy_lambda
+from vapo.config import Hyperparameters
+from vapo.evaluation import t_quantile
+from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.metrics import (
+    PositionProfile,
+    calibration,
+    explained_variance_by_position,
+    mean_by_position,
+)
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.types import RolloutBatch
+
+_MAX_BINS = 64
+_CALIBRATION_BINS = 12
+_MIN_PROMPTS = 4
+Profile = dict[str, list[Any]]
+
+
+def position_profile(
+    batch: RolloutBatch, hyperparameters: Hyperparameters, *, max_response_tokens: int
+) -> Profile:
+    """Columns of a table with one row for each bin of token positions that has tokens.
+
+    `position` is the bin's first; value, Monte-Carlo return, advantage and reward weight are
+    means over the bin's tokens of all ranks. The advantage is before whitening, which would take
+    away the mean over all positions, and with it the bias of a critic; explained variance is that
+    of the bin's tokens, None where their returns are equal. Quantities that the phase or the
+    system lacks are left out. Every rank must call this.
+    """
+    bin_tokens = math.ceil(max_response_tokens / _MAX_BINS)
+    num_bins = math.ceil(max_response_tokens / bin_tokens)
+    returns = achieved_returns(batch, hyperparameters.gamma)
+
+    def profile(x: Float[Tensor, "B T"]) -> PositionProfile:
+        return mean_by_position(
+            x,
+            batch.response_mask,
+            bin_tokens=bin_tokens,
+            num_bins=num_bins,
+            reduce=sum_over_ranks,
+        )
+
+    found: dict[str, Tensor] = {}
+    if batch.old_values is not None:
+        found["value"] = batch.old_values
+        found["return"] = returns
+        found["reward_weight"] = reward_weight(batch, hyperparameters)
+    if batch.raw_advantages is not None:
+        found["advantage"] = batch.raw_advantages
+    if not found:
+        return {}
+    profiles = {name: profile(x) for name, x in found.items()}
+    num_tokens = next(iter(profiles.values())).num_tokens
+    used = num_tokens > 0
+    columns: Profile = {
+        "position": (torch.arange(num_bins) * bin_tokens)[used].tolist(),
+        "num_tokens": num_tokens[used].tolist(),
+    }
+    for name, one in profiles.items():
+        columns[f"{name}_mean"] = one.mean[used].tolist()
+        columns[f"{name}_std"] = one.std[used].tolist()
+    if batch.old_values is not None:
+        explained = explained_variance_by_position(
+            batch.old_values,
+            returns,
+            batch.response_mask,
+            bin_tokens=bin_tokens,
+            num_bins=num_bins,
+            reduce=sum_over_ranks,
+        )
+        columns["explained_variance"] = [_or_none(x) for x in explained[used].tolist()]
+    return columns
+
+
+def value_calibration(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Profile:
+    """Columns of a table with one row for each bin of predicted values that has tokens.
+
+    Bins of equal width from the lowest to the highest value of all ranks. `num_correct_tokens`
+    are those of responses that are correct. The 95 % interval of `return_mean` takes the
+    responses to one prompt as one draw; None where fewer than four prompts have a token in the
+    bin. Empty without a critic. Every rank must call this.
+    """
+    values, mask = batch.old_values, batch.response_mask
+    if values is None:
+        return {}
+    returns = achieved_returns(batch, hyperparameters.gamma)
+    ends = max_over_ranks(torch.stack([-values[mask].min(), values[mask].max()]))
+    edges = torch.linspace(-float(ends[0]), float(ends[1]), _CALIBRATION_BINS + 1).double()
+
+    found, correct = (
+        calibration(
+            values,
+            returns,
+            tokens,
+            edges=edges,
+            cluster_size=batch.group_size,
+            reduce=sum_over_ranks,
+        )
+        for tokens in (mask, mask & batch.is_correct[:, None])
+    )
+    used = found.num_tokens > 0
+    intervals = [
+        (mean - t_quantile(0.975, num - 1) * error, mean + t_quantile(0.975, num - 1) * error)
+        if num >= _MIN_PROMPTS
+        else (None, None)
+        for mean, error, num in zip(
+            found.mean_return[used].tolist(),
+            found.standard_error[used].tolist(),
+            found.num_clusters[used].tolist(),
+            strict=True,
+        )
+    ]
+    return {
+        "low": edges[:-1][used].tolist(),
+        "high": edges[1:][used].tolist(),
+        "num_tokens": found.num_tokens[used].tolist(),
+        "num_correct_tokens": correct.num_tokens[used].tolist(),
+        "num_prompts": found.num_clusters[used].tolist(),
+        "value_mean": found.mean_value[used].tolist(),
+        "return_mean": found.mean_return[used].tolist(),
+        "return_ci_low": [low for low, _ in intervals],
+        "return_ci_high": [high for _, high in intervals],
+    }
+
+
+def achieved_returns(batch: RolloutBatch, gamma: float) -> Float[Tensor, "B T"]:
+    """What each token's response still earned: the Monte-Carlo return, whatever lambda is."""
+    assert batch.token_rewards is not None
+    return monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
+
+
+def _or_none(x: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(x) else x
+
+
+def reward_weight(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
+    """(gamma * lambda_policy)^(T - t): how much of the final reward reaches token t at once.
+
+    T is the response's last token, whose weight is 1. What is missing comes through the values.
+    Source: VC-PPO 3.3.
+    """
+    steps_left = batch.response_mask.flip(1).cumsum(1).flip(1) - 1
+    lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float32)
+    decay = hyperparameters.gamma * lambdas
+    return torch.where(batch.response_mask, decay ** steps_left.clamp(min=0), 0.0)

@@ -1,0 +1,204 @@
+"""`vapo validate --value_page`: the page of a policy and a critic on held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.advantages.estimators import set_advantages, token_rewards
+from vapo.config import FitConfig, resolve
+from vapo.diagnostics.iteration_metrics import value_metrics
+from vapo.diagnostics.position_profiles import position_profile
+from vapo.diagnostics.value_page.about import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import PageContents, page_contents
+from vapo.diagnostics.value_page.rendering import render_page
+from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.errors import UserError
+from vapo.evaluation import EvaluationResult
+from vapo.networks.actor import Actor
+from vapo.networks.build import check_tokenizers, critic_path, make_actor, make_critic
+from vapo.networks.forward_passes import Readers, read_rollouts
+from vapo.networks.packed_attention import choose_packing
+from vapo.rollouts.bad_rows import CheckedBatch, check_batch
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.runs.atomic_files import write_whole
+from vapo.runs.checkpoints import Checkpoint
+from vapo.types import Phase, RolloutBatch
+
+
+def check_request(path: Path, config: FitConfig) -> None:
+    """Raises: UserError where the page could not be made or written, before anything is loaded."""
+    if path.suffix.lower() != ".html" or path.is_dir():
+        raise UserError(f"--value_page {path}: give the name of a file, as page.html")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    if config.algorithm.compares_groups and config.evaluation.k == 1:
+        raise UserError(
+            f"--value_page: algorithm.advantage_estimator {config.algorithm.advantage_estimator} "
+            "compares the responses to a prompt, and evaluation.k is 1: set it to 2 or more"
+        )
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"--value_page {path}: cannot be written ({error.strerror or error})")
+
+
+def load_readers(
+    config: FitConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: Checkpoint | None,
+    device: torch.device,
+) -> Readers:
+    """The policy with its critic, and the reference where the reward depends on it.
+
+    The critic is the checkpoint's, else the one that a run would start from.
+
+    Raises: UserError: there is no critic, or it does not fit.
+    """
+    critic, reference = None, None
+    if config.algorithm.has_critic:
+        check_tokenizers(config, tokenizer)
+        critic = make_critic(config, None)
+        if checkpoint is not None:
+            checkpoint.fill(critic.model, "critic", critic_path(config))
+    if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
+        reference = make_actor(config, None, trained=False)
+    actor = Actor(model)
+    models = [network.model for network in (actor, critic, reference) if network is not None]
+    return Readers(
+        actor=actor,
+        reference=reference,
+        critic=critic,
+        temperature=config.evaluation.temperature,
+        max_tokens=config.training.microbatch_tokens,
+        pad_id=int(tokenizer.pad_token_id),
+        packed=choose_packing(config.training.packing, models, device),
+        device=device,
+    )
+
+
+@dataclass(frozen=True)
+class HeldoutRollouts:
+    """The evaluation's rollouts with their advantages; `left_out` says which are missing."""
+
+    batch: RolloutBatch
+    left_out: str
+
+
+def read_heldout(
+    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, readers: Readers
+) -> HeldoutRollouts:
+    """What a policy iteration would make of the rollouts, up to its advantages.
+
+    Rewards are shaped by the training budget, as those that the critic learnt.
+
+    Raises: UserError where most of the numbers are not finite.
+    """
+    batch = make_rollout_batch(
+        result.rollouts,
+        result.verdicts,
+        group_size=config.evaluation.k,
+        rewards=config.rewards,
+        max_response_tokens=config.rollouts.max_response_tokens,
+    )
+    if baseline is not None:
+        batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
+    batch.old_entropy = torch.zeros(batch.response_mask.shape)
+    for network in (readers.actor, readers.reference, readers.critic):
+        if network is not None:
+            network.to(readers.device)
+    is_mixed = config.trainer.precision == "bf16-mixed"
+    with torch.autocast(readers.device.type, torch.bfloat16, enabled=is_mixed):
+        read_rollouts(batch, readers)
+    checked: CheckedBatch = check_batch(
+        batch, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
+    )
+    if checked.fault is not None:
+        raise UserError(f"--value_page: nothing to show: {checked.fault}")
+    batch, left_out = checked.batch, ""
+    if checked.num_left_out:
+        left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
+    batch.token_rewards = token_rewards(batch, config.algorithm)
+    set_advantages(batch, resolve(config), config.algorithm)
+    return HeldoutRollouts(batch, left_out)
+
+
+def write_page(
+    path: Path,
+    config: FitConfig,
+    rollouts: HeldoutRollouts,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: Path | None,
+) -> dict[str, float]:
+    """Write the file; the critic's metrics on these rollouts, empty without one."""
+    batch, hyperparameters = rollouts.batch, resolve(config)
+    budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
+    positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
+    contents = page_contents(batch, config, positions, iteration=0)
+    about = heldout_about(config, contents, rollouts, checkpoint)
+    page = render_page(contents, TokenText(tokenizer), about)
+    try:
+        write_whole(path, lambda aside: aside.write_text(page, encoding="utf-8"))
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    return value_metrics(batch, hyperparameters.gamma)
+
+
+def heldout_about(
+    config: FitConfig,
+    contents: PageContents,
+    rollouts: HeldoutRollouts,
+    checkpoint: Path | None,
+) -> dict[str, Any]:
+    """What the page says of itself, in place of a run and an iteration."""
+    sampling, k = config.evaluation, rollouts.batch.group_size
+    top_k = f", top_k {sampling.top_k}" if sampling.top_k else ""
+    facts = {
+        "prompts": f"{len(rollouts.batch) // k} held-out ones, {k} responses each",
+        "responses": responses_fact(contents),
+        "sampled at": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{top_k}",
+        "actor": str(checkpoint or config.actor.path),
+    }
+    if config.algorithm.has_critic:
+        facts["critic"] = str(checkpoint or critic_path(config))
+    name = config.actor.path
+    if checkpoint is not None:  # the run's folder, and its own
+        name = f"{checkpoint.parent.parent.name}/{checkpoint.name}"
+    return {
+        "title": f"{name}, held-out prompts",
+        "facts": facts | estimator_facts(config),
+        "notes": [*heldout_notes(config, rollouts), *notes(config, Phase.POLICY_OPTIMIZATION)],
+    }
+
+
+def heldout_notes(config: FitConfig, rollouts: HeldoutRollouts) -> Iterator[str]:
+    yield (
+        "Written by vapo validate: held-out prompts, and nothing was trained. Advantages are those "
+        "that a policy iteration would train on."
+    )
+    training, here = config.rollouts, config.evaluation
+    names = ("temperature", "top_p", "top_k")
+    differing = [name for name in names if getattr(training, name) != getattr(here, name)]
+    if differing and config.algorithm.has_critic:
+        settings = " ".join(f"evaluation.{name}={getattr(training, name):g}" for name in differing)
+        yield (
+            "These responses are not sampled as those that the critic learns from, so neither are "
+            f"their returns; {settings} makes them alike."
+        )
+    if here.top_p < 1 or here.top_k > 0:
+        yield "The engine gap has in it the probability that top_p or top_k cut off."
+    if rollouts.left_out:
+        yield rollouts.left_out

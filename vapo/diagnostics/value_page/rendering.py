@@ -1,0 +1,138 @@
+"""A page's contents as one HTML file that needs nothing else.
+
+The data is JSON in the page; `page.js` draws it, with text nodes only, so that no response can
+become markup. The Content-Security-Policy admits this script and no other, and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vapo.diagnostics.value_page.contents import PageContents, ShownGroup, ShownResponse
+from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
+from vapo.diagnostics.value_page.token_text import TokenText, visible
+
+_SCRIPTS = ("charts.js", "tokens.js", "page.js")
+_MAX_PROMPT_CHARS = 20_000
+_MAX_ANSWER_CHARS = 500
+
+
+def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
+    """The page's HTML. `about`: title, facts (name -> text) and notes, as the page shows them."""
+    style = _template("page.css")
+    script = "\n".join(_template(name) for name in _SCRIPTS)
+    data = json.dumps(page_data(contents, token_text, about), separators=(",", ":"))
+    for character in "<>&":  # in JSON they occur in strings only
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    page = _template("page.html")
+    parts = {
+        "title": html.escape(visible(str(about["title"]))),
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+        "style": style,
+        "data": data,
+        "script": script,
+    }
+    first, *rest = page.split("{{")  # one pass: no part is searched for places
+    return first + "".join(
+        parts[name] + text for name, text in (piece.split("}}", 1) for piece in rest)
+    )
+
+
+def page_data(
+    contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `page.js` reads. Columns: base64 of little-endian float32, or one constant number."""
+    responses = [response for group in contents.groups for response in group.responses]
+    names = {name for response in responses for name in response.columns}
+    ids = sorted({i for response in responses for i in response.token_ids})
+    tokens = {i: token_text.token(i) for i in ids}
+    return {
+        **about,
+        "measures": [
+            {**measure.describe(), "domain": domain(measure, _together(responses, measure))}
+            for measure in MEASURES
+            if measure.name in names
+        ],
+        "tokens": {str(i): token.text for i, token in tokens.items()},
+        "special": [i for i, token in tokens.items() if token.is_special],
+        "partial": {str(i): token.partial for i, token in tokens.items() if token.partial},
+        "groups": [group_data(group, token_text) for group in contents.groups],
+        "positions": contents.positions,
+        "calibration": contents.calibration,
+    }
+
+
+def group_data(group: ShownGroup, token_text: TokenText) -> dict[str, Any]:
+    prompt = group.responses[0].rollout.prompt
+    return {
+        "index": group.index,
+        "reason": group.reason,
+        "num_responses": group.num_responses,
+        "num_correct": group.num_correct,
+        "prompt_id": visible(prompt.prompt_id),
+        "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
+        "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
+        "responses": [response_data(response, token_text) for response in group.responses],
+    }
+
+
+def response_data(response: ShownResponse, token_text: TokenText) -> dict[str, Any]:
+    verdict = response.verdict
+    extracted = verdict.extracted
+    return {
+        "row": response.row,
+        "is_correct": verdict.is_correct,
+        "reward": response.reward,
+        "finish_reason": response.rollout.finish_reason.value,
+        "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
+        "failure": verdict.failure and _shortened(verdict.failure, _MAX_ANSWER_CHARS),
+        "carries_loss": response.carries_loss,
+        "lambda_policy": response.lambda_policy,
+        "num_tokens": len(response.rollout.response_ids),
+        "ids": _base64(np.asarray(response.token_ids, dtype="<i4").tobytes()),
+        "in_context": token_text.in_context(response.token_ids),
+        "columns": {name: _packed(column) for name, column in response.columns.items()},
+    }
+
+
+def _packed(column: Tensor) -> str | float | None:
+    """Exact: a float32 prints as the double that it is."""
+    first = float(column[0])
+    if bool((column == first).all()) and np.isfinite(first):
+        return first
+    return _base64(column.numpy().astype("<f4").tobytes())
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _together(responses: Iterable[ShownResponse], measure: Measure) -> Tensor:
+    end = None if measure.last_token_counts else -1
+    columns = [response.columns[measure.name][:end] for response in responses]
+    return torch.cat(columns)
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    shown = visible(text[:max_chars])
+    left_out = len(text) - max_chars
+    return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown
+
+
+def _template(name: str) -> str:
+    return files("vapo.diagnostics.value_page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return _base64(hashlib.sha256(text.encode()).digest())

@@ -1,1 +1,0 @@
-"""Hugging Face folders: reading, checking, importing, adapters, networks on devices."""

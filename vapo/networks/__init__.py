@@ -1,0 +1,1 @@
+"""Actor and critic: architecture, weights, adapters, forward passes."""

@@ -1,0 +1,106 @@
+"""Actor and critic of a config: where they start, and how a sharded run fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.networks.actor import Actor, FrozenBase
+from vapo.networks.critic import Critic
+from vapo.networks.loading import (
+    load_causal_lm,
+    load_tokenizer,
+    load_value_model,
+)
+from vapo.networks.lora import add_adapters
+from vapo.networks.meta_device import empty_model
+from vapo.networks.saved_tokenizers import check_same_tokenizer
+from vapo.system.seeding import derive_seed
+from vapo.system.sharding import fill_from_first_rank, shard
+
+Network = TypeVar("Network", Actor, Critic)
+
+
+def critic_path(config: FitConfig) -> str:
+    """The folder that the critic starts from."""
+    init = config.critic.init
+    if init == "reward_model":
+        assert config.critic.reward_model_path is not None
+        return config.critic.reward_model_path
+    return config.actor.path if init == "policy" else init
+
+
+def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A critic that reads other token ids than the actor writes would be silently wrong."""
+    if config.algorithm.has_critic:
+        path = critic_path(config)
+        if path != config.actor.path:
+            check_same_tokenizer(tokenizer, load_tokenizer(path))
+
+
+def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Actor:
+    """The policy, sharded over `mesh` if there is one; not `trained`: a frozen reference."""
+    options = config.actor
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+
+    def load() -> Actor:
+        model = load_causal_lm(options.path, **kernels)
+        if trained and options.lora is not None:
+            add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
+        return Actor(model)
+
+    actor = load() if mesh is None else Actor(empty_model("causal_lm", options.path, **kernels))
+    if not trained:
+        actor.requires_grad_(False)
+    if trained and options.gradient_checkpointing:
+        enable_gradient_checkpointing(actor, "actor")
+    return _placed(actor, load, mesh, config)
+
+
+def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> Actor | FrozenBase:
+    """The initial policy: a frozen copy, or with adapters the actor's own frozen weights."""
+    if config.actor.lora is not None:
+        return FrozenBase(actor)
+    return make_actor(config, mesh, trained=False)
+
+
+def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:
+    """The value model, sharded over `mesh` if there is one."""
+    options, path = config.critic, critic_path(config)
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+
+    def load() -> Critic:
+        return Critic(load_value_model(path, **kernels))
+
+    critic = load() if mesh is None else Critic(empty_model("value_model", path, **kernels))
+    if options.gradient_checkpointing:
+        enable_gradient_checkpointing(critic, "critic")
+    return _placed(critic, load, mesh, config)
+
+
+def _placed(
+    network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
+) -> Network:
+    network.train()  # loaded in eval mode, in which nothing is checkpointed
+    if mesh is not None:
+        shard(network, mesh, config.trainer)
+        fill_from_first_rank(network, load, mesh, offloads=config.trainer.cpu_offload)
+    return network
+
+
+def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
+    """Keep only each decoder layer's input, and compute the layer again in the backward.
+
+    Raises: UserError when the architecture cannot do it.
+    """
+    if not network.model.supports_gradient_checkpointing:
+        raise UserError(
+            f"{name}.gradient_checkpointing: {type(network.model).__name__} does not support it; "
+            f"set {name}.gradient_checkpointing=false"
+        )
+    network.model.gradient_checkpointing_enable({"use_reentrant": False})

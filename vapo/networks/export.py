@@ -1,0 +1,42 @@
+"""Networks to plain Hugging Face folders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.networks.actor import Actor
+from vapo.networks.critic import Critic
+from vapo.networks.loading import load_tokenizer
+from vapo.system.distributed import rank
+from vapo.system.sharding import full_state
+
+
+def save_folder(
+    model: PreTrainedModel,
+    state: dict[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+) -> None:
+    """Write weights (safetensors), config and tokenizer, as `from_pretrained` reads them.
+
+    Who may read the config may read the weights, which safetensors writes for the owner alone.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, state_dict=state)
+    tokenizer.save_pretrained(folder)
+    for weights in Path(folder).glob("*.safetensors"):
+        shutil.copymode(Path(folder) / "config.json", weights)
+
+
+def save_network(network: Actor | Critic, tokenizer_path: str, folder: Path) -> None:
+    """Save a live, maybe sharded, network. Every rank calls it; rank 0 writes."""
+    prefix = "model."
+    state = {
+        name.removeprefix(prefix): tensor.cpu().contiguous() for name, tensor in full_state(network)
+    }
+    if rank() == 0:
+        save_folder(network.model, state, load_tokenizer(tokenizer_path), folder)

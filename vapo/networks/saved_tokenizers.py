@@ -1,0 +1,69 @@
+"""A folder's tokenizer as it was saved, and whether two are the same."""
+
+from __future__ import annotations
+
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from vapo.errors import UserError
+
+
+def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that `save_pretrained` wrote.
+
+    AutoTokenizer takes the class of the model's architecture where a plain tokenizer.json was
+    saved: for Qwen2 that drops spaces and adds a token that the embedding does not have.
+    """
+    saved = get_tokenizer_config(path).get("tokenizer_class")
+    plain = saved in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    loader = PreTrainedTokenizerFast if plain else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(path, trust_remote_code=False)
+    return tokenizer
+
+
+def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The start token, if this tokenizer begins texts with one."""
+    bos = tokenizer.bos_token_id
+    with_special = tokenizer("")["input_ids"]
+    return (bos,) if bos is not None and bos in with_special[:1] else ()
+
+
+def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
+    """Two networks that read the same ids must mean the same by them; padding is masked.
+
+    Raises:
+        UserError: the vocabularies, or the begin or end token, differ.
+    """
+    names = f"tokenizers of {a.name_or_path} and {b.name_or_path}"
+    vocab_a, vocab_b = a.get_vocab(), b.get_vocab()
+    if vocab_a != vocab_b:
+        differing = sorted(
+            token for token in {*vocab_a, *vocab_b} if vocab_a.get(token) != vocab_b.get(token)
+        )
+        raise UserError(
+            f"{names} differ in {len(differing)} tokens ({', '.join(map(repr, differing[:3]))}); "
+            "actor and critic must share one tokenizer"
+        )
+    for role in ("eos_token_id", "bos_token_id"):
+        if getattr(a, role) != getattr(b, role):
+            raise UserError(
+                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; "
+                "actor and critic must share one tokenizer"
+            )
+
+
+def end_token_ids(
+    generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
+    """The tokenizer's end token, and those that the model's generation config names."""
+    configured = getattr(generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = []
+    elif isinstance(configured, int):
+        configured = [configured]
+    return frozenset([int(tokenizer.eos_token_id), *map(int, configured)])

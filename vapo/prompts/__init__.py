@@ -1,0 +1,1 @@
+"""Prompts: sources, rows, mixtures, curricula, procedural tasks."""

@@ -1,0 +1,86 @@
+"""Values of a row by column: nested ones by a dotted name, answers by a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.prompts.procedural import nearest
+
+PASS_RATE = "pass_rate"
+
+
+def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:
+    """The value of a column; `a.b` is field b of column a, `a.0` the first item of its list.
+
+    A column whose own name has the dots comes first.
+
+    Raises:
+        UserError: there is none; names the row, the config key and what there is instead.
+
+    >>> take({"prompt": [{"content": "1+1="}]}, "prompt.0.content", place="f:1", key="k")
+    '1+1='
+    """
+    if column in record:
+        return record[column]
+    value: Any = record
+    seen: list[str] = []
+    for name in column.split("."):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise UserError(
+                f"{place}: no column {column!r} ({key}); {_what_there_is(value, name, seen)}"
+            )
+        seen.append(name)
+    return value
+
+
+def _what_there_is(value: Any, name: str, seen: list[str]) -> str:
+    where = f"in {'.'.join(seen)!r}: " if seen else ""
+    if isinstance(value, Mapping):
+        return where + nearest(name, [str(known) for known in value])
+    if isinstance(value, list):
+        return f"{where}a list of {len(value)} items, counted from 0"
+    return f"{where}no fields, it is {type(value).__name__}"
+
+
+def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
+    """The first group of the pattern's last match, stripped, as the verifier `regex` reads.
+
+    Raises:
+        UserError: the text does not match, or the group is empty; names the row.
+    """
+    groups = [match.group(1) or "" for match in _compiled(pattern).finditer(text)]
+    answer = groups[-1].strip() if groups else ""
+    if not answer:
+        shown = text if len(text) <= 60 else f"...{text[-60:]}"
+        raise UserError(f"{place}: {key} {pattern!r} finds no answer in {shown!r}")
+    return answer
+
+
+@lru_cache(maxsize=16)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:
+    """The column that `vapo filter` writes.
+
+    Raises:
+        UserError: there is none, or it is no share.
+    """
+    if PASS_RATE not in record:
+        raise UserError(
+            f"{place}: no column {PASS_RATE!r} ({key}.min_pass_rate, {key}.max_pass_rate); "
+            "`vapo filter` writes a file that has it"
+        )
+    rate = record[PASS_RATE]
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+        raise UserError(f"{place}: {PASS_RATE!r} must be a number from 0 to 1, it is {rate!r}")
+    return float(rate)

@@ -1,0 +1,41 @@
+"""A short digest of a model folder, cheap at any size: it tells whether a folder was rewritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from vapo.types import Prompt
+
+_END_BYTES = 1 << 20
+
+
+def fingerprint(folder: str | Path) -> str | None:
+    """12 hex digits of a folder's configs and weights; None where there is no such folder.
+
+    Of each file: its name, size, first and last MiB. Training moves every weight, so the ends
+    of a file change with it.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.json")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\0".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_END_BYTES))
+            if size > _END_BYTES:
+                content.seek(max(size - _END_BYTES, _END_BYTES))
+                digest.update(content.read())
+    return digest.hexdigest()[:12]
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """12 hex digits: equal exactly when texts and answers are, in the same order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([prompt.text, prompt.answer]).encode() + b"\n")
+    return digest.hexdigest()[:12]

@@ -1,0 +1,75 @@
+"""Held-out prompts: split off the training sources, and kept apart from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from random import Random
+
+from vapo.config.data_rules import sources_of
+from vapo.config.schema import DataConfig
+from vapo.errors import UserError
+from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
+from vapo.types import Prompt
+
+
+def without(source: TrainingSource, texts: Set[str]) -> TrainingSource:
+    """The source without the prompts that have one of these texts."""
+    stages = []
+    for stage in source.stages:
+        kept = [prompt for prompt in stage.prompts if prompt.text not in texts]
+        if not kept:
+            raise UserError(
+                f"{_key(source)}: all {len(stage.prompts)} training prompts are held out too; use "
+                "another source or seed for data.heldout"
+            )
+        stages.append(replace(stage, prompts=kept))
+    return replace(source, stages=tuple(stages))
+
+
+def _key(source: TrainingSource) -> str:
+    """Where the config has it."""
+    return f"data.train.sources.{source.name}" if source.name else "data.train"
+
+
+def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """All prompts, in an order whose every beginning has each set's share."""
+    placed = [
+        ((2 * index + 1) / len(prompts), number, prompt)
+        for number, prompts in enumerate(sets)
+        for index, prompt in enumerate(prompts)
+    ]
+    return [prompt for *_, prompt in sorted(placed, key=lambda item: item[:2])]
+
+
+def split_off(
+    sources: Sequence[TrainingSource], data: DataConfig
+) -> tuple[list[TrainingSource], list[Prompt]]:
+    """The sources without their held-out prompts, and those; at least one of each source."""
+    turns = TrainingSet(tuple(sources)).turns
+    settings = sources_of(data, "train").values()
+    kept, held = [], []
+    for index, (source, config) in enumerate(zip(sources, settings, strict=True)):
+        size = max(turns.count(index, data.heldout_size), 1)
+        train, heldout = _split(source, size, config.seed, total=data.heldout_size)
+        kept.append(replace(source, stages=(Stage(train),)))
+        held.append(heldout)
+    return kept, interleaved(held)
+
+
+def _split(
+    source: TrainingSource, size: int, seed: int, *, total: int
+) -> tuple[list[Prompt], list[Prompt]]:
+    prompts = source.stages[0].prompts
+    if len(prompts) <= size:
+        key = _key(source)
+        share = f", {size} of {key}" if source.name else ""
+        raise UserError(
+            f"data.heldout_size is {total}{share}, but {key} has {len(prompts)} usable "
+            "prompts: lower it, or set data.heldout"
+        )
+    order = list(range(len(prompts)))
+    Random(f"heldout/{seed}").shuffle(order)
+    held = set(order[:size])
+    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
+    return train, [prompts[index] for index in sorted(held)]

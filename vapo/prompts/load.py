@@ -1,0 +1,256 @@
+"""Prompts: rows of a source -> templated, tokenized `Prompt`s, split into training and held-out.
+
+`load_prompts` reads, templates, leaves out what is too long, and keeps the two sets apart.
+`group_sampling` says which prompts an iteration trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.data_rules import source_name, sources_of
+from vapo.config.schema import DataConfig, PromptSource
+from vapo.errors import UserError
+from vapo.networks.saved_tokenizers import start_ids
+from vapo.prompts.characters import LostCharacters, lost_characters
+from vapo.prompts.generated_rows import stage_source
+from vapo.prompts.heldout import interleaved, split_off, without
+from vapo.prompts.rows import LeftOut
+from vapo.prompts.sources import Row, read_rows
+from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
+from vapo.types import Prompt
+
+
+@dataclass(frozen=True)
+class PromptReport:
+    """How many prompts there are, and how many were left out and why."""
+
+    num_train: int
+    num_heldout: int
+    num_too_long: int
+    num_overlapping: int
+    num_without_answer: int = 0
+    rows: LeftOut = field(default_factory=LeftOut)
+    sources: Mapping[str, int] = field(default_factory=dict)
+    num_contradicting: int = 0
+    lost: LostCharacters | None = None
+
+    def describe(self) -> str:
+        """One line for the console."""
+        text = f"{self.num_train} training prompts, {self.num_heldout} held out"
+        if self.sources:
+            parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
+            text += f" (training: {parts})"
+        if self.num_too_long:
+            text += f"; left out {self.num_too_long} longer than data.max_prompt_tokens"
+        if self.num_overlapping:
+            text += f"; left out {self.num_overlapping} training prompts that are held out too"
+        if self.num_without_answer:
+            text += (
+                f"; {self.num_without_answer} have an empty answer, which no verifier but your own "
+                "calls correct"
+            )
+        if self.rows.duplicates:
+            text += f"; left out {self.rows.duplicates} duplicates"
+        if self.rows.contradictions:
+            text += f" ({self.rows.contradictions} of them with another answer)"
+        if self.rows.by_pass_rate:
+            text += f"; left out {self.rows.by_pass_rate} by their pass rate"
+        if self.num_contradicting:
+            text += f"; {self.num_contradicting} ask what another one answers differently"
+        if self.lost is not None:
+            text += f"; {self.lost.describe()}"
+        return text
+
+
+@dataclass(frozen=True)
+class PromptSplit:
+    """Prompts to train on and prompts to evaluate on; no text is in both."""
+
+    training: TrainingSet
+    heldout: list[Prompt]
+    report: PromptReport
+
+    @property
+    def train(self) -> list[Prompt]:
+        """All training prompts, of all sources and stages."""
+        return self.training.prompts
+
+
+@dataclass
+class _Reading:
+    """The tokenizer, and what was left out so far."""
+
+    data: DataConfig
+    tokenizer: PreTrainedTokenizerBase
+    rows: LeftOut = field(default_factory=LeftOut)
+    num_too_long: int = 0
+
+
+def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSplit:
+    """Reads both sets; a training prompt whose text is held out is left out and counted.
+
+    If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
+    the seed `data.train.seed`, so every run on this data holds out the same ones; of a mixture,
+    from each source with its own seed, as many as its weight says.
+
+    Raises:
+        UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
+            of every prompt; names the key, file and row.
+    """
+    _check_templates(data, tokenizer)
+    reading = _Reading(data, tokenizer)
+    sources = [_read_stages(reading, *item) for item in sources_of(data, "train").items()]
+    if data.heldout is None:
+        sources, heldout = split_off(sources, data)
+    else:
+        heldout = interleaved(
+            [
+                _read_prompts(reading, source, key, source_name(key))
+                for key, source in sources_of(data, "heldout").items()
+            ]
+        )
+    heldout_texts = {prompt.text for prompt in heldout}
+    kept = [without(source, heldout_texts) for source in sources]
+    training = TrainingSet(tuple(kept))
+    prompts, num_read = training.prompts, len(TrainingSet(tuple(sources)).prompts)
+    first = {prompt.text: prompt.answer for prompt in reversed(prompts)}
+    report = PromptReport(
+        len(prompts),
+        len(heldout),
+        reading.num_too_long,
+        num_read - len(prompts),
+        sum(not p.answer.strip() for p in [*prompts, *heldout] if not p.metadata),
+        reading.rows,
+        {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name},
+        num_contradicting=sum(first[prompt.text] != prompt.answer for prompt in prompts),
+        lost=lost_characters([*prompts, *heldout], tokenizer),
+    )
+    return PromptSplit(training, heldout, report)
+
+
+def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
+    """One training source; the prompts of all its stages are made now, and so checked."""
+    name, weight = source_name(key), getattr(source, "weight", 1)
+    if not source.curriculum:
+        return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
+    stages = []
+    for index, stage in enumerate(source.curriculum):
+        made = stage_source(source, index, key=key)
+        try:
+            prompts = _read_prompts(reading, made, key, name)
+        except UserError as error:
+            raise UserError(f"{key}.curriculum, stage {index}: {error}") from None
+        stages.append(Stage(prompts, stage.from_iteration))
+    return TrainingSource(tuple(stages), name, weight)
+
+
+def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    if "{prompt}" not in data.prompt_template:
+        raise UserError(
+            f"data.prompt_template is {data.prompt_template!r}: it must contain {{prompt}}"
+        )
+    if data.system_prompt is not None and not data.chat_template:
+        raise UserError("data.system_prompt needs data.chat_template: true")
+    if data.chat_template and not tokenizer.chat_template:
+        raise UserError(
+            "data.chat_template is true, but the tokenizer of actor.path has no chat template: "
+            "set it to false and use data.prompt_template"
+        )
+
+
+def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
+    """The prompts of one source that fit; those that are too long are counted."""
+    data, tokenizer = reading.data, reading.tokenizer
+    rows = read_rows(source, key=key, left_out=reading.rows)
+    if not rows:
+        where = source.path or source.task
+        raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
+    template = data.prompt_template if source.prompt_template is None else source.prompt_template
+    texts = [_render(row, data, template, tokenizer) for row in rows]
+    # a text of so many characters has more tokens than fit: tokenizing it could take hours
+    longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+    max_chars = data.max_prompt_tokens * longest_token
+    num_rows = len(rows)
+    shown = [index for index, text in enumerate(texts) if len(text) <= max_chars]
+    if not shown:
+        raise UserError(
+            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
+            f"{data.max_prompt_tokens}; the shortest has {min(map(len, texts))} characters"
+        )
+    rows, texts = [rows[index] for index in shown], [texts[index] for index in shown]
+    prompts = [
+        Prompt(
+            prompt_id=row.place,
+            text=text,
+            prompt_ids=ids,
+            answer=row.answer,
+            demonstration=row.demonstration,
+            metadata=row.metadata,
+            source=name,
+            record=row.record,
+        )
+        for row, text, ids in zip(rows, texts, _tokenize(rows, texts, data, tokenizer), strict=True)
+    ]
+    fitting = [p for p in prompts if len(p.prompt_ids) <= data.max_prompt_tokens]
+    if not fitting:
+        shortest = min(len(p.prompt_ids) for p in prompts)
+        raise UserError(
+            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
+            f"{data.max_prompt_tokens}; the shortest has {shortest} tokens"
+        )
+    reading.num_too_long += num_rows - len(fitting)
+    return fitting
+
+
+def _beyond(source: PromptSource, left_out: LeftOut) -> str:
+    if (source.min_pass_rate, source.max_pass_rate) == (None, None):
+        return ""
+    return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"
+
+
+def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that the policy reads. The template is for plain text, not for messages."""
+    if isinstance(row.problem, str):
+        text = template.replace("{prompt}", row.problem)  # problems contain braces
+        if not data.chat_template:
+            return text
+        messages: list[Any] = [{"role": "user", "content": text}]
+    elif not data.chat_template:
+        raise UserError(f"{row.place}: the prompt is a list of messages; set data.chat_template")
+    else:
+        messages = list(row.problem)
+    if data.system_prompt is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": data.system_prompt}, *messages]
+    try:
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates raise what their authors chose
+        raise UserError(f"{row.place}: the tokenizer's chat template says: {error}") from None
+    return str(rendered)
+
+
+def _tokenize(
+    rows: list[Row], texts: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[int, ...]]:
+    """Token ids. A chat template writes its own special tokens; else the tokenizer's start
+    token is added, and never its end token, after which a policy has nothing to say."""
+    prefix = () if data.chat_template else start_ids(tokenizer)
+    encoded = []
+    for row, text in zip(rows, texts, strict=True):
+        try:
+            # verbose: prompts above the tokenizer's own limit are counted, not warned about
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # `tokenizers` raises Exception itself
+            raise UserError(
+                f"{row.place}: the tokenizer cannot write the prompt {text!r:.60}: {error}"
+            ) from None
+        if not ids:
+            raise UserError(f"{row.place}: the tokenizer makes nothing of the prompt {text!r:.60}")
+        encoded.append((*prefix, *ids))
+    return encoded

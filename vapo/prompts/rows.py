@@ -1,0 +1,62 @@
+"""A problem as its source gives it, and which rows of a source are not taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vapo.config.schema import PromptSource
+from vapo.prompts.columns import pass_rate
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem before the template; `place` names it in errors and as the prompt's id."""
+
+    place: str
+    problem: str | list[Message]
+    answer: str
+    demonstration: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)  # by columns, as a file has it
+
+
+@dataclass
+class LeftOut:
+    """How many rows of a source were not taken, and why."""
+
+    duplicates: int = 0
+    contradictions: int = 0  # of the duplicates, those with another answer
+    by_pass_rate: int = 0
+
+
+def passing(
+    records: Iterable[tuple[str, Any]], source: PromptSource, key: str, left_out: LeftOut
+) -> Iterator[tuple[str, Any]]:
+    low, high = source.min_pass_rate, source.max_pass_rate
+    for place, record in records:
+        if (low, high) != (None, None) and isinstance(record, Mapping):
+            rate = pass_rate(record, place=place, key=key)
+            if rate < (low or 0.0) or rate > (1.0 if high is None else high):
+                left_out.by_pass_rate += 1
+                continue
+        yield place, record
+
+
+def first_of_each(rows: Iterable[Row], left_out: LeftOut) -> Iterator[Row]:
+    """By the problem, messages included; `left_out` counts the rest."""
+    answers: dict[str, str] = {}
+    for row in rows:
+        problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)
+        digest = hashlib.sha256(problem.encode("utf-8", "surrogatepass")).hexdigest()
+        if digest not in answers:
+            answers[digest] = row.answer
+            yield row
+            continue
+        left_out.duplicates += 1
+        left_out.contradictions += answers[digest] != row.answer

@@ -1,0 +1,224 @@
+"""Where prompts come from: files, Hugging Face datasets and generators -> `Row`s.
+
+Rows are checked here, so that a malformed one is named by file and line before any model
+loads. `datasets` is imported only by the sources that need it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vapo.config.nearest_path import nearest_path
+from vapo.config.schema import PromptSource
+from vapo.errors import UserError
+from vapo.prompts import procedural
+from vapo.prompts.columns import match_answer, take
+from vapo.prompts.generated_rows import procedural_rows, reasoning_gym_rows
+from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
+
+
+def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
+    """All rows of one source; `key` is the source's place in the config, for error messages.
+
+    Raises:
+        UserError: the source is missing or a row is malformed; names file and line.
+    """
+    left_out = LeftOut() if left_out is None else left_out
+    if source.kind in ("procedural", "reasoning_gym"):
+        generate = procedural_rows if source.kind == "procedural" else reasoning_gym_rows
+        rows: Iterable[Row] = generate(source, key)
+    elif source.path is None:
+        raise UserError(f"{key}.path is not set: kind {source.kind!r} needs it")
+    else:
+        records = _records(source)(source, key)
+        rows = (
+            _row_from_record(record, place, source, key)
+            for place, record in passing(records, source, key, left_out)
+        )
+    if source.deduplicate:
+        rows = first_of_each(rows, left_out)
+    return list(islice(rows, source.num_examples))
+
+
+def _records(source: PromptSource) -> Callable[[PromptSource, str], Iterator[tuple[str, Any]]]:
+    """A dataset's id may be replaced by a file of its rows: the suffix says which kind."""
+    kind, file = source.kind, Path(str(source.path))
+    if kind == "huggingface" and file.suffix in (".jsonl", ".parquet") and not file.is_dir():
+        kind = "jsonl" if file.suffix == ".jsonl" else "parquet"
+    readers = {"jsonl": _jsonl_records, "parquet": _parquet_records}
+    return readers.get(kind, _huggingface_records)
+
+
+def _existing_file(path: str, key: str) -> Path:
+    file = Path(path)
+    if file.is_file():
+        if not os.access(file, os.R_OK):
+            raise UserError(f"{key}.path: {path} may not be read by this user; chmod it")
+        return file
+    if file.is_dir():
+        raise UserError(f"{key}.path: {path} is a folder, give a file")
+    raise UserError(f"{key}.path: there is no file {path}{nearest_path(file)}")
+
+
+def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
+    file = _existing_file(str(source.path), key)
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{file}:{number}"
+            try:
+                record = json.loads(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{place}: not a line of JSON in UTF-8 ({_reason(error)}){_hint(line)}"
+                ) from None
+            yield place, record
+
+
+def _reason(error: Exception) -> str:
+    """The line is the file's, not that of the text which the parser was given."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, character {error.pos + 1}"
+    return str(error)
+
+
+def _hint(line: bytes) -> str:
+    """What the file is instead, where its first bytes or a line's end tell."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line[1:2] == b"\0":
+        return "; it is UTF-16: save it as UTF-8"
+    if line.startswith(b"\x1f\x8b"):
+        return "; it is compressed: unpack it with gunzip"
+    if line.startswith(b"PAR1"):
+        return "; it is a Parquet file: set kind to parquet"
+    if line.strip() in (b"{", b"["):
+        return "; it is JSON over several lines: write one object on each, as with `jq -c`"
+    if b"\r{" in line:
+        return "; its lines end with CR alone: convert it, as with `tr '\\r' '\\n'`"
+    if not line.endswith(b"\n"):
+        return "; it is the last line: was the file cut short?"
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return "; convert the file, as with `iconv -f LATIN1 -t UTF-8`"
+    return ""
+
+
+def _parquet_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    file = _existing_file(str(source.path), key)
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            records = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            for number, record in enumerate(records, start=1):
+                yield f"{file}: row {number}", record
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{key}.path: {file} is not a readable Parquet file ({error})") from None
+
+
+def _huggingface_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
+    rows = _load_dataset(source, key)
+    name = f"{source.path}[{source.split}]"
+    for number, record in enumerate(rows, start=1):
+        yield f"{name}: row {number}", record
+
+
+def _load_dataset(source: PromptSource, key: str) -> Iterable[Any]:
+    import datasets
+
+    path = str(source.path)
+    folder = Path(path)
+    if folder.is_file():
+        raise UserError(
+            f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "
+            f"set {key}.kind to jsonl or parquet"
+        )
+    saved = any((folder / f).exists() for f in ("dataset_dict.json", "state.json"))
+    try:
+        if not saved:
+            dataset: Iterable[Any] = datasets.load_dataset(path, source.subset, split=source.split)
+            return dataset
+        loaded = datasets.load_from_disk(path)
+    except Exception as error:  # every backend of `datasets` raises its own kind
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{key}.path: cannot load dataset {path!r}, subset {source.subset!r}, split "
+            f"{source.split!r}: {reason[0]} (a hub id needs the network; offline, give a local "
+            "folder, or a file with kind jsonl or parquet)"
+        ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if source.split not in loaded:
+            splits = [str(split) for split in loaded]
+            raise UserError(f"{key}.split: {procedural.nearest(source.split, splits)}")
+        loaded = loaded[source.split]
+    rows: Iterable[Any] = loaded
+    return rows
+
+
+def _row_from_record(record: Any, place: str, source: PromptSource, key: str) -> Row:
+    if not isinstance(record, Mapping):
+        raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
+    problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")
+    value = take(record, source.answer_column, place=place, key=f"{key}.answer_column")
+    columns = [source.prompt_column, source.answer_column]
+    demonstration = None
+    if source.demonstration_column is not None:
+        columns.append(source.demonstration_column)
+        demonstration = take(record, columns[2], place=place, key=f"{key}.demonstration_column")
+    if demonstration is not None and not isinstance(demonstration, str):
+        raise UserError(
+            f"{place}: {columns[2]!r} must be text or null, it is {_kind(demonstration)}"
+        )
+    answer = _answer(value, f"{place}: {columns[1]!r}")
+    if source.answer_pattern is not None:
+        answer = match_answer(
+            answer, source.answer_pattern, place=place, key=f"{key}.answer_pattern"
+        )
+    return Row(
+        place=place,
+        problem=_problem(problem, f"{place}: {columns[0]!r}"),
+        answer=answer,
+        demonstration=demonstration,
+        metadata={str(name): v for name, v in record.items() if name not in columns},
+        record=record,
+    )
+
+
+def _problem(value: Any, where: str) -> str | list[Message]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise UserError(f"{where} is empty")
+        return value
+    if not isinstance(value, list):
+        raise UserError(f"{where} must be text or a list of messages, it is {_kind(value)}")
+    if not value:
+        raise UserError(f"{where} is empty")
+    for message in value:
+        texts = isinstance(message, Mapping) and (message.get("role"), message.get("content"))
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise UserError(
+                f"{where}: each message needs the texts `role` and `content`, this is {message!r}"
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _answer(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, (float, Decimal)) and not math.isfinite(value)):
+        raise UserError(f"{where} must be text or a number, it is {_kind(value)}")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"{type(value).__name__} {value!r:.60}"

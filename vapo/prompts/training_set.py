@@ -1,0 +1,127 @@
+"""What is trained on: sources with weights, each with stages; which of them has which turn.
+
+Everything is a function of counters, so that a resumed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import gcd
+from random import Random
+
+from vapo.system.seeding import derive_seed
+from vapo.types import Prompt
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The prompts of a source from one iteration on; without a curriculum there is one."""
+
+    prompts: Sequence[Prompt]
+    from_iteration: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingSource:
+    """One source of a mixture, or, under the empty name, the only one."""
+
+    stages: tuple[Stage, ...]
+    name: str = ""
+    weight: int = 1
+
+    def stage_at(self, iteration: int) -> int:
+        """The index of the stage that an iteration belongs to."""
+        starts = [stage.from_iteration for stage in self.stages]
+        return bisect_right(starts, iteration) - 1
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    sources: tuple[TrainingSource, ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt]) -> TrainingSet:
+        """One source, no stages."""
+        return cls((TrainingSource((Stage(prompts),)),))
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Those of all sources and stages."""
+        return [p for source in self.sources for stage in source.stages for p in stage.prompts]
+
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns(tuple(source.weight for source in self.sources))
+
+    def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
+        """The prompt at a place of the walk, in which iteration i begins at i * num_prompts.
+
+        A source walks seeded permutations of its stage, one after the other, from the place
+        where the stage begins: none of its prompts comes again before all were used.
+        """
+        index = self.turns.source(place)
+        source = self.sources[index]
+        number = source.stage_at(iteration)
+        stage = source.stages[number]
+        begin = self.turns.count(index, stage.from_iteration * num_prompts)
+        epoch, nth = divmod(self.turns.count(index, place) - begin, len(stage.prompts))
+        is_plain = not source.name and number == 0
+        seed = seed if is_plain else derive_seed(seed, "source", source.name, number)
+        return stage.prompts[_permutation(len(stage.prompts), seed, epoch)[nth]]
+
+
+class Turns:
+    """Whose turn is at each place: weights to an endless sequence with the period sum(weights).
+
+    Among the first p places source s has n_s(p) turns with
+        |n_s(p) - p * w_s / sum(w)| < 1
+    for every p: the k-th turn of s (from 0) lies in the window floor(k W / w) <= p <
+    ceil((k + 1) W / w), and taking the earliest window's end first fills all windows whenever
+    that is possible, which the even flow of the weights shows that it is.
+
+    Source: Liu and Layland 1973 (earliest deadline first), on the windows of Baruah et al. 1996
+    (proportionate progress).
+    """
+
+    def __init__(self, weights: tuple[int, ...]) -> None:
+        divisor = gcd(*weights)
+        self.weights = tuple(weight // divisor for weight in weights)
+        self.period = sum(self.weights)
+        self.order = _order(self.weights)
+        self._places: list[list[int]] = [[] for _ in weights]
+        for place, source in enumerate(self.order):
+            self._places[source].append(place)
+
+    def source(self, place: int) -> int:
+        """The source whose turn it is."""
+        return self.order[place % self.period]
+
+    def count(self, source: int, place: int) -> int:
+        """How many turns the source has before a place."""
+        cycle, rest = divmod(place, self.period)
+        return cycle * self.weights[source] + bisect_left(self._places[source], rest)
+
+
+@lru_cache(maxsize=8)
+def _order(weights: tuple[int, ...]) -> tuple[int, ...]:
+    total, counts, order = sum(weights), [0] * len(weights), []
+    for place in range(total):
+        open_windows = [
+            (-(-(count + 1) * total // weight), source)
+            for source, (count, weight) in enumerate(zip(counts, weights, strict=True))
+            if count * total // weight <= place and count < weight
+        ]
+        _, source = min(open_windows)
+        counts[source] += 1
+        order.append(source)
+    return tuple(order)
+
+
+@lru_cache(maxsize=16)
+def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(size))
+    Random(f"group_sampling/{seed}/{epoch}").shuffle(order)
+    return tuple(order)

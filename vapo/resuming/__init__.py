@@ -1,1 +1,0 @@
-"""Checkpoints, what else a run keeps, and stopping in good order."""

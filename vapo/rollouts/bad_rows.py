@@ -1,0 +1,139 @@
+"""Rollouts whose numbers are not finite leave the batch before it is trained on.
+
+One nan would go through a group's baseline and the whitening into every advantage, and through
+a forward into every gradient. So the row goes altogether, not only out of the loss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.types import RolloutBatch
+
+INPUTS = (
+    "rewards",
+    "baseline_rewards",
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "old_values",
+)
+_MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it the rest says little, and none is trained on
+
+
+@dataclass(frozen=True)
+class CheckedBatch:
+    """A rollout batch without its bad rows, and how many of its rows each rank trains on.
+
+    `rows` are those that are left, of the batch as it came. `num_left_out` counts those that are
+    not, of all ranks, the other members of their groups included where the estimator compares
+    groups, and `reason` says what was bad. With a `fault` it was too much: the batch is as it
+    came, and nothing of it may be trained on.
+    """
+
+    batch: RolloutBatch
+    num_rows: int
+    rows: Sequence[int]
+    num_left_out: int = 0
+    reason: str = ""
+    fault: str | None = None
+
+    def whole_groups(self) -> RolloutBatch:
+        """The batch without what is left of a group that has lost a rollout."""
+        size = self.batch.group_size
+        left = Counter(row // size for row in self.rows)
+        whole = [i for i, row in enumerate(self.rows) if left[row // size] == size]
+        return self.batch if len(whole) == len(self.rows) else select_rows(self.batch, whole)
+
+
+def check_batch(
+    batch: RolloutBatch,
+    *,
+    num_minibatches: int,
+    by_group: bool,
+    records: BadRollouts,
+    place: str,
+) -> CheckedBatch:
+    """Leave out the rows with a number that is not finite; save them. Every rank must call this.
+
+    All ranks train on equally many rows, in `num_minibatches` equal parts: where one has fewer
+    left, or they do not split, the others' last rows go, too.
+    """
+    found = bad_inputs(batch)
+    is_bad = torch.stack(list(found.values())).any(dim=0)
+    goes = is_bad
+    if by_group:
+        goes = is_bad.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
+    counts = [goes.sum(), torch.tensor(len(batch)), *(rows.sum() for rows in found.values())]
+    num_left_out, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
+    if not num_left_out:
+        return CheckedBatch(batch, len(batch), range(len(batch)))
+    records.save(_describe(batch, found, is_bad, place))
+    reason = ", ".join(
+        f"{name} not finite in {number} of {num_all}"
+        for name, number in zip(found, bad, strict=True)
+        if number
+    )
+    fewest = -int(max_over_ranks(-(~goes).sum()))
+    num_rows = fewest // num_minibatches * num_minibatches
+    if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
+        return CheckedBatch(batch, len(batch), range(len(batch)), num_left_out, reason, reason)
+    rows = (~goes).nonzero().flatten().tolist()
+    return CheckedBatch(select_rows(batch, rows), num_rows, rows, num_left_out, reason)
+
+
+def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
+    """For each number that has been computed, the rows in which a token's is not finite."""
+    found: dict[str, Tensor] = {}
+    for name in INPUTS:
+        value = getattr(batch, name)
+        if value is None:
+            continue
+        is_bad = ~torch.isfinite(value)
+        found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
+    return found
+
+
+def first_rows(batch: RolloutBatch, num_rows: int) -> RolloutBatch:
+    return batch if num_rows == len(batch) else select_rows(batch, range(num_rows))
+
+
+def select_rows(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
+    """Some rows of a batch, in the order given."""
+    chosen: dict[str, Any] = {}
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, list):
+            chosen[item.name] = [value[row] for row in rows]
+        elif isinstance(value, Tensor):
+            chosen[item.name] = value[list(rows)]
+    return replace(batch, **chosen)
+
+
+def _describe(
+    batch: RolloutBatch, found: dict[str, Tensor], is_bad: Tensor, place: str
+) -> list[tuple[Any, dict[str, Any]]]:
+    return [
+        (
+            batch.rollouts[row],
+            {
+                "where": place,
+                "not_finite": [name for name, rows in found.items() if rows[row]],
+                **{
+                    name: value[row]
+                    for name in INPUTS
+                    if name != "rollout_logprobs" and (value := getattr(batch, name)) is not None
+                },
+            },
+        )
+        for row in is_bad.nonzero().flatten().tolist()
+    ]

@@ -1,0 +1,165 @@
+"""One iteration's rollouts: prompts, responses, verdicts; dynamic sampling, greedy baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vapo.config import FitConfig, resolve
+from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.load import PromptSplit
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
+from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
+from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.source_metrics import source_metrics
+from vapo.system.distributed import gather_over_ranks, rank, world_size
+from vapo.system.progress import Progress
+from vapo.system.seeding import derive_seed
+from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
+
+
+class RolloutCollection:
+    """Samples and scores; keeps nothing between calls, so an iteration can be made again.
+
+    Everything is a function of (seed, iteration) and the weights of the engine that `sampler`
+    returns.
+    """
+
+    def __init__(
+        self,
+        config: FitConfig,
+        *,
+        prompts: PromptSplit,
+        scorer: Scorer,
+        sampler: Callable[[], Sampler],
+        progress: Progress,
+    ) -> None:
+        self.config = config
+        self.hyperparameters = resolve(config)
+        self.prompts = prompts
+        self.scorer = scorer
+        self.sampler = sampler
+        self.progress = progress
+
+    def sample_batch(
+        self, iteration: int, phase: Phase, stage: Stage | None = None
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The iteration's rollouts and rewards, and what is logged of how they came about.
+
+        Args:
+            phase: what they are for; value pretraining keeps all prompts.
+            stage: what the counts are reported to; default the run's progress.
+        """
+        stage = stage or self.progress.stage
+        algorithm, num_fillers = self.config.algorithm, 0
+        max_attempts = algorithm.dynamic_sampling_attempts
+        metrics: dict[str, float] = {}
+        if max_attempts == 0 or phase is Phase.VALUE_PRETRAINING:
+            groups = self.sample_groups(iteration, 0, stage)
+        else:
+            filled = fill_with_mixed_groups(
+                lambda attempt: self.sample_groups(iteration, attempt, stage),
+                num_groups=self.hyperparameters.num_prompts // world_size(),
+                max_attempts=max_attempts,
+            )
+            groups, num_fillers = filled.groups, filled.num_fillers
+            metrics |= filled.metrics()
+        batch = self.rollout_batch(
+            [rollout for group in groups for rollout in group.rollouts],
+            [verdict for group in groups for verdict in group.verdicts],
+            group_size=self.hyperparameters.group_size,
+        )
+        metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
+        if num_fillers:
+            assert batch.loss_mask is not None
+            carries_loss = torch.ones(len(batch), 1, dtype=torch.bool)
+            carries_loss[-num_fillers * batch.group_size :] = False
+            batch.loss_mask = batch.loss_mask & carries_loss
+        if algorithm.needs_greedy_baseline:
+            prompts = [group.rollouts[0].prompt for group in groups]
+            baseline = self.greedy_rewards(prompts, iteration, stage)
+            batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
+            mean = gather_over_ranks(baseline).mean()
+            metrics["rollout/greedy_reward_mean"] = float(mean)
+        return batch, metrics
+
+    def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
+        """This rank's prompts of an attempt, each with its responses and their verdicts.
+
+        Attempt 0 takes the prompts that every system takes in this iteration; each later one
+        walks an order of its own. All is a function of (seed, iteration, attempt) and the policy.
+        """
+        hp, seed = self.hyperparameters, self.config.seed
+        keys = (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
+        prompts = group_sampling(
+            self.prompts.training,
+            num_prompts=hp.num_prompts,
+            seed=seed if attempt == 0 else derive_seed(seed, "attempt", attempt),
+            iteration=iteration,
+            rank=rank(),
+            world_size=world_size(),
+        )
+        rollouts, verdicts = self.sample_and_score(
+            prompts,
+            stage,
+            group_size=hp.group_size,
+            settings=sampling_settings(self.config.rollouts),
+            seed=derive_seed(seed, "rollouts", *keys),
+            shuffle_seed=derive_seed(seed, "shuffled verdicts", *keys),
+        )
+        return [
+            Group(rollouts[i : i + hp.group_size], verdicts[i : i + hp.group_size])
+            for i in range(0, len(rollouts), hp.group_size)
+        ]
+
+    def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
+        """The reward of one greedy response to each prompt, shaped like the others'."""
+        seed = self.config.seed
+        rollouts, verdicts = self.sample_and_score(
+            prompts,
+            stage,
+            group_size=1,
+            settings=replace(sampling_settings(self.config.rollouts), greedy=True),
+            seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
+            shuffle_seed=derive_seed(seed, "shuffled greedy verdicts", iteration, rank()),
+        )
+        return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
+
+    def sample_and_score(
+        self,
+        prompts: list[Prompt],
+        stage: Stage,
+        *,
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        shuffle_seed: int,
+    ) -> tuple[list[Rollout], list[Verdict]]:
+        num_rollouts = len(prompts) * group_size
+        with stage("rollout", total=num_rollouts, unit="responses") as advance:
+            rollouts = self.sampler().sample(
+                prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
+            )
+        with stage("scoring", total=num_rollouts, unit="responses") as advance:
+            verdicts = self.scorer.score(
+                rollouts,
+                advance=advance,
+                shuffle_seed=shuffle_seed if self.config.rewards.shuffle else None,
+            )
+        return rollouts, verdicts
+
+    def rollout_batch(
+        self, rollouts: list[Rollout], verdicts: list[Verdict], *, group_size: int
+    ) -> RolloutBatch:
+        return make_rollout_batch(
+            rollouts,
+            verdicts,
+            group_size=group_size,
+            rewards=self.config.rewards,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
+        )

@@ -1,0 +1,82 @@
+"""DAPO's dynamic sampling: prompts whose responses are all right or all wrong teach nothing.
+
+Source: DAPO (2503.14476), section 3.2. Such a group has no contrast, its advantages are 0. It
+is dropped, and other prompts are sampled, until the batch is full or the attempts are used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.types import Rollout, Verdict
+
+
+@dataclass(frozen=True)
+class Group:
+    """All responses to one prompt, and their verdicts."""
+
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Neither all right nor all wrong, by the verdicts (a shaped reward does not count)."""
+        return len({verdict.is_correct for verdict in self.verdicts}) == 2
+
+
+@dataclass(frozen=True)
+class FilledBatch:
+    """As many groups as were asked for: mixed ones first, then fillers, which carry no loss."""
+
+    groups: list[Group]
+    num_fillers: int
+    attempts: int
+    sampled: list[Group]
+
+    def metrics(self) -> dict[str, float]:
+        """Over all ranks."""
+        verdicts = [verdict.is_correct for group in self.sampled for verdict in group.verdicts]
+        num_mixed = sum(group.is_mixed for group in self.sampled)
+        counts = torch.tensor(
+            [len(self.sampled) - num_mixed, self.num_fillers, sum(verdicts), len(verdicts)]
+        )
+        dropped, fillers, num_correct, num_sampled = sum_over_ranks(counts).tolist()
+        return {
+            "rollout/dynamic_sampling_attempts": float(self.attempts),
+            "rollout/dropped_groups": float(dropped),
+            "rollout/filler_groups": float(fillers),
+            "rollout/sampled_accuracy": num_correct / num_sampled,
+        }
+
+
+def fill_with_mixed_groups(
+    sample: Callable[[int], list[Group]], *, num_groups: int, max_attempts: int
+) -> FilledBatch:
+    """Sample until `num_groups` mixed groups are there, at most `max_attempts` times.
+
+    `sample(attempt)` must be a pure function of the attempt (and of the iteration it belongs
+    to), so that a resumed run repeats it. Mixed groups beyond `num_groups` are left out. What
+    is missing after the last attempt is filled with dropped groups, the earliest first: every
+    rank keeps its number of rows, hence of minibatches, and as fillers carry no loss the
+    gradient is that of the smaller batch. Ranks make equally many attempts.
+
+    Raises: ValueError when all attempts together have fewer than `num_groups` groups.
+    """
+    sampled: list[Group] = []
+    attempts = 0
+    while attempts < max_attempts:
+        sampled += sample(attempts)
+        attempts += 1
+        missing = num_groups - sum(group.is_mixed for group in sampled)
+        if int(max_over_ranks(torch.tensor(missing))) <= 0:
+            break
+    if len(sampled) < num_groups:
+        raise ValueError(f"{len(sampled)} groups were sampled, {num_groups} are needed")
+    mixed = [group for group in sampled if group.is_mixed][:num_groups]
+    uniform = [group for group in sampled if not group.is_mixed]
+    fillers = uniform[: num_groups - len(mixed)]
+    return FilledBatch([*mixed, *fillers], len(fillers), attempts, sampled)

@@ -1,0 +1,1 @@
+"""Sampling engines: the contract, and what does not depend on the engine."""

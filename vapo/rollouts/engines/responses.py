@@ -1,0 +1,79 @@
+"""What every engine does alike: which token ends a response, which prompts fit, how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.errors import UserError
+from vapo.types import FinishReason, Prompt, Rollout
+
+
+class NonFiniteLogitsError(RuntimeError):
+    """The policy's logits are NaN or infinite: its weights have diverged or overflow."""
+
+    def __init__(self, prompt_id: str) -> None:
+        super().__init__(
+            f"the policy's logits after prompt {prompt_id} are not finite: its weights "
+            "have diverged (look at actor/grad_norm) or overflow in this dtype"
+        )
+
+
+@dataclass
+class Response:
+    """One requested response, filled in as it is decoded: sample j of prompt i by its `key`."""
+
+    prompt: Prompt
+    key: tuple[int, int]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def requested_responses(prompts: Sequence[Prompt], group_size: int) -> list[Response]:
+    """`group_size` empty responses to each prompt; groups contiguous, in the prompts' order."""
+    if group_size < 1:
+        raise ValueError("group_size must be at least 1")
+    return [Response(prompt, (i, j)) for i, prompt in enumerate(prompts) for j in range(group_size)]
+
+
+def check_lengths(
+    prompts: Sequence[Prompt], max_response_tokens: int, num_positions: int | None
+) -> None:
+    """Raises: UserError if a prompt is empty, or with its budget exceeds the positions."""
+    for prompt in prompts:
+        if not prompt.prompt_ids:
+            raise UserError(f"prompt {prompt.prompt_id} has no tokens: nothing to continue")
+        needed = len(prompt.prompt_ids) + max_response_tokens
+        if num_positions is not None and needed > num_positions:
+            raise UserError(
+                f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens; with "
+                f"{max_response_tokens} of response that is more than the model's {num_positions} "
+                "positions: lower max_response_tokens or data.max_prompt_tokens"
+            )
+
+
+def make_rollouts(
+    responses: Sequence[Response],
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+) -> list[Rollout]:
+    """The finished responses as rollouts: STOP if the last token is an end token."""
+    if not responses:
+        return []  # a batch of none decodes to one text
+    texts = tokenizer.batch_decode(
+        [response.ids for response in responses], skip_special_tokens=True
+    )
+    return [
+        Rollout(
+            prompt=response.prompt,
+            response_ids=tuple(response.ids),
+            response_text=text,
+            rollout_logprobs=tuple(response.logprobs),
+            finish_reason=(
+                FinishReason.STOP if response.ids[-1] in end_ids else FinishReason.LENGTH
+            ),
+        )
+        for response, text in zip(responses, texts, strict=True)
+    ]

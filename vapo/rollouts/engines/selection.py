@@ -1,0 +1,185 @@
+"""The sampling engine that the config names, over an actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.schema import ActorConfig, EvaluationConfig
+from vapo.networks.actor import Actor
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.networks.token_inputs import TokenInputs, token_inputs
+from vapo.rollouts.engines.access_token import access_token
+from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.engines.engine import Engine
+from vapo.rollouts.engines.remote import RemoteEngine
+from vapo.rollouts.engines.sampler import VllmSampler, Weights
+from vapo.rollouts.engines.sync_check import Score, SyncCheck
+from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
+from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
+from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
+from vapo.rollouts.engines.vllm.engine_args import EngineSize
+
+_MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True)
+class ActorAccess:
+    """What engines need of the actor, sharded or not.
+
+    `weights` are the full tensors in the model folder's names; `logprobs` the trainer's own, [b, T]
+    at temperature 1; `gather` holds the full weights in the module. Every rank must call them.
+    """
+
+    model: PreTrainedModel
+    device: torch.device
+    weights: Weights
+    logprobs: Callable[[TokenInputs], torch.Tensor]
+    gather: Callable[[], AbstractContextManager[None]] = nullcontext
+    local_rank: int = 0
+
+
+def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
+    """A whole policy on one device, which is moved there."""
+    model.to(device)  # type: ignore[arg-type]
+    actor = Actor(model)
+    return ActorAccess(
+        model=model,
+        device=device,
+        weights=lambda: model.state_dict().items(),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
+    )
+
+
+def sampling_config(
+    config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
+) -> FitConfig:
+    """The policy in a folder, sampled as such a command says: what `make_sampler` reads of it."""
+    return FitConfig(
+        actor=ActorConfig(path=path),
+        data=config.data,
+        rollouts=config.rollouts,
+        evaluation=evaluation,
+        trainer=config.trainer,
+    )
+
+
+def check_engine(config: FitConfig) -> None:
+    """Raises: UserError: the engine is not installed, its options or the token are not good."""
+    if config.rollouts.engine != "vllm":
+        return
+    if config.rollouts.vllm.mode == "colocated":
+        check_options(config.rollouts.vllm)
+    else:
+        access_token()
+
+
+def make_sampler(
+    config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """The sampling engine of the config."""
+    if config.rollouts.engine == "vllm":
+        return _make_vllm_sampler(config, actor, tokenizer)
+    make: Callable[..., TransformersSampler] = TransformersSampler
+    if config.training.overlap_rollouts:
+        make = partial(DetachedTransformersSampler, lora=config.actor.lora)
+    return make(
+        actor.model,
+        tokenizer,
+        max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
+        device=actor.device,
+        gather=actor.gather,
+    )
+
+
+def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
+    """Room for the longest prompt and response, in training or evaluation."""
+    training, evaluation = config.rollouts, config.evaluation
+    longest = max(training.max_response_tokens, evaluation.max_response_tokens or 0)
+    tokens = config.data.max_prompt_tokens + longest
+    if num_positions is not None:
+        tokens = min(tokens, num_positions)
+    return EngineSize(tokens, training.max_concurrent_sequences)
+
+
+def _make_vllm_sampler(
+    config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
+) -> VllmSampler:
+    options = config.rollouts.vllm
+    dtype = _engine_dtype(config)
+    text_config = actor.model.config.get_text_config()
+    engine: Engine
+    if options.server_urls is None:
+        engine = make_colocated_engine(
+            config, actor.model.config, actor.device, local_rank=actor.local_rank
+        )
+        if options.tensor_parallel_size > 1:
+            engine = TensorParallelEngine(engine, options.tensor_parallel_size)
+    else:
+        urls = [url.strip() for url in options.server_urls.split(",")]
+        engine = RemoteEngine(urls, timeout_s=options.timeout_s)
+    gap = options.max_logprob_gap
+    sampler = VllmSampler(
+        engine,
+        tokenizer,
+        end_ids=end_token_ids(actor.model.generation_config, tokenizer),
+        weights=actor.weights,
+        dtype=dtype,
+        check=SyncCheck(
+            score_with(actor, pad_id=int(tokenizer.pad_token_id)),
+            vocab_size=text_config.vocab_size,
+            max_tokens=engine.max_tokens,
+            max_logprob_gap=_MAX_LOGPROB_GAP[dtype] if gap is None else gap,
+        ),
+    )
+    try:
+        sampler.sync(actor.weights())
+    except BaseException:
+        sampler.close()
+        raise
+    return sampler
+
+
+def make_colocated_engine(
+    config: FitConfig,
+    model_config: PretrainedConfig,
+    device: torch.device,
+    *,
+    local_rank: int = 0,
+) -> ColocatedEngine:
+    """An engine in this process, without weights."""
+    text_config = model_config.get_text_config()
+    return ColocatedEngine(
+        config.rollouts.vllm,
+        engine_size(config, getattr(text_config, "max_position_embeddings", None)),
+        model_path=config.actor.path,
+        dtype=str(_engine_dtype(config)).removeprefix("torch."),
+        device=device,
+        local_rank=local_rank,
+        heads=padded_heads(text_config) if device.type == "cpu" else None,
+    )
+
+
+def _engine_dtype(config: FitConfig) -> torch.dtype:
+    name = config.rollouts.vllm.dtype_name(config.trainer.precision, config.actor.dtype)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def score_with(actor: ActorAccess, *, pad_id: int) -> Score:
+    """The trainer's side of the check after a sync."""
+
+    def score(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        inputs = token_inputs(pairs, pad_id=pad_id).to(actor.device)
+        with torch.no_grad(), actor.gather():
+            rows: list[list[float]] = actor.logprobs(inputs).float().tolist()
+        return [row[: len(response)] for row, (_, response) in zip(rows, pairs, strict=True)]
+
+    return score

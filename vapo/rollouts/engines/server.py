@@ -1,0 +1,137 @@
+"""An engine behind HTTP, for trainers on other devices or hosts: JSON and safetensors, no pickle.
+
+    GET  /info      what the engine holds
+    POST /generate  requests in; lines out: tokens heard, responses finished, at last all of them
+    POST /weights   some tensors of a push, as one safetensors file; they are kept until
+    POST /load      puts them into the engine
+
+Many connections are served, each in a thread of its own; what they ask of the engine is done one
+at a time, in the order of arrival, in the thread that serves. Who may ask, how long a request may
+take and how large it may be: `server_requests.py`. Every error has a status code and one line,
+`{"error": ...}`; one that comes after the first line of a response is its last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from http.server import ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+from torch import Tensor
+
+from vapo.rollouts.engines.engine import HeardEngine
+from vapo.rollouts.engines.server_handler import RequestHandler
+from vapo.rollouts.engines.server_requests import Limits, RefusalError
+
+
+class EngineServer(ThreadingHTTPServer):
+    """Serves one engine. `serve_forever` runs it in the caller's thread, where vLLM lives.
+
+    Args:
+        token: what every request must carry; None: nothing.
+        host_names: names by which trainers may call this host, beside addresses and `localhost`.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        engine: HeardEngine,
+        *,
+        limits: Limits,
+        token: str | None = None,
+        host_names: Collection[str] = (),
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.engine = engine
+        self.limits = limits
+        self.token = token
+        self.host_names = frozenset({"localhost", *map(str.lower, host_names)})
+        self.pushed: tuple[str, dict[str, Tensor]] = ("", {})  # of which push; the engine's thread
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._slots = threading.BoundedSemaphore(limits.connections)
+        super().__init__(address, RequestHandler)
+
+    def server_bind(self) -> None:
+        """Without `HTTPServer`'s look-up of the host's name, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Until `shutdown`, or an interrupt of this thread."""
+        accepting = threading.Thread(
+            target=super().serve_forever, args=(poll_interval,), name="rollout-server", daemon=True
+        )
+        accepting.start()
+        try:
+            while (job := self._jobs.get()) is not None:
+                _run(*job)
+        finally:
+            super().shutdown()
+            while not self._jobs.empty():
+                if (job := self._jobs.get()) is not None and not job[0].cancelled():
+                    job[0].set_exception(_stopping())
+
+    def shutdown(self) -> None:
+        """End `serve_forever` once the engine has done what was asked before."""
+        self._jobs.put(None)
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Have it done in the engine's thread, after what was submitted before."""
+        future: Future[Any] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there are not too many already."""
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError):  # the client has left: nobody to tell
+                request.settimeout(1.0)
+                line = json.dumps({"error": f"{self.limits.connections} connections are served"})
+                request.sendall(f"HTTP/1.0 503 Service Unavailable\r\n\r\n{line}\n".encode())
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Only our own bugs have tracebacks; a client that left in the middle is none."""
+        traceback.print_exc()
+
+
+def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except Exception as error:
+        future.set_exception(error)
+    except BaseException:
+        future.set_exception(_stopping())
+        raise
+    else:
+        future.set_result(result)
+
+
+def _stopping() -> RefusalError:
+    return RefusalError(503, "the rollout server is stopping")

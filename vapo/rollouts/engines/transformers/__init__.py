@@ -1,0 +1,1 @@
+"""Sampling with Transformers, in the trainer's process."""

@@ -1,0 +1,44 @@
+"""The Transformers engine on a copy of the weights: it can sample while the actor is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.config.networks import LoraConfig
+from vapo.networks.lora import plain_copy
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+
+
+class DetachedTransformersSampler(TransformersSampler):
+    """A `TransformersSampler` whose weights are those of the last `sync`, at first the actor's.
+
+    It costs the memory of one more actor, without gradients and optimizer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        lora: LoraConfig | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(plain_copy(model, lora), tokenizer, **options)
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the actor's weights.
+
+        Raises:
+            ValueError: the names are not those of the engine's own weights, each of them once.
+        """
+        left = self._model.state_dict()
+        for name, tensor in weights:
+            if name not in left:
+                raise ValueError(f"the engine has no weight {name}, or got it twice")
+            left.pop(name).copy_(tensor)
+        if left:
+            raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")

@@ -1,0 +1,263 @@
+"""A vLLM engine in this process, driven step by step."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from vapo.config.engines import VllmConfig
+from vapo.errors import UserError
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
+from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
+from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
+from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
+from vapo.rollouts.engines.watchdog import Watchdog
+
+INSTALL = (
+    "on a GPU machine `pip install 'vapo[vllm]'`, without a GPU `make vllm` (docs/rollouts.md)"
+)
+
+
+def require_vllm() -> None:
+    """Raises: UserError where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
+
+
+def check_options(options: VllmConfig) -> None:
+    """Raises: UserError if vLLM is missing, or does not know one of the engine arguments."""
+    require_vllm()
+    if options.engine_args:
+        with ProcessState({}).entered(), _quiet_import():
+            from vllm import EngineArgs
+        check_engine_args(options.engine_args, EngineArgs)
+
+
+class ColocatedEngine:
+    """See `Engine`. In a process group each rank has an engine of its own for its own prompts.
+
+    A response is a request of its own, not one of vLLM's `n`: vLLM would make `n` such requests
+    of it, with the seeds seed, seed + 1, ... Prompts are shared through the prefix cache either
+    way, and alone each request has the seed that the contract gives it and reports when it ends.
+    """
+
+    def __init__(
+        self,
+        options: VllmConfig,
+        size: EngineSize,
+        *,
+        model_path: str,
+        dtype: str,
+        device: torch.device,
+        local_rank: int = 0,
+        heads: PaddedHeads | None = None,
+    ) -> None:
+        require_vllm()
+        self._heads = heads
+        self.max_tokens = size.max_model_len
+        self.has_weights = False
+        self._timeout_s = options.timeout_s
+        self._sleep_level = options.sleep_level if device.type == "cuda" else 0
+        self._is_asleep = False
+        self._num_requests = 0
+        self._in_process_group = dist.is_initialized()
+        ranks = {}
+        if self._in_process_group:
+            ranks = {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(local_rank)}
+        self._state = ProcessState(ranks)
+        with self._state.entered(), _clear_errors("start"):
+            arguments = engine_arguments(
+                options,
+                size,
+                model_path=model_path,
+                dtype=dtype,
+                on_gpu=device.type == "cuda",
+                in_process_group=self._in_process_group,
+            )
+            if heads is not None:
+                arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
+            self._engine = _create(options, arguments)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        settings: SamplingSettings,
+        *,
+        end_ids: frozenset[int],
+        advance: Callable[[int], None] = lambda n: None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> list[Generated]:
+        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
+        engine = self._live()
+        with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
+            self._wake()
+            places: dict[str, int] = {}
+            results: list[Generated | None] = [None] * len(requests)
+            with _aborted_on_error(engine, places), _heard_tokens(engine, dog.heard, heard):
+                for place, request in enumerate(requests):
+                    places[self._submit(request, settings, end_ids)] = place
+                while engine.has_unfinished_requests():
+                    finished = engine.step()
+                    for output in finished:
+                        results[places[output.request_id]] = _generated(output)
+                    if finished:
+                        advance(len(finished))
+            whole = [result for result in results if result is not None]
+            if len(whole) < len(requests):
+                raise EngineError(f"{len(requests) - len(whole)} of {len(requests)} are missing")
+        return whole
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.load`."""
+        engine = self._live()
+        if self._heads is not None:
+            weights = self._heads.weights(weights)
+        with self._state.entered(), _clear_errors("take the new weights"), torch.no_grad():
+            if self._is_asleep:
+                engine.wake_up(tags=["weights"])
+            engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+            # What the old weights computed would be taken for the new ones' own.
+            if not engine.reset_prefix_cache():
+                raise EngineError("the prefix cache could not be reset")
+            if self._is_asleep:
+                engine.wake_up(tags=["kv_cache"])
+        self._is_asleep, self.has_weights = False, True
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`; nothing on a CPU."""
+        if self._sleep_level == 0 or self._is_asleep:
+            return
+        with self._state.entered(), _clear_errors("sleep"):
+            self._live().sleep(level=self._sleep_level)
+        self._is_asleep = True
+        self.has_weights = self.has_weights and self._sleep_level < 2
+
+    def close(self) -> None:
+        """Free the engine; the trainer's process group stays."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with self._state.entered(), default_group_kept(self._in_process_group):
+                engine.engine_core.shutdown()
+
+    def _live(self) -> Any:
+        if self._engine is None:
+            raise EngineError("the vLLM engine is closed")
+        return self._engine
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._live().wake_up()
+            self._is_asleep = False
+
+    def _submit(self, request: Request, settings: SamplingSettings, end_ids: frozenset[int]) -> str:
+        from vllm import SamplingParams, TokensPrompt
+
+        name, self._num_requests = str(self._num_requests), self._num_requests + 1
+        self._live().add_request(
+            name,
+            TokensPrompt(prompt_token_ids=list(request.prompt_ids)),
+            SamplingParams(
+                max_tokens=settings.max_response_tokens,
+                temperature=0.0 if settings.greedy else settings.temperature,
+                top_p=1.0 if settings.greedy else settings.top_p,
+                top_k=0 if settings.greedy else settings.top_k,
+                seed=None if settings.greedy else request.seed,
+                stop_token_ids=sorted(end_ids),
+                ignore_eos=True,  # the end tokens are those named above, no others
+                logprobs=0,  # the sampled token's own
+                detokenize=False,
+                output_kind=_final_only(),
+            ),
+        )
+        return name
+
+
+def _final_only() -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
+
+
+def _create(options: VllmConfig, arguments: dict[str, Any]) -> Any:
+    with _quiet_import():
+        from vllm import EngineArgs, LLMEngine
+
+        check_engine_args(options.engine_args, EngineArgs)
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+@contextmanager
+def _quiet_import() -> Iterator[None]:
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # a CPU has no Triton
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _generated(output: Any) -> Generated:
+    (completion,) = output.outputs
+    ids = tuple(completion.token_ids)
+    logprobs = tuple(
+        float(entry[token].logprob) for token, entry in zip(ids, completion.logprobs, strict=True)
+    )
+    return Generated(ids, logprobs)
+
+
+@contextmanager
+def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
+    """Take these requests out of the engine if their call ends early: the next has its own."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to tell
+            engine.abort_request(list(names))
+        raise
+
+
+@contextmanager
+def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
+    """Call all `heard` at every step that sampled a token (outputs tell of finished responses)."""
+    core = engine.engine_core
+    get_output = core.get_output
+
+    def listening() -> Any:
+        outputs = get_output()
+        if outputs.outputs:
+            for call in heard:
+                call()
+        return outputs
+
+    core.get_output = listening
+    try:
+        yield
+    finally:
+        del core.get_output
+
+
+@contextmanager
+def _clear_errors(doing: str) -> Iterator[None]:
+    """Whatever vLLM raises, as one `EngineError` that says what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        mend = "see docs/rollouts.md"
+        if isinstance(error, torch.OutOfMemoryError) or "memory" in said.lower():
+            mend = (
+                "change rollouts.vllm.gpu_memory_utilization or kv_cache_memory_bytes, or lower "
+                "rollouts.max_concurrent_sequences"
+            )
+        if doing != "start":
+            mend += f"; {RESUME_HINT}"
+        raise EngineError(f"the vLLM engine could not {doing}: {said}; {mend}") from error

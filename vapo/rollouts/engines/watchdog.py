@@ -1,0 +1,75 @@
+"""Ends a wait for an engine that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from vapo.rollouts.engines.engine import RESUME_HINT, EngineError
+
+_GRACE_S = 30.0
+
+
+class Watchdog:
+    """A `with` block in which `heard()` must be called at least every `timeout_s` seconds.
+
+    After a silence the block's thread is interrupted, and the block ends in an `EngineError`.
+    A run's own handler of interrupts only takes note of them, so it is put aside in here.
+    A thread that does not return from native code (a collective that waits for a dead rank)
+    cannot be interrupted: the process is ended, as nothing else would end it.
+    """
+
+    def __init__(self, timeout_s: float, *, grace_s: float = _GRACE_S) -> None:
+        self._timeout_s, self._grace_s = timeout_s, grace_s
+        self._fired = False
+        self._handler: Any = None
+        self._done = threading.Event()
+        self._last = time.monotonic()
+        self._watched = threading.current_thread()
+        self._thread = threading.Thread(target=self._watch, name="vllm-watchdog", daemon=True)
+
+    def heard(self) -> None:
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self.heard()
+        if self._watched is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._fired and kind is KeyboardInterrupt:
+            raise EngineError(self._message()) from None
+
+    def _message(self) -> str:
+        return (
+            f"the vLLM engine has given no token for {self._timeout_s:g} s "
+            f"(rollouts.vllm.timeout_s) and counts as hung; {RESUME_HINT}"
+        )
+
+    def _watch(self) -> None:
+        while not self._done.wait(max(self._last + self._timeout_s - time.monotonic(), 0.01)):
+            if time.monotonic() - self._last >= self._timeout_s:
+                break
+        if self._done.is_set():
+            return
+        self._fired = True
+        assert self._watched.ident is not None
+        signal.pthread_kill(self._watched.ident, signal.SIGINT)
+        if not self._done.wait(self._grace_s):
+            print(f"vapo: {self._message()}", file=sys.stderr, flush=True)
+            os._exit(2)

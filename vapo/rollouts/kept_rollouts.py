@@ -1,0 +1,176 @@
+"""An iteration's rollouts on disk until its checkpoint is there: sampling is not paid twice.
+
+One safetensors file for each process; texts and verdicts lie in it as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vapo.rollouts.sampling_ahead import SampledAhead
+from vapo.runs.atomic_files import write_whole
+from vapo.runs.run_dirs import RunDir
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+
+_TENSORS = ("response_ids", "response_mask", "rollout_logprobs", "rewards", "is_correct")
+_OPTIONAL = ("loss_mask", "baseline_rewards")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rollouts are of; those of any other origin are not used.
+
+    `identity` is the config's, `weights` the name of the actor's weights (see `Lineage`) as they
+    are when the iteration begins.
+    """
+
+    iteration: int
+    rank: int
+    world_size: int
+    identity: str
+    weights: str
+
+
+class KeptRollouts:
+    """The files in the run's folder; every process writes and reads its own."""
+
+    def __init__(self, run_dir: RunDir, prompts: Sequence[Prompt]) -> None:
+        self._run_dir = run_dir  # whose path the other processes learn late
+        self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
+
+    @property
+    def identity(self) -> str:
+        return self._run_dir.identity
+
+    @property
+    def folder(self) -> Path:
+        return self._run_dir.rollouts
+
+    def path(self, iteration: int, rank: int) -> Path:
+        return self.folder / f"iteration_{iteration:06d}_rank_{rank}.safetensors"
+
+    def has(self, iteration: int, rank: int) -> bool:
+        return self.path(iteration, rank).is_file()
+
+    def write(self, origin: Origin, sampled: SampledAhead) -> None:
+        """Raises: OSError"""
+        batch = sampled.batch
+        tensors = {name: getattr(batch, name).contiguous() for name in _TENSORS}
+        for name in _OPTIONAL:
+            if getattr(batch, name) is not None:
+                tensors[name] = getattr(batch, name).clone().contiguous()
+        tensors["logprobs_exact"] = torch.tensor(
+            [p for r in batch.rollouts for p in r.rollout_logprobs], dtype=torch.float64
+        )
+        tensors["json"] = torch.frombuffer(bytearray(_to_json(sampled)), dtype=torch.uint8)
+        metadata = {"origin": json.dumps(asdict(origin)), "digest": _digest(tensors)}
+        self.folder.mkdir(exist_ok=True)
+        write_whole(
+            self.path(origin.iteration, origin.rank),
+            lambda aside: save_file(tensors, aside, metadata),
+        )
+
+    def read(self, origin: Origin) -> SampledAhead | None:
+        """What was kept of exactly this origin; None if there is nothing, or it is damaged."""
+        path = self.path(origin.iteration, origin.rank)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("origin") != json.dumps(asdict(origin)):
+                    return None
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception:  # safetensors raises its own kinds
+            return None
+        if metadata.get("digest") != _digest(tensors):
+            return None
+        return self._from_json(tensors["json"].numpy().tobytes(), tensors, origin.iteration)
+
+    def forget(self, *, before: int) -> None:
+        """Remove all processes' files of the iterations below `before`."""
+        for path in self.folder.glob("iteration_*_rank_*.safetensors"):
+            if int(path.name.split("_")[1]) < before:
+                path.unlink(missing_ok=True)
+
+    def _from_json(
+        self, text: bytes, tensors: dict[str, Tensor], iteration: int
+    ) -> SampledAhead | None:
+        contents = json.loads(text)
+        prompts = [self.prompts.get(row["prompt_id"]) for row in contents["rollouts"]]
+        known = [prompt for prompt in prompts if prompt is not None]
+        if len(known) < len(prompts) or _prompts_digest(known) != contents["prompts"]:
+            return None  # the data has changed
+        lengths = tensors["response_mask"].sum(dim=1).tolist()
+        ids = tensors["response_ids"][tensors["response_mask"]].split(lengths)
+        logprobs = tensors["logprobs_exact"].split(lengths)
+        rollouts = [
+            Rollout(
+                prompt=prompt,
+                response_ids=tuple(ids[i].tolist()),
+                response_text=row["text"],
+                rollout_logprobs=tuple(logprobs[i].tolist()),
+                finish_reason=FinishReason(row["finish_reason"]),
+            )
+            for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
+        ]
+        batch = RolloutBatch(
+            rollouts=rollouts,
+            verdicts=[Verdict(**verdict) for verdict in contents["verdicts"]],
+            group_size=contents["group_size"],
+            max_response_tokens=contents["max_response_tokens"],
+            **{name: tensors[name] for name in (*_TENSORS, *_OPTIONAL) if name in tensors},
+        )
+        return SampledAhead(
+            iteration,
+            contents["policy_iterations"],
+            Phase(contents["phase"]),
+            batch,
+            contents["metrics"],
+        )
+
+
+def _to_json(sampled: SampledAhead) -> bytes:
+    batch = sampled.batch
+    contents: dict[str, Any] = {
+        "policy_iterations": sampled.policy_iterations,
+        "phase": sampled.phase.value,
+        "metrics": sampled.metrics,
+        "group_size": batch.group_size,
+        "max_response_tokens": batch.max_response_tokens,
+        "verdicts": [asdict(verdict) for verdict in batch.verdicts],
+        "prompts": _prompts_digest([rollout.prompt for rollout in batch.rollouts]),
+        "rollouts": [
+            {
+                "prompt_id": rollout.prompt.prompt_id,
+                "text": rollout.response_text,
+                "finish_reason": rollout.finish_reason.value,
+            }
+            for rollout in batch.rollouts
+        ],
+    }
+    return json.dumps(contents).encode()
+
+
+def _prompts_digest(prompts: Sequence[Prompt]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([prompt.text, prompt.prompt_ids, prompt.answer]).encode())
+    return digest.hexdigest()
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Runs: folders, checkpoints, stopping and resuming."""

@@ -1,0 +1,178 @@
+"""Writing a checkpoint so that nothing breaks it: aside, checked, then put in its place.
+
+An error on any process is known to all of them before the next collective.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from vapo.system.distributed import leave_together, rank, world_size
+from vapo.errors import InterruptedRunError
+from vapo.runs.checkpoints import SHARDS_NAME, STATE_NAME
+from vapo.runs.atomic_files import replace_folder, sync
+from vapo.runs.manifests import Manifest, describe_file
+
+_SPARE_BYTES = 1 << 20
+_AFTER = (
+    "; earlier checkpoints are whole, and so are the iteration's rollouts: mend it, then "
+    "`--ckpt_path last` goes on"
+)
+SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
+
+
+def collect_state(trainer: L.Trainer) -> dict[str, Any]:
+    """The whole state of the run, partly the live tensors; every process must call it."""
+    return trainer._checkpoint_connector.dump_checkpoint()
+
+
+def write_checkpoint(
+    state: dict[str, Any],
+    final: Path,
+    manifest: Manifest,
+    *,
+    sharded: bool,
+    expected: int,
+    group: dist.ProcessGroup | None = None,
+) -> Manifest:
+    """Write a state to the folder `final`; every process must call it.
+
+    Args:
+        manifest: without files.
+        sharded: each process writes its own shards.
+        expected: bytes that must be free.
+        group: the processes, where this is not the thread whose collectives use the default one.
+
+    Raises: InterruptedRunError on all processes; what was there before is as it was.
+    """
+    aside = final.with_name(f".{final.name}.new")
+    what = f"cannot write the checkpoint {final}"
+    files: dict[str, Any] = {}
+
+    def make_room() -> None:
+        aside.mkdir()  # what a killed run left there was removed at the start
+        check_space(aside, expected, "the checkpoint")
+
+    def write() -> None:
+        _write_state(state, aside, sharded, group)
+        for path in sorted(aside.iterdir()):
+            if _is_mine(path.name):
+                sync(path)
+                files[path.name] = describe_file(path)
+
+    together(make_room, what, after=_AFTER, first_only=True, group=group)
+    together(write, what, after=_AFTER, group=group)
+    manifest = replace(manifest, files=_merged(files, group))
+
+    def put_in_place() -> None:
+        manifest.write(aside)
+        replace_folder(aside, final)
+
+    together(put_in_place, what, after=_AFTER, first_only=True, group=group)
+    return manifest
+
+
+def _write_state(
+    state: dict[str, Any], folder: Path, sharded: bool, group: dist.ProcessGroup | None
+) -> None:
+    """As Lightning lays it out, which reads it again.
+
+    Its own writers go through memory and $TMPDIR (a file), or use the default group (shards).
+    """
+    name, shared = STATE_NAME, state
+    if sharded:
+        name, shared = SHARDS_NAME, dict(state)
+        shards = {"state_dict": shared.pop("state_dict")}
+        for index, optimizer in enumerate(shared.pop("optimizer_states")):
+            shards[f"optimizer_{index}"] = optimizer
+        dcp.save(shards, checkpoint_id=folder, process_group=group)
+    if rank() == 0:
+        with (folder / name).open("wb") as file:
+            torch.save(shared, file)
+
+
+def together(
+    action: Callable[[], object],
+    what: str,
+    *,
+    after: str = "",
+    first_only: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Do it on every process, or on the first alone; if it fails on one, it does on all.
+
+    Raises: InterruptedRunError: `what`, the reason, `after`.
+    """
+    problem = ""
+    if rank() == 0 or not first_only:
+        try:
+            action()
+        except SAVE_ERRORS as error:
+            problem = one_line(error)
+    problems = [problem]
+    if world_size() > 1:
+        problems = [""] * world_size()
+        dist.all_gather_object(problems, problem, group=group)
+    found = next((text for text in problems if text), None)
+    if found is not None:
+        leave_together(group)
+        # the first process says it
+        raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
+
+
+def one_line(error: BaseException) -> str:
+    """The system's word, if there is one behind the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _is_mine(name: str) -> bool:
+    """Whether this process describes the file: its own shards; the first one all that is shared."""
+    if name.endswith(".distcp"):
+        return name.startswith(f"__{rank()}_")
+    return rank() == 0
+
+
+def _merged(files: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    if world_size() == 1:
+        return files
+    parts: list[dict[str, Any]] = [{}] * world_size()
+    dist.all_gather_object(parts, files, group=group)
+    return {name: entry for part in parts for name, entry in part.items()}
+
+
+def expected_bytes(module: nn.Module) -> int:
+    """The size of a checkpoint: weights, buffers, and Adam's two moments of what is trained."""
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    buffers = sum(b.numel() * b.element_size() for b in module.buffers())
+    return weights + 2 * trained + buffers
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Raises: OSError when the disk has not that much room."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE_BYTES:
+        raise OSError(
+            f"{what} needs {_gib(needed)} GiB, and {folder} has {_gib(free)} GiB left; lower "
+            "checkpoints.keep, or set output_dir to a larger disk"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2g}"

@@ -1,0 +1,98 @@
+"""Whether a checkpoint is of the model that a config describes: asked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.networks.meta_device import empty_model
+from vapo.networks.lora import add_adapters
+from vapo.networks.build import critic_path
+from vapo.networks.actor import Actor
+from vapo.runs.manifests import Manifest
+from vapo.networks.critic import Critic
+
+_SHOWN = 3
+
+
+def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming what differs: the critic, parameters, their shapes or dtypes."""
+    has_critic = any(key.startswith("critic.") for key in manifest.parameters)
+    if has_critic != config.algorithm.has_critic:
+        raise UserError(
+            f"{name} has {'a' if has_critic else 'no'} critic, and this config has "
+            f"{'one' if config.algorithm.has_critic else 'none'} (algorithm.advantage_estimator "
+            f"is {config.algorithm.advantage_estimator})"
+        )
+    options = config.actor
+    if manifest.lora != adapter_options(config):
+        raise UserError(
+            f"{name} has {_adapters(manifest.lora)}, and actor.lora asks for "
+            f"{_adapters(adapter_options(config))}: set it as the run had it, or export the "
+            "checkpoint's actor and start from that folder"
+        )
+    empty = empty_model(
+        "causal_lm",
+        options.path,
+        dtype=options.dtype,
+        attn_implementation=options.attn_implementation,
+    )
+    if options.lora is not None:
+        add_adapters(empty, options.lora, seed=0)
+    actor = parameters_of(Actor(empty), "actor.")
+    _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
+    if has_critic:
+        path = critic_path(config)
+        empty = empty_model(
+            "value_model",
+            path,
+            dtype=config.critic.dtype,
+            attn_implementation=config.critic.attn_implementation,
+        )
+        _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
+
+
+def adapter_options(config: FitConfig) -> dict[str, Any] | None:
+    """As a manifest has them."""
+    return None if config.actor.lora is None else asdict(config.actor.lora)
+
+
+def _adapters(options: Mapping[str, Any] | None) -> str:
+    if options is None:
+        return "no adapters"
+    return f"adapters of {', '.join(f'{name} {value}' for name, value in options.items())}"
+
+
+def _check_network(
+    manifest: Manifest, ours: Mapping[str, str], name: str, network: str, where: str
+) -> None:
+    theirs = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
+    missing, left = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
+    shared = sorted(ours.keys() & theirs)
+    other = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
+    differences = [
+        *other[:_SHOWN],
+        *[f"{key} is not in it" for key in missing[:_SHOWN]],
+        *[f"{key} is not in the model" for key in left[:_SHOWN]],
+    ]
+    if differences:
+        total = len(other) + len(missing) + len(left)
+        more = f" and {total - len(differences)} more" if total > len(differences) else ""
+        raise UserError(
+            f"{name} is of another {network} than {where} ({network}.dtype included): it has "
+            f"{'; '.join(differences)}{more}"
+        )
+
+
+def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
+    """Name -> `dtype [shape]`, of the whole parameter where it is sharded."""
+    return {prefix + name: _describe(tensor) for name, tensor in module.named_parameters()}
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,115 @@
+"""A checkpoint's manifest: what it is of, and the checksum of each of its files.
+
+checkpoints/iteration_000005/
+    manifest.json     written last: a folder without one is not a checkpoint
+    state.pt          weights, optimizers, schedules, counters; or the shards of each process
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vapo import __version__
+from vapo.errors import UserError
+from vapo.runs.atomic_files import sha256, write_text
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = 1  # of folder and contents; another one is not read
+
+
+class DamagedCheckpointError(UserError):
+    """Not what was written: says which file, and how it differs."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
+
+    `lora`: the options of the actor's adapters, which names and shapes do not tell.
+    """
+
+    iteration: int
+    policy_steps: int
+    phase: str
+    identity: str
+    parameters: Mapping[str, str]
+    files: Mapping[str, tuple[int, str]]
+    lora: Mapping[str, Any] | None = None
+    vapo_version: str = __version__
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        contents = json.loads(json.dumps(asdict(self)))
+        text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
+        write_text(folder / MANIFEST_NAME, text + "\n")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for size, _ in self.files.values())
+
+
+def describe_file(path: Path) -> tuple[int, str]:
+    return path.stat().st_size, sha256(path)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone; the files are not looked at.
+
+    Raises: DamagedCheckpointError; UserError for one of another version.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        inside = folder / "checkpoints" / "last.ckpt"
+        hint = f"; it is a run's folder: give {inside}" if inside.exists() else ""
+        raise DamagedCheckpointError(
+            f"{folder} is not a whole checkpoint of this version: it has no {MANIFEST_NAME}{hint}"
+        )
+    try:
+        contents = json.loads(path.read_bytes())
+        digest = contents.pop("sha256")
+        is_ours = digest == _digest(contents)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        is_ours = False
+    if not is_ours:
+        raise DamagedCheckpointError(f"{path} is damaged: it does not match its own checksum")
+    if contents["format"] != FORMAT:
+        raise UserError(
+            f"{folder} was written by vapo {contents['vapo_version']} in format "
+            f"{contents['format']}; this is vapo {__version__}, which reads format {FORMAT}"
+        )
+    contents["files"] = {name: tuple(entry) for name, entry in contents["files"].items()}
+    return Manifest(**contents)
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest of a checkpoint whose every file is what was written.
+
+    Raises: DamagedCheckpointError naming the file.
+    """
+    manifest = read_manifest(folder)
+    for name, (size, _) in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpointError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: {path.stat().st_size} bytes of {size}"
+            )
+    with ThreadPoolExecutor(4) as threads:  # hashing lets other threads run
+        digests = list(threads.map(lambda name: sha256(folder / name), manifest.files))
+    for (name, (_, digest)), found in zip(manifest.files.items(), digests, strict=True):
+        if found != digest:
+            raise DamagedCheckpointError(
+                f"{folder / name} is damaged: it does not match its checksum"
+            )
+    return manifest
+
+
+def _digest(contents: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()

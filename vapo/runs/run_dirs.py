@@ -1,0 +1,255 @@
+"""A run's folder: where it is, what is in it, and how a later run finds it again.
+
+<output_dir>/<time>_<name>/
+    config.yaml           the resolved config
+    run.json              its state, its config's identity, its MLflow run
+    checkpoints/          iteration_000004, iteration_000005; last.ckpt, best.ckpt point to them
+    rollouts/             of the iteration in progress
+    pretrained_critic/    Hugging Face folder, after value pretraining
+    summary.json          at the end
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from vapo.config import FitConfig, resolve
+from vapo.config.checkpoints import identity_values, run_identity
+from vapo.config.layers import read_text
+from vapo.config.loading import flatten_deciding, flatten_tree, to_yaml
+from vapo.errors import UserError
+from vapo.system.main_process import is_main_process
+from vapo.runs.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
+from vapo.runs.atomic_files import write_text
+from vapo.runs.manifests import read_manifest
+from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
+
+RECORD_NAME = "run.json"
+LAST, BEST = "last.ckpt", "best.ckpt"
+
+Warn = Callable[[str], None]
+
+
+def tell(text: str) -> None:
+    """One line about what is resumed."""
+    if is_main_process():
+        print(f"vapo: {text}", file=sys.stderr)
+
+
+@dataclass
+class RunDir:
+    """A run's folder. Only the first process makes one, and holds its lock.
+
+    On the others `path` is the folder that it lies in, unless the run is resumed: they learn
+    it once the processes are connected. So any launcher will do.
+    """
+
+    path: Path
+    identity: str = ""
+    mlflow_run_id: str | None = None
+    is_same_config: bool = True  # as the run's, if it is gone on with
+    _lock: IO[str] | None = field(default=None, repr=False)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    def lock(self) -> None:
+        """Raises: UserError when another process is at work in the folder."""
+        if not is_main_process():
+            return
+        self._lock = (self.path / ".lock").open("a")
+        try:  # of the process, so that nothing that it started can hold on to it
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(
+                f"{self.path}: this run is still at work; wait for it or stop it"
+            ) from None
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def record(self, state: Literal["running", "stopped", "finished"], run_id: str | None) -> None:
+        if is_main_process():
+            contents = {"state": state, "identity": self.identity, "mlflow_run_id": run_id}
+            write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a run goes on: its folder, and its checkpoint if it has one already."""
+
+    run_dir: Path
+    checkpoint: Path | None
+
+
+def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resume | None:
+    """What `--ckpt_path` or `checkpoints.resume` say; None: a new run.
+
+    Raises: UserError when what is asked for is not there or not sound.
+    """
+    if ckpt_path is not None:
+        checkpoint = find_checkpoint(config.output_dir, ckpt_path, warn)
+        return Resume(checkpoint.parent.parent, checkpoint)
+    if config.checkpoints.resume == "never":
+        return None
+    output_dir = Path(config.output_dir).expanduser().absolute()
+    found = unfinished_run(output_dir, identity_of(config))
+    if found is None:
+        warn(f"checkpoints.resume: no unfinished run of this config in {output_dir}: a new one")
+        return None
+    checkpoint_or_none = sound_checkpoint(found / "checkpoints" / LAST, warn)
+    where = "its start" if checkpoint_or_none is None else checkpoint_or_none.name
+    warn(f"checkpoints.resume: going on with {found} from {where}")
+    return Resume(found, checkpoint_or_none)
+
+
+def identity_of(config: FitConfig) -> str:
+    return run_identity(flatten_deciding(config))
+
+
+def unfinished_run(output_dir: Path, identity: str) -> Path | None:
+    """The newest run of a config that has not finished and that nobody is at work on."""
+    for record in sorted(output_dir.glob(f"*/{RECORD_NAME}"), reverse=True):
+        contents = read_record(record.parent)
+        if contents.get("state") != "running" or contents.get("identity") != identity:
+            continue
+        if not (is_main_process() and _is_locked(record.parent)):
+            return record.parent
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    run_dir = RunDir(path)
+    try:
+        run_dir.lock()
+    except UserError:
+        return True
+    run_dir.close()
+    return False
+
+
+def read_record(run_dir: Path) -> dict[str, str]:
+    """run.json, or nothing where it cannot be read."""
+    try:
+        contents = json.loads((run_dir / RECORD_NAME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return contents if isinstance(contents, dict) else {}
+
+
+def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunDir:
+    """A new folder, or the one that is gone on with; locked by the first process.
+
+    Raises: UserError when it cannot be written, or another process is at work in it.
+    """
+    identity = identity_of(config)
+    if resume is not None:
+        path = resume.run_dir
+        record = read_record(path)
+        is_same = record.get("identity") == identity
+        run_dir = RunDir(path, identity, record.get("mlflow_run_id"), is_same_config=is_same)
+        try:
+            run_dir.lock()
+            if is_main_process():
+                (path / SUMMARY_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write in {path}: {error.strerror}") from None
+        return run_dir
+    if not is_main_process():
+        return RunDir(Path(config.output_dir).expanduser().absolute(), identity)
+    run_dir = RunDir(make_run_dir(config.output_dir, name), identity)
+    run_dir.lock()
+    (run_dir.path / CONFIG_NAME).write_text(to_yaml(config))
+    return run_dir
+
+
+def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
+    """Keys of the config whose values are not those that the run began with, with both."""
+    try:
+        began = _as_written((run_dir.path / CONFIG_NAME).read_text())
+    except (OSError, UserError):  # it is there to be read, and may be of another version
+        return []
+    now = _as_written(to_yaml(config))
+    keys = [key for key in now | began if now.get(key) != began.get(key)]
+    if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
+        return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
+    return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
+
+
+def _as_written(text: str) -> dict[str, Any]:
+    return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
+
+
+def how_to_go_on(run_dir: RunDir) -> str:
+    """The command that continues a stopped run."""
+    last = run_dir.checkpoints / LAST
+    if last.exists():
+        return f"go on with --ckpt_path {last}, or with checkpoints.resume=auto"
+    return "it has no checkpoint yet; checkpoints.resume=auto goes on from its start"
+
+
+def check_resumable(checkpoint: Path, config: FitConfig) -> None:
+    """Shards go on sharded, over any number of processes; one file goes on anywhere.
+
+    Raises: UserError naming the mend; also where the run is beyond the config's end.
+    """
+    pretraining = resolve(config).value_pretraining_iterations
+    most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
+    if done > most:
+        raise UserError(
+            f"{checkpoint} is of iteration {done}, beyond the {most} of this config "
+            f"({pretraining} of value pretraining, training.num_iterations "
+            f"{config.training.num_iterations}): raise training.num_iterations"
+        )
+    if is_sharded(checkpoint) and config.trainer.strategy != "fsdp":
+        raise UserError(
+            f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to go on with it "
+            "(trainer.devices=1 will do)"
+        )
+
+
+def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
+    """`last` and `best` mean the newest run in `output_dir` that has one; else a path.
+
+    A `last` that is damaged gives way to the newest sound one before it.
+
+    Raises: UserError when there is none.
+    """
+    path = _named_checkpoint(output_dir, ckpt_path)
+    checkpoint = sound_checkpoint(path, warn) if path.name == LAST and not path.is_file() else None
+    if checkpoint is None:
+        if not path.exists():
+            raise UserError(f"--ckpt_path: no checkpoint {path}")
+        checkpoint = path.resolve()
+        check(checkpoint)
+    if ckpt_path in ("last", "best"):
+        warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
+    return checkpoint
+
+
+def _named_checkpoint(output_dir: str, ckpt_path: str) -> Path:
+    if ckpt_path not in ("last", "best"):
+        return Path(ckpt_path).expanduser().absolute()
+    folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
+    found = [path / name for path in sorted(folder.glob("*/checkpoints"), reverse=True)]
+    for link in found:
+        if link.is_symlink() or (name == LAST and any(link.parent.glob(FOLDERS))):
+            return link
+    raise UserError(
+        f"--ckpt_path {ckpt_path}: no run in {folder} has a {name}; start one without "
+        "--ckpt_path, or set output_dir"
+    )

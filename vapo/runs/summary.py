@@ -1,0 +1,229 @@
+"""The end of a run: its folder, `summary.json`, and the short text that the user reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vapo.errors import InterruptedRunError, UserError
+from vapo.system.progress_display import format_seconds
+from vapo.tracking.provenance import versions
+from vapo.tracking.stores import locate_store
+from vapo.config.uris import without_credentials
+
+CONFIG_NAME = "config.yaml"
+SUMMARY_NAME = "summary.json"
+MAX_ATTEMPTS = 1000
+"""Runs of one name that begin in the same second."""
+
+
+@dataclass
+class RunSummary:
+    """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
+
+    `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote.
+    `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
+    last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
+    `faults` how many updates were skipped and rollouts left out. Use `make_summary`.
+    """
+
+    score_before: float | None
+    score_before_ci: tuple[float, float] | None
+    score_after: float | None
+    score_after_ci: tuple[float, float] | None
+    k: int
+    num_iterations: int
+    stage_seconds: dict[str, float]
+    total_seconds: float
+    mlflow_run_id: str | None
+    mlflow_experiment_id: str | None
+    tracking_uri: str
+    config_hash: str
+    score_best: float | None = None
+    best_iteration: int | None = None
+    status: str = "FINISHED"
+    stopped: str = ""
+    warnings: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    undelivered_records: int = 0
+    profile: str = ""
+    versions: dict[str, str] = field(default_factory=versions)
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    evaluation_after: dict[str, float] = field(default_factory=dict)
+
+
+def make_summary(
+    *, before: Mapping[str, float], after: Mapping[str, float], **fields: Any
+) -> RunSummary:
+    """A summary from the metrics of the first and the last evaluation, and the other fields.
+
+    Credentials in `tracking_uri` are left out.
+    """
+    uri = fields.pop("tracking_uri")
+    return RunSummary(
+        tracking_uri=without_credentials(uri),
+        score_before=before.get("eval/avg_at_k"),
+        score_before_ci=interval_of(before),
+        score_after=after.get("eval/avg_at_k"),
+        score_after_ci=interval_of(after),
+        evaluation_before=dict(before),
+        evaluation_after=dict(after),
+        **fields,
+    )
+
+
+def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
+    """A new folder `<output_dir>/<time>_<run_name>`, made before anything expensive.
+
+    Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
+        name cannot be so long.
+    """
+    safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}"
+    base = Path(output_dir).expanduser().absolute()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _check_length(safe_name, stem, os.pathconf(base, "PC_NAME_MAX"))
+        for attempt in range(1, MAX_ATTEMPTS):
+            run_dir = base / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                run_dir.mkdir()
+            except FileExistsError:
+                continue
+            return run_dir
+    except OSError as error:
+        raise UserError(
+            f"output_dir: cannot make a folder in {base}: {error.strerror}; choose another one, "
+            "as output_dir=runs/vapo"
+        ) from error
+    raise UserError(f"output_dir: {base} is full of folders named {stem}")
+
+
+def _check_length(name: str, stem: str, most_bytes: int) -> None:
+    """Raises: UserError if a folder cannot have this name and a number after it."""
+    num_bytes = len(name.encode())
+    allowed = most_bytes - (len(stem.encode()) - num_bytes) - len(f"-{MAX_ATTEMPTS}")
+    if num_bytes > allowed:
+        raise UserError(
+            f"tracking.run_name: '{name[:40]}...' has {num_bytes} bytes in UTF-8; the run's folder "
+            f"is named after it, which leaves it {allowed}: choose a shorter name"
+        )
+
+
+def write_summary(run_dir: Path, summary: RunSummary) -> Path:
+    """Write summary.json whole or not at all; nan becomes null.
+
+    Raises: InterruptedRunError if the run's folder was deleted, or cannot be written.
+    """
+    path = run_dir / SUMMARY_NAME
+    temporary = run_dir / f".{SUMMARY_NAME}.{os.getpid()}"
+    try:
+        temporary.write_text(json.dumps(_finite(asdict(summary)), indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        why = "the folder was deleted or moved" if not run_dir.is_dir() else error.strerror
+        raise InterruptedRunError(
+            f"the training is done, but {path} cannot be written: {why}"
+        ) from None
+    return path
+
+
+def render_summary(
+    summary: RunSummary,
+    run_dir: Path,
+    *,
+    recorded: str,
+    ablation: str | None = None,
+    checkpoint: Path | None = None,
+    value_pages: Path | None = None,
+) -> str:
+    """The text that ends `vapo fit`; its last line is the run's folder.
+
+    `recorded` is `RunLogger.describe()`; `ablation` an override that turns off a component
+    which this run used. The commands name the run's own resolved config.
+    """
+    config = f"--config {run_dir / CONFIG_NAME}"
+    rows = [
+        ("score before", describe_score(summary.score_before, summary.score_before_ci, summary.k)),
+        ("score after", describe_score(summary.score_after, summary.score_after_ci, summary.k)),
+        *([("score best", _best(summary))] if _has_better(summary) else []),
+        *([("stopped", summary.stopped)] if summary.stopped else []),
+        *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
+        *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
+        ("took", _times(summary)),
+        *([("time went to", summary.profile)] if summary.profile else []),
+        ("recorded", recorded),
+        ("open it", _how_to_open(summary.tracking_uri)),
+        *([("value pages", str(value_pages))] if value_pages is not None else []),
+    ]
+    next_commands = []
+    if ablation is not None:
+        next_commands.append(f"vapo fit {config} {ablation}")
+    if checkpoint is not None:
+        next_commands.append(f"vapo validate {config} --ckpt_path {checkpoint}")
+        next_commands.append(f"vapo export {checkpoint} {run_dir}/actor")
+    rows += [("" if i else "try next", command) for i, command in enumerate(next_commands)]
+    if summary.undelivered_records:
+        index = rows.index(("recorded", recorded)) + 1
+        text = f"{summary.undelivered_records} records were not delivered: vapo deliver {run_dir}"
+        rows.insert(index, ("", text))
+    lines = [f"{label:<13} {text}" for label, text in rows]
+    return "\n".join(["", *lines, "run folder:", str(run_dir)])
+
+
+def _has_better(summary: RunSummary) -> bool:
+    return summary.best_iteration not in (None, summary.num_iterations)
+
+
+def _best(summary: RunSummary) -> str:
+    assert summary.score_best is not None
+    score = f"{100 * summary.score_best:.1f} %"
+    return f"{score} after iteration {summary.best_iteration} (best.ckpt)"
+
+
+def _faults(faults: Mapping[str, int]) -> str:
+    counts = (f"{number} {key.replace('_', ' ')}" for key, number in faults.items() if number)
+    return f"{', '.join(counts)}: numbers that are not finite"
+
+
+def _how_to_open(tracking_uri: str) -> str:
+    if locate_store(tracking_uri).is_http:
+        return f"{tracking_uri} in a browser"
+    return "vapo ui" if tracking_uri == "mlruns" else f"vapo ui --tracking_uri {tracking_uri}"
+
+
+def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:
+    low, high = metrics.get("eval/avg_at_k_ci_low"), metrics.get("eval/avg_at_k_ci_high")
+    return None if low is None or high is None else (low, high)
+
+
+def describe_score(score: float | None, interval: tuple[float, float] | None, k: int) -> str:
+    if score is None:
+        return "not measured"
+    text = f"{100 * score:.1f} %"
+    if interval:
+        text += f"  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return f"{text}  (avg@{k}, held-out prompts)"
+
+
+def _times(summary: RunSummary) -> str:
+    stages = ", ".join(
+        f"{name} {format_seconds(seconds)}"
+        for name, seconds in sorted(summary.stage_seconds.items(), key=lambda item: -item[1])
+    )
+    total = f"{format_seconds(summary.total_seconds)}, {summary.num_iterations} iterations"
+    return f"{total} ({stages})" if stages else total
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,128 @@
+"""The table as Markdown, CSV and a page of HTML."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vapo.sweep.report.runs import Collection
+from vapo.sweep.report.table import Estimate, RowResult, conclusion
+
+_STYLE = """
+body { font: 11pt/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 60em; margin: 2em auto;
+       padding: 0 1em; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #ccc; }
+th { border-bottom: 2px solid #1a1a1a; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
+tr.full td { font-weight: 600; border-top: 1px solid #1a1a1a; }
+img { max-width: 100%; margin: 1em 0; }
+figure { margin: 2em 0; break-inside: avoid; }
+"""
+_CSV_COLUMNS = (
+    "row", "num_runs", "score", "score_low", "score_high", "difference", "difference_low",
+    "difference_high", "how", "paper_score", "paper_difference", "sign", "beyond_interval",
+)  # fmt: skip
+
+
+def header(collection: Collection) -> list[str]:
+    full = collection.full_system
+    difference = [f"difference to {full}"] if full else []
+    has_paper = any(row.paper_score is not None for row in collection.rows)
+    paper = ["paper", *(["paper's difference", "sign"] if full else [])] if has_paper else []
+    return ["row", "seeds", "score, %", *difference, *paper]
+
+
+def cells(collection: Collection, row: RowResult) -> list[str]:
+    """As many as `header`."""
+    full = collection.full_system
+    texts = [row.name, str(row.num_runs), _estimate(row.score)]
+    texts += [_estimate(row.difference, signed=True)] if full else []
+    if any(one.paper_score is not None for one in collection.rows):
+        texts.append(_number(row.paper_score))
+        if full:
+            texts += [_number(row.paper_difference, signed=True), _sign(row)]
+    return texts
+
+
+def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
+    titles = header(collection)
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    for row in table:
+        texts = cells(collection, row)
+        if row.name == collection.full_system:
+            texts = [f"**{text}**" if text else "" for text in texts]
+        lines.append(f"| {' | '.join(text.replace('|', '/') for text in texts)} |")
+    return "\n".join([*lines, "", *conclusion(collection, table)]) + "\n"
+
+
+def as_csv(table: Sequence[RowResult]) -> str:
+    """Numbers, unrounded; empty where there is none."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(_CSV_COLUMNS)
+    for row in table:
+        clear = "" if row.is_shown is None else row.is_shown
+        writer.writerow(
+            [row.name, row.num_runs, *_numbers(row.score), *_numbers(row.difference), row.how,
+             row.paper_score, row.paper_difference, row.sign, str(clear).lower()]
+        )  # fmt: skip
+    return stream.getvalue()
+
+
+def page(
+    collection: Collection, table: Sequence[RowResult], figures: Mapping[str, tuple[str, Path]]
+) -> str:
+    """One file that holds everything. `figures`: name -> (caption, PNG)."""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in header(collection))
+    body = []
+    for row in table:
+        mark = ' class="full"' if row.name == collection.full_system else ""
+        data = "".join(f"<td>{html.escape(text)}</td>" for text in cells(collection, row))
+        body.append(f"<tr{mark}>{data}</tr>")
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in conclusion(collection, table))
+    drawn = []
+    for caption, path in figures.values():
+        data = base64.b64encode(path.read_bytes()).decode()
+        drawn.append(
+            f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        )
+    title = html.escape(collection.title)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        f"{sentences}{''.join(drawn)}</body></html>\n"
+    )
+
+
+def _estimate(value: Estimate | None, *, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    sign = "+" if signed else ""
+    text = f"{value.mean:{sign}.1f}"
+    if value.interval:
+        text += f" [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
+    return text
+
+
+def _number(value: float | None, *, signed: bool = False) -> str:
+    return "" if value is None else f"{value:{'+' if signed else ''}g}"
+
+
+def _sign(row: RowResult) -> str:
+    """A difference of exactly 0 says all; any other is clear, not shown, or has no interval."""
+    if row.sign not in ("agrees", "differs") or row.is_shown is None:
+        return row.sign
+    return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"
+
+
+def _numbers(value: Estimate | None) -> list[float | None]:
+    if value is None:
+        return [None, None, None]
+    return [value.mean, *(value.interval or (None, None))]

@@ -1,0 +1,293 @@
+"""Runs as a report needs them, read from MLflow: of a sweep, by id, or of an experiment."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vapo.errors import UserError
+from vapo.sweep.report.recorded import SCORE, Recorded, as_recorded, facts_of, needed_pretraining
+from vapo.sweep.report.rows import RecordedRow, told_apart, usable
+from vapo.tracking.stores import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+_HISTORIES = (
+    SCORE,
+    "rollout/response_length_mean",
+    "rollout/reward_mean",
+    "actor/entropy",
+    "critic/value_loss",
+    "critic/explained_variance",
+    "progress/phase",
+    "progress/policy_steps",
+)
+_PAGE = 1000
+
+History = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class RowInfo:
+    """One line of the table, as the grid has it."""
+
+    name: str
+    system: str = ""
+    component_off: str = ""
+    paper_score: float | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. `history`: metric -> step -> value; `positions`: the position diagnostics."""
+
+    run_id: str
+    row: str
+    seed: int
+    history: History = field(default_factory=dict)
+    positions: Sequence[Mapping[str, Any]] = ()
+
+    def score(self, within: int | None = None) -> float | None:
+        """avg@k of the last evaluation, or of the last within so many policy steps."""
+        steps = self.history.get("progress/policy_steps", {})
+        scores = {
+            at: value
+            for at, value in self.history.get(SCORE, {}).items()
+            if within is None or steps.get(at, 0) <= within
+        }
+        return scores[max(scores)] if scores else None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The runs of one report, at most one of each row and seed.
+
+    `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
+    were told apart and which runs were left out. `within`: the table takes the last
+    evaluation within so many optimizer steps of the policy; None: the last of the run.
+    """
+
+    title: str
+    rows: Sequence[RowInfo]
+    runs: Sequence[RunRecord]
+    full_system: str | None = None
+    pretrainings: Sequence[RunRecord] = ()
+    missing: Sequence[str] = ()
+    parent_run_id: str | None = None
+    within: int | None = None
+    notes: Sequence[str] = ()
+
+    def of_row(self, name: str) -> list[RunRecord]:
+        return [run for run in self.runs if run.row == name]
+
+
+class Reader:
+    """Reads runs from one store."""
+
+    def __init__(self, store: Store) -> None:
+        from mlflow import MlflowClient
+
+        store.hand_over_credentials()
+        self.client: MlflowClient = MlflowClient(store.client_uri)
+        self.store = store
+
+    def sweep(self, parent_run_id: str, full_system: str | None = None) -> Collection:
+        """A sweep's runs, by its record; raises UserError if the run is no sweep's parent."""
+        parent = self._run(parent_run_id, "--sweep")
+        try:
+            record = json.loads(self._artifact(parent_run_id, "sweep.json"))
+        except (LookupError, ValueError):
+            raise UserError(
+                f"--sweep {parent_run_id}: this run has no sweep.json, so it is not the parent of "
+                "a sweep; give the id that `vapo sweep` printed, or use --runs"
+            ) from None
+        runs, missing = [], []
+        for entry in record["runs"]:
+            found = entry["mlflow_run_id"] and self._record(
+                entry["mlflow_run_id"], entry["row"], entry["seed"]
+            )
+            if entry["state"] == "finished" and found:
+                runs.append(found)
+            elif entry["state"] == "finished":
+                where = "finished, but not in the store or without an evaluation"
+                missing.append(f"{entry['row']}/{entry['seed']} ({where})")
+            else:
+                missing.append(f"{entry['row']}/{entry['seed']} ({entry['state']})")
+        full_system = full_system or record["full_system"]
+        check_full_system(full_system, [row["row"] for row in record["rows"]])
+        return Collection(
+            title=f"Sweep {record['grid']}",
+            rows=[
+                RowInfo(r["row"], r["system"], r["component_off"], r["paper_score"])
+                for r in record["rows"]
+            ],
+            runs=runs,
+            full_system=full_system,
+            pretrainings=self._pretrainings(record["value_pretrainings"]),
+            missing=missing,
+            parent_run_id=str(parent.info.run_id),
+        )
+
+    def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:
+        """Runs by id; rows, systems and paper scores from their tags."""
+        runs = [self._run(run_id, "--runs") for run_id in dict.fromkeys(run_ids)]
+        return self._collect("Runs", runs, full_system, only_finished=False)
+
+    def experiment(self, name: str, full_system: str | None = None) -> Collection:
+        """Every finished run of an experiment, sweeps' parents and value pretrainings apart."""
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            raise UserError(f"--experiment {name}: no such experiment in {self.store.shown_uri}")
+        runs = self._search(found.experiment_id)
+        return self._collect(f"Experiment {name}", runs, full_system, only_finished=True)
+
+    def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
+        """All of them, oldest first."""
+        runs: list[Any] = []
+        token = None
+        while True:
+            page = self.client.search_runs(
+                [experiment_id],
+                filter_string=filter_string,
+                max_results=_PAGE,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+    def _collect(
+        self, title: str, runs: Sequence[Any], full_system: str | None, *, only_finished: bool
+    ) -> Collection:
+        """Rows from the runs' names and from all that decides their numbers."""
+        chosen, notes = usable(map(as_recorded, runs), only_finished=only_finished)
+        by_id = {run.info.run_id: run for run in runs}
+        pretrainings: dict[str, Any] = {}
+        known = [replace(one, facts=self._facts(by_id[one.run_id], pretrainings)) for one in chosen]
+        is_first = [one.role == "value_pretraining" for one in known]
+        rows, of_rows = told_apart(one for one, yes in zip(known, is_first, strict=True) if not yes)
+        first, of_first = told_apart(one for one, yes in zip(known, is_first, strict=True) if yes)
+        notes += [*of_rows, *of_first]
+        if not rows:
+            kind = "finished run" if only_finished else "run"
+            raise UserError(" ".join([f"{title}: no {kind} with a recorded evaluation.", *notes]))
+        if full_system is None:
+            full_system, more = _marked(rows)
+            notes += more
+        check_full_system(full_system, [row.name for row in rows])
+        return Collection(
+            title,
+            [_row_info(row) for row in rows],
+            [self._read(one, row.name) for row in rows for one in row.runs],
+            full_system,
+            [self._read(one, row.name) for row in first for one in row.runs],
+            notes=tuple(notes),
+        )
+
+    def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
+        """`pretrainings`: those that were found so far, by identity."""
+        identity = needed_pretraining(run)
+        if identity is not None and identity not in pretrainings:
+            finished = f"attributes.status = 'FINISHED' and tags.identity = '{identity}'"
+            found = self._search(run.info.experiment_id, finished)
+            pretrainings[identity] = next(reversed(found), None)
+        pretraining = None if identity is None else pretrainings[identity]
+        name, run_id = "config_resumed.yaml", run.info.run_id
+        is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
+        return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
+
+    def _read(self, one: Recorded, row: str) -> RunRecord:
+        record = self._record(one.run_id, row, one.seed)
+        if record is None:
+            raise UserError(
+                f"run {one.run_id} of {row} was deleted while it was read: run it again"
+            )
+        return record
+
+    def _pretrainings(self, entries: Sequence[Mapping[str, Any]]) -> list[RunRecord]:
+        found = []
+        for entry in entries:
+            if entry["mlflow_run_id"]:
+                run = self._run(entry["mlflow_run_id"], "sweep.json")
+                name, _, seed = run.info.run_name.rpartition("/")
+                record = self._record(run.info.run_id, name, int(seed))
+                found += [record] if record else []
+        return found
+
+    def _record(self, run_id: str, row: str, seed: int) -> RunRecord | None:
+        """None for a run that is not in the store, or evaluated nothing."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            logged = self.client.get_run(run_id).data.metrics
+        except MlflowException:
+            return None
+        if SCORE not in logged:
+            return None
+        history = {
+            key: {m.step: m.value for m in self.client.get_metric_history(run_id, key)}
+            for key in _HISTORIES
+            if key in logged
+        }
+        return RunRecord(run_id, row, seed, history, self._positions(run_id))
+
+    def _positions(self, run_id: str) -> list[dict[str, Any]]:
+        names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
+        chosen = [name for name in names if name.endswith(".json")]
+        return [json.loads(self._artifact(run_id, name)) for name in chosen]
+
+    def _run(self, run_id: str, flag: str) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self.client.get_run(run_id)
+        except MlflowException:
+            raise UserError(f"{flag} {run_id}: no such run in {self.store.shown_uri}") from None
+
+    def _artifact(self, run_id: str, name: str) -> str:
+        """Raises: LookupError when there is none."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            with tempfile.TemporaryDirectory() as folder:  # by this client: of its own server
+                return Path(self.client.download_artifacts(run_id, name, folder)).read_text()
+        except (MlflowException, OSError) as error:
+            raise LookupError(name) from error
+
+
+def check_full_system(name: str | None, rows: Sequence[str]) -> None:
+    """Raises: UserError when it is not one of the rows."""
+    if name is not None and name not in rows:
+        raise UserError(f"--full_system {name}: not a row; rows: {', '.join(rows)}")
+
+
+def _row_info(row: RecordedRow) -> RowInfo:
+    off, paper = row.tag("component_off") or "none", row.tag("paper_score")
+    return RowInfo(
+        row.name,
+        row.tag("system") or "",
+        "" if off == "none" else off,
+        None if paper is None else float(paper),
+    )
+
+
+def _marked(rows: Sequence[RecordedRow]) -> tuple[str | None, list[str]]:
+    """The row that a sweep's grid calls the full system; of several, none, and that is said."""
+    marked = [row.name for row in rows if row.tag("full_system")]
+    if len(marked) < 2:
+        return next(iter(marked), None), []
+    names = ", ".join(marked)
+    return None, [
+        f"No row is compared with another: {len(marked)} rows are a full system ({names}); choose "
+        "one with --full_system."
+    ]

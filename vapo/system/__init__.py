@@ -1,0 +1,1 @@
+"""The machine: processes, devices, sharding, seeds, progress, times."""

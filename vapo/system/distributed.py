@@ -1,0 +1,105 @@
+"""The processes of a run: who started them, and sums and maxima over all of them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from torch import Tensor
+
+from vapo.config.schema import TrainerConfig
+from vapo.errors import UserError
+from vapo.system.main_process import is_main_process
+from vapo.system.ports import check_port
+
+
+def check_launch(trainer: TrainerConfig) -> None:
+    """Under torchrun or srun, the config must say how many processes they started.
+
+    Without them only MASTER_PORT is checked: Lightning starts `trainer.devices` itself.
+
+    Raises: UserError naming the keys and their values.
+    """
+    if TorchElasticEnvironment.detect():
+        launcher, count, per_host = "torchrun", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+    elif SLURMEnvironment.detect():
+        launcher, count, per_host = "SLURM", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"
+    else:
+        _check_master_port(trainer)
+        return
+    world = int(os.environ[count])
+    local = os.environ.get(per_host, "")
+    devices = int(local) if local.isdigit() else world // trainer.num_nodes
+    if trainer.devices == devices and devices * trainer.num_nodes == world:
+        return
+    strategy = " trainer.strategy=fsdp" if world > 1 else ""
+    raise UserError(
+        f"{launcher} started {world} processes ({devices} on each host), but trainer.devices is "
+        f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}: set trainer.devices="
+        f"{devices} trainer.num_nodes={max(world // max(devices, 1), 1)}{strategy}"
+    )
+
+
+def _check_master_port(trainer: TrainerConfig) -> None:
+    """Lightning starts the processes, which meet at MASTER_PORT, or else at a free port."""
+    port = os.environ.get("MASTER_PORT", "")
+    if trainer.devices * trainer.num_nodes == 1 or not port or not is_main_process():
+        return
+    mend = "set MASTER_PORT to a free port, or unset it where there is one host"
+    if not port.isdigit():
+        raise UserError(f"MASTER_PORT is {port!r}, not a port; {mend}")
+    check_port("", int(port), mend=mend)
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _device(group: dist.ProcessGroup | None = None) -> torch.device:
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+    if world_size() == 1:
+        return tensor
+    moved = tensor.detach().to(_device(), copy=True)
+    dist.all_reduce(moved, op=op)
+    return moved.to(tensor.device)
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """The tensor summed over all ranks, on the tensor's own device."""
+    return _all_reduce(tensor, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(tensor: Tensor) -> Tensor:
+    return _all_reduce(tensor, dist.ReduceOp.MAX)
+
+
+def all_ranks(is_true: bool) -> bool:
+    """Whether it is true on every rank."""
+    return int(max_over_ranks(torch.tensor(int(not is_true)))) == 0
+
+
+def leave_together(group: dist.ProcessGroup | None = None) -> None:
+    """Before a process ends: the others go only when the first needs nothing more of them.
+
+    A process that is gone takes with it what it has sent and nobody has read yet.
+    """
+    if world_size() > 1:
+        dist.broadcast(torch.zeros(1, device=_device(group)), src=0, group=group)
+
+
+def gather_over_ranks(tensor: Tensor) -> Tensor:
+    """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
+    if world_size() == 1:
+        return tensor
+    gathered: list[Tensor] = [torch.empty(0)] * world_size()
+    dist.all_gather_object(gathered, tensor.cpu())
+    return torch.cat(gathered).to(tensor.device)

@@ -1,0 +1,1 @@
+"""Training: iterations, minibatches, losses, updates."""

@@ -1,0 +1,78 @@
+"""Which rollouts of a mini-batch made its update bad. Only looked at when it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.system.distributed import sum_over_ranks
+from vapo.training.minibatches import Microbatch, Minibatch
+from vapo.types import Rollout
+
+_TRAINED_ON = (
+    "old_logprobs",
+    "ref_logprobs",
+    "advantages",
+    "importance_weights",
+    "old_values",
+    "value_targets",
+)
+_NUM_SHOWN = 4  # rollouts of a mini-batch in which no single one is bad
+
+
+@torch.no_grad()
+def inspect_minibatch(
+    minibatch: Minibatch,
+    forward: Callable[[Microbatch], dict[str, Tensor]],
+    *,
+    sums: str,
+    records: BadRollouts,
+    place: str,
+) -> str:
+    """Save the rollouts with numbers that are not finite, and say in words which numbers.
+
+    `forward` says again what the network says of a micro-batch; the weights have not changed.
+    It is a collective, so every rank must call this. Where each rollout's numbers are finite, and
+    their `sums` (loss and gradient norm, in words) are not, a few rollouts stand for all.
+    """
+    bad: dict[str, int] = {}
+    suspects: list[tuple[Rollout, dict[str, Any]]] = []
+    others: list[tuple[Rollout, dict[str, Any]]] = []
+    num_rows = 0
+    for micro in minibatch.microbatches:
+        numbers = {name: getattr(micro, name) for name in _TRAINED_ON}
+        numbers |= {name: value.cpu() for name, value in forward(micro).items()}
+        numbers = {name: value for name, value in numbers.items() if value is not None}
+        for name, value in numbers.items():
+            bad.setdefault(name, 0)
+            bad[name] += int(_bad_rows(value, micro).sum())
+        num_rows += len(micro.rollouts)
+        for row, rollout in enumerate(micro.rollouts):
+            names = [n for n, value in numbers.items() if _bad_rows(value, micro)[row]]
+            known = {
+                "where": place,
+                "not_finite": names or ["sum over tokens"],
+                "is_correct": bool(micro.is_correct[row]),
+                **{name: value[row] for name, value in numbers.items()},
+            }
+            (suspects if names else others).append((rollout, known))
+    counts = torch.tensor([num_rows, *bad.values()])
+    num_all, *numbers_bad = sum_over_ranks(counts).tolist()
+    if not any(numbers_bad):
+        records.save(others[:_NUM_SHOWN])
+        return sums
+    records.save(suspects)
+    return ", ".join(
+        f"{name} not finite in {number} of {num_all} rollouts"
+        for name, number in zip(bad, numbers_bad, strict=True)
+        if number
+    )
+
+
+def _bad_rows(value: Tensor, micro: Microbatch) -> Tensor:
+    """Of all response tokens: a nan that carries no loss still is one in the gradient (0 * nan)."""
+    return (~torch.isfinite(value) & micro.inputs.response_mask).any(dim=1)

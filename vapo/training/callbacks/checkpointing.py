@@ -1,0 +1,207 @@
+"""When a checkpoint is written, which are kept, and what `last.ckpt` and `best.ckpt` point to."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from vapo.errors import InterruptedRunError, UserError
+from vapo.runs.atomic_files import point_link
+from vapo.runs.background_saving import BackgroundSaves
+from vapo.runs.checkpoint_saving import (
+    check_space,
+    collect_state,
+    expected_bytes,
+    one_line,
+    together,
+    write_checkpoint,
+)
+from vapo.runs.checkpoints import FOLDERS, checkpoint_name, iteration_of
+from vapo.runs.compatibility import adapter_options, parameters_of
+from vapo.runs.manifests import Manifest
+from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
+from vapo.system.distributed import rank
+from vapo.tracking.logger import RunLogger
+from vapo.training.datamodule import datamodule_of
+from vapo.training.module import VapoModule
+
+
+class Checkpointing(Checkpoint):
+    """Saves at the end of an iteration: every n-th, the last, and each with a better score.
+
+    As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
+    logged is on the disk first, so that a resumed run never lacks it; once the checkpoint is in
+    its place, the rollouts that were kept for it are removed.
+
+    Args:
+        in_background: write while the next iteration runs; an error is raised at its end.
+        held: while it is true, nothing is saved.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        logger: RunLogger,
+        *,
+        every_n_iterations: int,
+        keep: int,
+        in_background: bool = False,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run_dir = run_dir
+        self.logger = logger
+        self.every_n_iterations = every_n_iterations
+        self.keep = keep
+        self.in_background = in_background
+        self.held = held
+        self._saves: BackgroundSaves | None = None
+        self.best_score = -math.inf
+        self.best_name: str | None = None
+        self._num_bytes = 0
+
+    @property
+    def best(self) -> tuple[float, int] | tuple[None, None]:
+        """The score of `best.ckpt`, and the iteration that wrote it."""
+        if self.best_name is None:
+            return None, None
+        return self.best_score, iteration_of(self.best_name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score, "best_name": self.best_name}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_score, self.best_name = state_dict["best_score"], state_dict["best_name"]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Tell the other processes where the run's folder is."""
+        self.run_dir.path = Path(trainer.strategy.broadcast(str(self.run_dir.path)))
+        resumes = trainer.ckpt_path is not None
+        if trainer.strategy.broadcast(resumes) is not resumes:
+            raise UserError(
+                f"process {rank()} does not see the checkpoint that the first goes on with: "
+                "output_dir must be on a disk that all hosts share"
+            )
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Whether all that will be kept finds room, before anything is sampled."""
+        if self.in_background:
+            self._saves = BackgroundSaves()
+        self._num_bytes = expected_bytes(pl_module)
+        together(self._prepare, "the run cannot begin", first_only=True)
+
+    def _prepare(self) -> None:
+        folder = self.run_dir.checkpoints
+        folder.mkdir(exist_ok=True)
+        for left_over in folder.glob(".iteration_*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        (folder / ".written").touch()  # whether it can be
+        (folder / ".written").unlink()
+        num_more = self.keep + 2 - len(list(folder.glob(FOLDERS)))  # the best, and one aside
+        check_space(folder, max(num_more, 1) * self._num_bytes, f"keeping {self.keep} and the best")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        started = time.monotonic()
+        iteration = int(pl_module.iteration)
+        score = float(trainer.callback_metrics["eval/avg_at_k"])
+        is_best = score > self.best_score
+        is_last = trainer.should_stop or iteration >= (trainer.max_epochs or 0)
+        is_due = is_best or is_last or iteration % self.every_n_iterations == 0
+        is_due = is_due and not self.held()
+        self._settle(wait=is_due or is_last)
+        if not is_due:
+            return
+        if is_best:
+            self.best_score, self.best_name = score, checkpoint_name(iteration)
+        self.logger.sync()
+        self._save(trainer, pl_module)
+        if is_last:
+            self._settle(wait=True)
+        waited_s = time.monotonic() - started
+        self.logger.log_metrics({"time/checkpoint_s": waited_s}, step=trainer.global_step)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """What ends the run is no reason to lose a checkpoint, or to hide that it was lost."""
+        error = None if self._saves is None else self._saves.drain()
+        if isinstance(error, InterruptedRunError):
+            tell(str(error))
+        elif error is not None:
+            tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A run killed between its last checkpoint and this has rollouts left."""
+        self._settle(wait=True)
+        kept, last = datamodule_of(trainer).kept, self.run_dir.checkpoints / LAST
+        if kept is not None and last.exists() and rank() == 0:
+            kept.forget(before=iteration_of(last.resolve().name))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._settle(wait=True)
+        if self._saves is not None:
+            self._saves.drain()
+
+    def _save(self, trainer: L.Trainer, module: VapoModule) -> None:
+        """Write the checkpoint, or begin to; nothing of the live run is looked at in the thread."""
+        manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
+        sharded = module.config.trainer.sharded_checkpoints
+        kept, saves = datamodule_of(trainer).kept, self._saves
+        group = None if saves is None else saves.group
+        name = checkpoint_name(manifest.iteration)
+        final = self.run_dir.checkpoints / name
+        trouble = "the checkpoints cannot be put in order"
+
+        def put_in_order() -> None:
+            self._tidy(name, best_name)
+            if kept is not None:
+                kept.forget(before=manifest.iteration)
+
+        def write(state: dict[str, Any]) -> Manifest:
+            written = write_checkpoint(
+                state, final, manifest, sharded=sharded, expected=expected, group=group
+            )
+            together(put_in_order, trouble, first_only=True, group=group)
+            return written
+
+        state = collect_state(trainer)
+        if saves is not None:
+            saves.start(state, write)
+        else:
+            self._num_bytes = write(state).num_bytes
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take the end of an earlier save, or its error, if there is one in flight."""
+        written = None if self._saves is None else self._saves.settle(wait=wait)
+        if written is not None:
+            self._num_bytes = written.num_bytes
+
+    def _manifest(self, module: VapoModule) -> Manifest:
+        return Manifest(
+            iteration=int(module.iteration),
+            policy_steps=int(module.policy_steps),
+            phase=module.phase.value,
+            identity=self.run_dir.identity,
+            parameters=parameters_of(module),
+            files={},
+            lora=adapter_options(module.config),
+        )
+
+    def _tidy(self, name: str, best_name: str | None) -> None:
+        """Point the links, then remove what is too old, or of a future that was gone back on."""
+        folder = self.run_dir.checkpoints
+        point_link(folder / LAST, name)
+        if best_name is not None and (folder / best_name).is_dir():
+            point_link(folder / BEST, best_name)
+        past = sorted(path.name for path in folder.glob(FOLDERS) if path.name <= name)
+        kept = {*past[-self.keep :], best_name}
+        for path in folder.glob(FOLDERS):
+            if path.name not in kept:
+                shutil.rmtree(path)

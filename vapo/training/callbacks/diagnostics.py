@@ -1,0 +1,111 @@
+"""Tables of values and advantages by token position, and pages of tokens, as artifacts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
+
+from vapo.diagnostics.value_page.about import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import PageContents
+from vapo.diagnostics.value_page.rendering import render_page
+from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.system.progress import Progress
+from vapo.tracking.logger import RunLogger
+from vapo.training.datamodule import datamodule_of, is_due
+from vapo.training.module import VapoModule
+
+_NOTE = "mlflow.note.content"
+
+
+class PositionDiagnostics(Callback):
+    """Writes `diagnostics/positions_iteration_0001.json`.
+
+    At the first and last iteration of each phase and, in both, at every
+    `evaluation.every_n_iterations`-th. The numbers are of the iteration's rollouts: from before
+    its update. Must come after `ValuePretraining`, which ends the phase.
+    """
+
+    def __init__(self, logger: RunLogger) -> None:
+        self.logger = logger
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        every_n = pl_module.config.evaluation.every_n_iterations
+        if not is_due(pl_module, pl_module.trained_phase, every_n):
+            return
+        columns = datamodule_of(trainer).positions()
+        if not columns:
+            return
+        iteration = int(pl_module.iteration) + 1
+        table = {
+            "iteration": iteration,
+            "phase": pl_module.trained_phase.value,
+            "policy_steps": pl_module.policy_steps_before,
+            "columns": columns,
+        }
+        self.logger.log_text(
+            json.dumps(table), f"diagnostics/positions_iteration_{iteration:04d}.json"
+        )
+
+
+class ValuePages(Callback):
+    """Writes `value_pages/iteration_0001.html`, and links it from the run.
+
+    When `value_pages` says so. What it shows is from before the iteration's update. Must come
+    after `ValuePretraining`, which ends the phase, and before `Recording`, which adds up times.
+    """
+
+    def __init__(
+        self, logger: RunLogger, tokenizer: PreTrainedTokenizerBase, progress: Progress
+    ) -> None:
+        self.logger = logger
+        self.token_text = TokenText(tokenizer)
+        self.progress = progress
+        self._linked = logger.is_resumed
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        datamodule = datamodule_of(trainer)
+        if not datamodule.page_is_due(pl_module.trained_phase):
+            return
+        with self.progress.stage("value_page"):
+            contents = datamodule.page()
+            if contents is None or not trainer.is_global_zero:
+                return
+            page = render_page(contents, self.token_text, self.about(pl_module, contents))
+        name = f"value_pages/iteration_{int(pl_module.iteration) + 1:04d}.html"
+        self.logger.log_text(page, name)
+        self.logger.set_tags({"value_page": name})
+        self.link()
+
+    def about(self, module: VapoModule, contents: PageContents) -> dict[str, Any]:
+        """What the page says of the run."""
+        config, phase = module.config, module.trained_phase
+        facts = {
+            "run": self.logger.run_id or "",
+            "phase": phase.value.replace("_", " "),
+            "policy updates so far": f"{int(module.policy_iterations)} iterations",
+            "responses": responses_fact(contents),
+            "actor": config.actor.path,
+            **estimator_facts(config),
+        }
+        name = config.tracking.run_name or f"vapo-seed{config.seed}"
+        return {
+            "title": f"{name}, iteration {int(module.iteration) + 1}",
+            "facts": facts,
+            "notes": list(notes(config, phase)),
+        }
+
+    def link(self) -> None:
+        """Once in a run, so that a description that someone edits meanwhile stays."""
+        if self._linked or self.logger.run_id is None:
+            return
+        place = f"#/experiments/{self.logger.experiment_id}/runs/{self.logger.run_id}"
+        line = f"[What the value model believes, token by token]({place}/artifacts/value_pages)"
+        given = (self.logger.tags or {}).get(_NOTE)
+        self.logger.set_tags({_NOTE: f"{given}\n\n{line}" if given else line})
+        self._linked = True

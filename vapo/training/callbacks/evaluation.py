@@ -1,0 +1,72 @@
+"""Held-out evaluation before the first, at every n-th and after the last policy iteration."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from vapo.evaluation import EvaluationResult, evaluate
+from vapo.runs.summary import describe_score, interval_of
+from vapo.system.progress import Progress
+from vapo.tracking.logger import RunLogger
+from vapo.training.datamodule import RolloutDataModule, datamodule_of
+from vapo.training.module import VapoModule
+from vapo.types import Phase
+
+
+class Evaluation(Callback):
+    """Keeps the first and the latest result; `eval/avg_at_k` is what `best.ckpt` is chosen by."""
+
+    def __init__(self, logger: RunLogger, progress: Progress) -> None:
+        self.logger = logger
+        self.progress = progress
+        self.first: dict[str, float] = {}
+        self.latest: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {"first": self.first, "latest": self.latest}
+
+    def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
+        self.first, self.latest = state_dict["first"], state_dict["latest"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.first:
+            self.first = self.run(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        if pl_module.trained_phase is Phase.POLICY_OPTIMIZATION:
+            finished = int(pl_module.policy_iterations) + 1
+            settings = pl_module.config
+            if (
+                finished % settings.evaluation.every_n_iterations == 0
+                or finished == settings.training.num_iterations
+            ):
+                self.run(trainer, pl_module)
+        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
+
+    def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Evaluate the current policy; log its metrics and a table of sample responses."""
+        assert isinstance(pl_module, VapoModule)
+        result: EvaluationResult = evaluate_policy(datamodule_of(trainer), self.progress)
+        self.latest = result.metrics
+        self.logger.log_metrics(result.metrics, step=trainer.global_step)
+        self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
+        score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
+        self.progress.note(
+            f"held-out score {describe_score(score, interval, pl_module.config.evaluation.k)}"
+        )
+        return result.metrics
+
+
+def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> EvaluationResult:
+    """The held-out score of the actor, by the config's evaluation settings."""
+    config = datamodule.config
+    return evaluate(
+        datamodule.prompts.heldout,
+        sampler=datamodule.sampler,
+        scorer=datamodule.scorer,
+        config=config.evaluation,
+        max_response_tokens=config.rollouts.max_response_tokens,
+        progress=progress,
+    )

@@ -1,0 +1,120 @@
+"""Metrics of every optimizer step and every iteration, to MLflow and to the live display."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+
+import lightning as L
+import psutil
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from vapo.networks.flops import peak_tflops
+from vapo.system.distributed import sum_over_ranks, world_size
+from vapo.system.progress import Progress
+from vapo.system.stage_times import IterationTimes, RunProfile, num_tokens, throughput_metrics
+from vapo.tracking.logger import RunLogger
+from vapo.training.datamodule import datamodule_of
+from vapo.training.module import PHASES, VapoModule
+
+GIB = 1024**3
+
+
+class Recording(Callback):
+    """Logs at the optimizer step (`trainer.global_step`), which is every chart's x axis."""
+
+    def __init__(self, logger: RunLogger, progress: Progress) -> None:
+        self.logger = logger
+        self.progress = progress
+        self._stages = ExitStack()
+        self._since = time.monotonic()
+        self._not_updated: set[str] = set()
+        self.profile = RunProfile()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._advance = self._stages.enter_context(
+            self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        assert isinstance(outputs, dict)
+        self.logger.log_metrics(outputs, step=trainer.global_step)
+        self._advance(1)
+        if batch_idx + 1 == trainer.num_training_batches:
+            self._stages.close()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        datamodule = datamodule_of(trainer)
+        now = time.monotonic()
+        iteration = IterationTimes(
+            self.progress.pop_iteration_seconds(),
+            pl_module.update_seconds,
+            iteration_s=now - self._since,
+        )
+        self._since = now
+        flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
+        peak = peak_tflops(pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device)
+        self.profile.add(iteration, num_tokens(datamodule.metrics), flops / world_size(), peak)
+        metrics = {
+            **datamodule.metrics,
+            **iteration.metrics(),
+            **throughput_metrics(iteration, datamodule.metrics, flops / world_size(), peak),
+            **memory_metrics(),
+            **{
+                f"{name}/minibatches_without_loss": float(number)
+                for name, number in pl_module.minibatches_without_loss.items()
+            },
+            "progress/iteration": float(pl_module.iteration) + 1,
+            "progress/phase": float(PHASES.index(pl_module.trained_phase)),
+            "progress/policy_steps": float(pl_module.policy_steps),
+        }
+        self.logger.log_metrics(metrics, step=trainer.global_step)
+        self.note_not_updated(pl_module)
+        self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
+
+    def note_not_updated(self, module: VapoModule) -> None:
+        """One line for each streak of iterations in which nothing has a loss of a network."""
+        num_minibatches = len(module.minibatch_metrics)
+        without = module.minibatches_without_loss
+        not_updated = {name for name, number in without.items() if number == num_minibatches}
+        for name in sorted(not_updated - self._not_updated):
+            self.progress.note(
+                f"{name}: not updated in iteration {int(module.iteration) + 1}: no token of its "
+                "rollouts carries loss"
+            )
+        self._not_updated = not_updated
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._stages.close()
+
+
+def memory_metrics() -> dict[str, float]:
+    """Resident memory of this process, and the peak that torch allocated on the GPU, in GiB."""
+    metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
+    if torch.cuda.is_available():
+        metrics["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / GIB
+    return metrics
+
+
+def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """The iteration's optimizer steps averaged, those with a finite number; nan without one."""
+    keys = {key for step in steps for key in step}
+    values = {
+        key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
+    }
+    return {key: sum(v) / len(v) if v else math.nan for key, v in values.items()}

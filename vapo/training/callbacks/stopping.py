@@ -1,0 +1,47 @@
+"""Where a run stops when it is asked to, and that it ends when another process is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+from vapo.runs.other_processes import Peers
+from vapo.runs.stopping import Stopping
+
+
+class StopAtSafePoints(Callback):
+    """After each minibatch all processes agree; the datamodule does the same between stages."""
+
+    def __init__(self, stopping: Stopping, peers: Peers) -> None:
+        self.stopping = stopping
+        self.peers = peers
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self.stopping.safe_point()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.peers.close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if self.stopping.requested:
+            self.peers.close()
+
+
+class NoSignals(_SignalConnector):
+    """Lightning's handlers broadcast from inside a handler, and requeue a SLURM job by themselves.
+
+    With several processes the first can hang; `vapo.runs.stopping` takes the signals instead.
+    """
+
+    def register_signal_handlers(self) -> None:
+        pass

@@ -1,0 +1,118 @@
+"""Watches each iteration's metrics, warns, and ends the run where the config says so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from vapo.config.watch import WatchConfig
+from vapo.diagnostics.watchers import WatcherState
+from vapo.errors import StoppedRun
+from vapo.runs.run_dirs import RunDir
+from vapo.system.distributed import max_over_ranks, rank
+from vapo.system.progress import Progress
+from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.recording import mean_of_steps
+from vapo.training.datamodule import datamodule_of
+from vapo.training.faults import Faults
+from vapo.training.module import VapoModule
+from vapo.types import Phase
+
+
+class Watch(Callback):
+    """Logs `faults/...` and `watch/...`; raises StoppedRun at the end of an iteration.
+
+    Must come after `Recording` and before the checkpoints, so that a run which stops has its
+    metrics, and keeps the checkpoint of before.
+    """
+
+    def __init__(
+        self, config: WatchConfig, run_dir: RunDir, logger: RunLogger, progress: Progress
+    ) -> None:
+        self.run_dir = run_dir
+        self.logger = logger
+        self.progress = progress
+        self.watchers = [WatcherState(name, w) for name, w in config.watchers().items()]
+        self.warnings: dict[str, str] = {}  # the newest of each watcher
+        self._faults: Faults | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, VapoModule)
+        self.watched(pl_module.faults)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        pl_module.faults.rollouts.open(self.run_dir.path, rank())
+
+    def watched(self, faults: Faults) -> None:
+        """Take the module's faults; their lines go to the console."""
+        self._faults = faults
+        faults.note = self.progress.note
+
+    def state_dict(self) -> dict[str, Any]:
+        return {state.name: state.state_dict() for state in self.watchers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for state in self.watchers:
+            if state.name in state_dict:
+                state.load_state_dict(state_dict[state.name])
+
+    @property
+    def holds_checkpoint(self) -> bool:
+        """Whether the run is in trouble that may end it: `last.ckpt` stays from before."""
+        assert self._faults is not None
+        return bool(self._faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Updates skipped and rollouts left out since the command began."""
+        return dict(self._faults.totals) if self._faults is not None else {}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        metrics = {**datamodule_of(trainer).metrics, **mean_of_steps(pl_module.minibatch_metrics)}
+        iteration, phase = int(pl_module.iteration) + 1, pl_module.trained_phase
+        logged = pl_module.faults.pop_metrics()
+        stops: list[WatcherState] = []
+        for state, is_alarm in self.look(iteration, phase, metrics):
+            logged[f"watch/{state.name}"] = float(is_alarm)
+            stops += [state] if is_alarm and state.watcher.action == "stop" else []
+        self.logger.log_metrics(logged, step=trainer.global_step)
+        if stops:
+            raise StoppedRun("; ".join(f"{s.describe()}; {s.advise()}" for s in stops))
+
+    def look(
+        self, iteration: int, phase: Phase, metrics: dict[str, float]
+    ) -> list[tuple[WatcherState, bool]]:
+        """The watchers that find their figure in an iteration, and whether they are in alarm."""
+        looks = []
+        for state in self.watchers:
+            if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
+                continue  # it is what the phase is there to raise
+            is_alarm = state.look(iteration, agreed(metrics, state))
+            if is_alarm:
+                self.warn(state)
+            if is_alarm is not None:
+                looks.append((state, is_alarm))
+        return looks
+
+    def warn(self, state: WatcherState) -> None:
+        """Once an episode, on the console and as a tag; the summary has the latest figure."""
+        assert state.episode is not None
+        self.warnings[state.name] = state.describe()
+        if not state.episode.alarmed:
+            state.episode.alarmed = True
+            self.progress.note(f"watch: {state.describe()}; {state.advise()}")
+            self.logger.set_tags({f"watch/{state.name}": state.describe()})
+
+
+def agreed(metrics: dict[str, float], state: WatcherState) -> dict[str, float]:
+    """The watcher's figures, the same on all ranks to the last bit: all stop, or none."""
+    values = [metrics.get(key, math.nan) for key in state.sign.metrics]
+    known = [v if math.isfinite(v) else -math.inf for v in values]
+    known_everywhere = max_over_ranks(torch.tensor(known, dtype=torch.double))
+    return dict(zip(state.sign.metrics, known_everywhere.tolist(), strict=True))

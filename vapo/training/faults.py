@@ -1,0 +1,104 @@
+"""Updates that are skipped because a number is not finite: the decision, the counts, the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vapo.errors import StoppedRun
+from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.system.distributed import max_over_ranks
+
+NETWORKS = ("actor", "critic")
+_LOOK_AT = {
+    "actor": "lower actor.optimizer.lr or actor.optimizer.max_grad_norm, or compute in "
+    "trainer.precision=32-true",
+    "critic": "lower critic.optimizer.lr, check rewards.correct and rewards.incorrect for size, "
+    "or compute in trainer.precision=32-true",
+}
+
+
+def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
+    """The gradient norm, and whether it and every rank's loss are finite.
+
+    One read from the device for both. The verdict is reduced as a flag, since a maximum of nans
+    is not the same on every backend: all ranks step, or none.
+    """
+    is_bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
+    is_bad = max_over_ranks(is_bad.to(norm.dtype))
+    norm_value, bad = torch.stack([norm.detach(), is_bad]).tolist()
+    return norm_value, not bad
+
+
+@dataclass
+class Streak:
+    """Updates of one network skipped in a row."""
+
+    count: int
+    since: str
+    reason: str
+
+
+class Faults:
+    """What went wrong so far, alike on all ranks.
+
+    An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
+    state nor the learning rate's schedule; it still is a mini-batch of `trainer.global_step`. A
+    mini-batch without a loss of the network is no fault, and not counted here.
+    """
+
+    def __init__(self, max_bad_updates: int, max_saved_rollouts: int) -> None:
+        self.max_bad_updates = max_bad_updates
+        self.rollouts = BadRollouts(max_saved_rollouts)
+        self.note: Callable[[str], None] = lambda text: None
+        self.streaks: dict[str, Streak] = {}
+        self.totals: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._leaves_out = False
+
+    def stepped(self, network: str) -> None:
+        """An update went well: the streak is over."""
+        if (streak := self.streaks.pop(network, None)) and streak.count > 1:
+            self.note(f"{network}: updates go on, after {streak.count} skipped in a row")
+
+    def skipped(self, network: str, place: str, reason: str) -> None:
+        """Count a skipped update; one line for each streak.
+
+        Raises: StoppedRun when there are too many in a row.
+        """
+        self._count(f"{network}_updates_skipped", 1)
+        streak = self.streaks.setdefault(network, Streak(0, place, reason))
+        streak.count += 1
+        if streak.count == 1:
+            self.note(
+                f"{network}: update skipped at {place}: {reason}; the weights stay as they "
+                f"were{self.rollouts.describe()}"
+            )
+        if streak.count >= self.max_bad_updates:
+            raise StoppedRun(
+                f"{streak.count} updates of the {network} in a row were not finite "
+                f"(watch.max_bad_updates), since {streak.since}: {streak.reason}"
+                f"{self.rollouts.describe()}; the weights are as before the first of them; "
+                f"{_LOOK_AT[network]}"
+            )
+
+    def left_out(self, number: int, place: str, reason: str) -> None:
+        """Count the iteration's rollouts that were left out; one line for each streak of them."""
+        self._count("rollouts_left_out", number)
+        if number and not self._leaves_out:
+            self.note(f"{number} rollouts left out in {place}: {reason}{self.rollouts.describe()}")
+        self._leaves_out = number > 0
+
+    def pop_metrics(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        keys = (*(f"{network}_updates_skipped" for network in NETWORKS), "rollouts_left_out")
+        counted, self._counted = self._counted, Counter()
+        return {f"faults/{key}": float(counted[key]) for key in keys}
+
+    def _count(self, key: str, number: int) -> None:
+        self._counted[key] += number
+        self.totals[key] += number

@@ -1,0 +1,244 @@
+"""From a rollout batch to optimizer steps: shuffle, split, cut by a token budget.
+
+A minibatch is one optimizer step; a micro-batch is one forward and backward of it. Every loss
+denominator is counted here, once per minibatch and over all ranks, so that a minibatch's
+gradient does not depend on how it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import LossReduction
+from vapo.networks.token_inputs import (
+    TokenInputs,
+    cut_by_tokens,
+    rollout_inputs,
+    sequence_lengths,
+)
+from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
+from vapo.types import Rollout, RolloutBatch
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Rows of one forward and backward.
+
+    `loss_mask` marks the tokens that carry loss, `policy_mask` those of them that carry the
+    policy's; `importance_weights` multiply the latter's, None: by 1.
+    """
+
+    inputs: TokenInputs
+    loss_mask: Bool[Tensor, "b T"]
+    policy_mask: Bool[Tensor, "b T"]
+    is_correct: Bool[Tensor, " b"]
+    old_logprobs: Float[Tensor, "b T"] | None
+    ref_logprobs: Float[Tensor, "b T"] | None
+    advantages: Float[Tensor, "b T"] | None
+    importance_weights: Float[Tensor, "b T"] | None
+    old_values: Float[Tensor, "b T"] | None
+    value_targets: Float[Tensor, "b T"] | None
+    rollouts: tuple[Rollout, ...]
+
+    def to(self, device: torch.device) -> Microbatch:
+        moved: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            moved[item.name] = value.to(device) if hasattr(value, "to") else value
+        return Microbatch(**moved)
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """Cut from the rollout batch as they are walked, so that its numbers are there only once."""
+
+    chunks: list[list[int]]
+    cut: Callable[[list[int]], Microbatch]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        return map(self.cut, self.chunks)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One optimizer step. The numbers count all micro-batches of all ranks.
+
+    `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
+    loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
+    policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
+    policy is. With a `fault`, which says why, nothing of it may be trained on.
+    """
+
+    microbatches: Microbatches
+    num_tokens: int
+    num_responses: int
+    num_positive_tokens: int
+    num_policy_tokens: int
+    num_policy_responses: int
+    num_advantage_tokens: int
+    max_response_tokens: int | None = None
+    fault: str | None = None
+
+    def denominator(self, reduction: LossReduction) -> int:
+        """What `losses.aggregate` divides this minibatch's losses over `loss_mask` by."""
+        return self._denominator(reduction, self.num_tokens, self.num_responses)
+
+    def policy_denominator(self, reduction: LossReduction) -> int:
+        """The same of the losses over `policy_mask`."""
+        return self._denominator(reduction, self.num_policy_tokens, self.num_policy_responses)
+
+    def _denominator(self, reduction: LossReduction, num_tokens: int, num_responses: int) -> int:
+        if reduction == "token_mean":
+            return num_tokens
+        if reduction != "constant_length":
+            return num_responses
+        assert self.max_response_tokens is not None, "the rollout batch has a token budget"
+        return num_responses * self.max_response_tokens
+
+
+def make_minibatches(
+    batch: RolloutBatch,
+    *,
+    num_minibatches: int,
+    max_tokens: int,
+    pad_id: int,
+    packed: bool = False,
+    seed: int,
+) -> list[Minibatch]:
+    """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
+
+    Rows without loss are spread evenly over the minibatches (`spread_rows`). Every rank must
+    call this.
+
+    Args:
+        num_minibatches: optimizer steps; must divide the rank's number of rollouts.
+        max_tokens: token budget of a micro-batch; padded ones count padding.
+        packed: without padding, in one row, which both networks must be able to read.
+        seed: of the permutation.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(batch), generator=generator).tolist()
+    if len(order) % num_minibatches:
+        raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
+    loss_mask, policy_mask = loss_masks(batch)
+    lacks = 2 - loss_mask.any(dim=1).long() - policy_mask.any(dim=1).long()
+    num_trained = gather_over_ranks((lacks == 0).sum().reshape(1))
+    spread = spread_rows(
+        order,
+        lacks.tolist(),
+        num_minibatches=num_minibatches,
+        first=int(num_trained[: rank()].sum()) % num_minibatches,
+    )
+    lengths = sequence_lengths(batch)
+    return [
+        _make_minibatch(
+            batch,
+            rows,
+            cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
+            lambda rows: rollout_inputs(batch, rows, pad_id=pad_id, packed=packed),
+        )
+        for rows in spread
+    ]
+
+
+def loss_masks(batch: RolloutBatch) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """The tokens that carry loss, and those of them that carry the policy's."""
+    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
+    return loss_mask, loss_mask if batch.policy_mask is None else batch.policy_mask
+
+
+def spread_rows(
+    order: Sequence[int], lacks: Sequence[int], *, num_minibatches: int, first: int = 0
+) -> list[list[int]]:
+    """Deal rows to equally large minibatches, those that lack the same losses evenly.
+
+    Where no row lacks any, minibatch m has the m-th part of `order`. Otherwise the numbers of rows
+    that lack at most k losses differ by 1 at most between minibatches, for each k, so that
+    fillers and filtered responses leave no minibatch with next to no loss while others have all
+    of theirs. Within a minibatch the rows keep their order, so that a row which only lacks the
+    policy's loss changes no sum of the critic's.
+
+    Args:
+        order: the rows, shuffled; `num_minibatches` divides their number.
+        lacks: of each row, how many of the losses it does not carry.
+        first: the minibatch at which dealing begins. Each rank begins where the one before it
+            ended, so that the numbers are even over all ranks, too.
+
+    >>> spread_rows([3, 1, 0, 2], [0, 0, 0, 0], num_minibatches=2)
+    [[3, 1], [0, 2]]
+    >>> spread_rows([3, 1, 0, 2], [0, 2, 0, 2], num_minibatches=2)
+    [[3, 0], [1, 2]]
+    """
+    size = len(order) // num_minibatches
+    by_turns = [order[m * size + i] for i in range(size) for m in range(num_minibatches)]
+    by_turns.sort(key=lambda row: lacks[row])
+    starts = [(m - first) % num_minibatches for m in range(num_minibatches)]
+    place = {row: index for index, row in enumerate(order)}
+    return [sorted(by_turns[start::num_minibatches], key=place.__getitem__) for start in starts]
+
+
+def _make_minibatch(
+    batch: RolloutBatch,
+    rows: list[int],
+    chunks: list[list[int]],
+    make_inputs: Callable[[list[int]], TokenInputs],
+) -> Minibatch:
+    loss_mask, policy_mask = loss_masks(batch)
+    tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
+    # a nan is one, too: it must show in the loss
+    has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
+    counts = {
+        "num_tokens": tokens.sum(),
+        "num_responses": (tokens > 0).sum(),
+        "num_positive_tokens": (tokens * batch.is_correct[rows]).sum(),
+        "num_policy_tokens": policy_tokens.sum(),
+        "num_policy_responses": (policy_tokens > 0).sum(),
+        "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
+    }
+    totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
+    return Minibatch(
+        microbatches=Microbatches(
+            chunks,
+            lambda chunk: _make_microbatch(
+                batch, chunk, make_inputs(chunk), loss_mask, policy_mask
+            ),
+        ),
+        max_response_tokens=batch.max_response_tokens,
+        **dict(zip(counts, totals, strict=True)),
+    )
+
+
+def _make_microbatch(
+    batch: RolloutBatch,
+    rows: list[int],
+    inputs: TokenInputs,
+    loss_mask: Tensor,
+    policy_mask: Tensor,
+) -> Microbatch:
+    width = inputs.response_mask.shape[1]
+
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[rows, :width]
+
+    return Microbatch(
+        inputs=inputs,
+        loss_mask=loss_mask[rows, :width],
+        policy_mask=policy_mask[rows, :width],
+        is_correct=batch.is_correct[rows],
+        old_logprobs=cut(batch.old_logprobs),
+        ref_logprobs=cut(batch.ref_logprobs),
+        advantages=cut(batch.advantages),
+        importance_weights=cut(batch.importance_weights),
+        old_values=cut(batch.old_values),
+        value_targets=cut(batch.value_targets),
+        rollouts=tuple(batch.rollouts[row] for row in rows),
+    )

@@ -1,0 +1,312 @@
+"""The LightningModule: actor and critic, what they say of rollouts, and their updates.
+
+One `training_step` is one minibatch: one optimizer step of each network that the phase trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from vapo.advantages.estimators import set_advantages, set_monte_carlo_targets, token_rewards
+from vapo.config import FitConfig, resolve
+from vapo.config.loading import to_yaml
+from vapo.config.schema import OptimizerConfig
+from vapo.networks.actor import Actor, FrozenBase
+from vapo.networks.build import make_actor, make_critic, make_reference
+from vapo.networks.critic import Critic
+from vapo.networks.forward_passes import Readers, read_rollouts
+from vapo.networks.packed_attention import choose_packing
+from vapo.runs.weights_lineage import Lineage
+from vapo.system.distributed import sum_over_ranks, world_size
+from vapo.system.sharding import is_sharded, reshard, set_gradient_sync
+from vapo.system.timing import timed
+from vapo.training.bad_minibatch import inspect_minibatch
+from vapo.training.faults import Faults, finite_over_ranks
+from vapo.training.minibatches import Microbatch, Minibatch
+from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
+from vapo.training.optimizers import (
+    make_optimizer,
+    make_scheduler,
+    number_parameters_as_module,
+    stepper,
+)
+from vapo.types import Phase, RolloutBatch
+
+PHASES = list(Phase)
+LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
+
+
+class VapoModule(L.LightningModule):
+    """Actor and critic with manual optimization.
+
+    `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
+    `policy_steps` the actor's updates. They and the phase are buffers, so a checkpoint
+    restores them before the first rollout. `phase` is what the next rollouts are for,
+    `trained_phase` what the iteration in training does.
+    """
+
+    iteration: Tensor
+    policy_iterations: Tensor
+    policy_steps: Tensor
+    phase_index: Tensor
+
+    def __init__(self, config: FitConfig, *, pad_id: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.hyperparameters = resolve(config)
+        self.pad_id = pad_id
+        self.has_critic = config.algorithm.has_critic
+        for name in ("iteration", "policy_iterations", "policy_steps", "phase_index"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+        self.phase = Phase.POLICY_OPTIMIZATION
+        self.trained_phase = self.phase
+        self.policy_steps_before = 0  # at the beginning of this iteration
+        self.update_seconds: dict[str, float] = {}  # of this iteration, by network
+        self.update_flops = 0.0  # of this iteration, on this rank
+        self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
+        self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
+        self._reference: tuple[Actor | FrozenBase, ...] = ()
+        self.reads_packed = False
+        self.lineage = Lineage()
+        self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
+
+    @property
+    def phase(self) -> Phase:
+        return PHASES[int(self.phase_index)]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.phase_index.fill_(PHASES.index(phase))
+
+    @property
+    def is_finished(self) -> bool:
+        """All iterations are done, as in a run that was killed after its last checkpoint."""
+        in_policy_phase = self.phase is Phase.POLICY_OPTIMIZATION
+        return in_policy_phase and int(self.policy_iterations) >= (
+            self.config.training.num_iterations
+        )
+
+    # ---- networks and optimizers -------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        if hasattr(self, "actor"):
+            return
+        mesh = None
+        if is_sharded(self.trainer.strategy):
+            assert self.device_mesh is not None
+            mesh = self.device_mesh["data_parallel"]
+        self.actor = make_actor(self.config, mesh)
+        self.critic = make_critic(self.config, mesh) if self.has_critic else None
+        if self.config.algorithm.kl.coef > 0:
+            # kept out of the module's tree: neither trained nor checkpointed
+            self._reference = (make_reference(self.config, mesh, self.actor),)
+        self.reads_packed = choose_packing(
+            self.config.training.packing,
+            [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
+            self.trainer.strategy.root_device,
+        )
+
+    def on_fit_start(self) -> None:
+        loads_weights = self.trainer.ckpt_path is None
+        self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
+        if is_sharded(self.trainer.strategy):
+            return  # shards were filled in their place
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
+        pairs: list[tuple[nn.Module, OptimizerConfig]] = [(self.actor, self.config.actor.optimizer)]
+        if self.critic is not None:
+            pairs.append((self.critic, self.config.critic.optimizer))
+        optimizers: list[Optimizer] = [make_optimizer(*pair) for pair in pairs]
+        schedulers = [
+            make_scheduler(optimizer, options.warmup_steps)
+            for optimizer, (_, options) in zip(optimizers, pairs, strict=True)
+        ]
+        return optimizers, schedulers
+
+    # ---- old log-probs, values and advantages of a rollout batch -----------------------------
+
+    def evaluate_rollouts(self, batch: RolloutBatch) -> None:
+        """Fill old and reference log-probs (policy phase only) and old values."""
+        wants_policy = self.phase is Phase.POLICY_OPTIMIZATION
+        readers = Readers(
+            actor=self.actor if wants_policy else None,
+            reference=self._reference[0] if wants_policy and self._reference else None,
+            critic=self.critic,
+            temperature=self.config.rollouts.temperature,
+            max_tokens=self.config.training.microbatch_tokens,
+            pad_id=self.pad_id,
+            packed=self.reads_packed,
+            device=self.device,
+        )
+        with self.trainer.precision_plugin.forward_context():
+            read_rollouts(batch, readers)
+
+    def estimate_advantages(self, batch: RolloutBatch) -> None:
+        """Fill token rewards, and the advantages and value targets that the phase trains on."""
+        algorithm = self.config.algorithm
+        batch.token_rewards = token_rewards(batch, algorithm)
+        if self.phase is Phase.VALUE_PRETRAINING:
+            set_monte_carlo_targets(batch, self.hyperparameters.gamma)
+        else:
+            set_advantages(batch, self.hyperparameters, algorithm)
+
+    # ---- losses and update -------------------------------------------------------------------
+
+    def on_train_epoch_start(self) -> None:
+        self.trained_phase = self.phase
+        self.policy_steps_before = int(self.policy_steps)
+        self.update_seconds.clear()
+        self.update_flops = 0.0
+        self.minibatch_metrics.clear()
+        self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
+
+    def _losses(self) -> dict[str, LossShare]:
+        """Of each network that the iteration trains, in the order of their updates."""
+        trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
+        losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
+        if self.critic is not None:
+            losses["critic"] = self._value_loss
+        return losses
+
+    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
+        """One network after the other: losses, then update. Returns metrics, over all ranks.
+
+        Without a token of its loss a network is left as it is, for a step with gradient 0 would
+        move it by Adam's momentum and weight decay.
+        """
+        totals = Totals()
+        metrics: dict[str, float] = {}
+        for index, (name, loss_share) in enumerate(self._losses().items()):
+            if not has_loss(name, minibatch, self.hyperparameters, self.config.algorithm):
+                self.minibatches_without_loss[name] += 1
+                if index == 0:
+                    stepper(self, name)[0].step()  # no gradients: it counts only
+                continue
+            with timed(self.update_seconds, f"{name}_update"):
+                loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
+                metrics |= self._update(name, loss, minibatch, counted=index == 0)
+        self.minibatch_metrics.append(totals.reduce() | metrics)
+        self.lineage.trained(self.minibatch_metrics[-1], actor="actor/grad_norm" in metrics)
+        return self.minibatch_metrics[-1]
+
+    def _accumulate(
+        self,
+        network: Actor | Critic,
+        loss_share: LossShare,
+        minibatch: Minibatch,
+        totals: Totals,
+    ) -> Tensor:
+        """The network's gradient of a minibatch, micro-batch by micro-batch; its loss here."""
+        if minibatch.fault is not None:
+            return torch.tensor(torch.nan, device=self.device)
+        total = torch.zeros((), device=self.device)
+        for index, microbatch in enumerate(minibatch.microbatches):
+            loss = loss_share(microbatch.to(self.device), minibatch, totals)
+            self._backward_share(network, loss, index == len(minibatch.microbatches) - 1)
+            self.update_flops += network.forward_flops.count_update(microbatch.inputs)
+            total += loss.detach()
+        return total
+
+    def _policy_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
+        policy = self._read_policy(micro)
+        return policy_objective(
+            policy["logprobs"],
+            policy["entropy"],
+            micro,
+            minibatch,
+            self.hyperparameters,
+            self.config.algorithm,
+            totals,
+        )
+
+    def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
+        values = self._read_values(micro)["values"]
+        return value_objective(values, micro, minibatch, self.config.algorithm, totals)
+
+    def _read_policy(self, micro: Microbatch) -> dict[str, Tensor]:
+        inputs = micro.inputs.to(self.device)
+        logprobs, entropy = self.actor(inputs, temperature=self.config.rollouts.temperature)
+        return {"logprobs": inputs.scatter(logprobs), "entropy": inputs.scatter(entropy)}
+
+    def _read_values(self, micro: Microbatch) -> dict[str, Tensor]:
+        assert self.critic is not None
+        inputs = micro.inputs.to(self.device)
+        return {"values": inputs.scatter(self.critic(inputs))}
+
+    def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
+        """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""
+        set_gradient_sync(network, last or self.config.trainer.reduce_every_microbatch)
+        self.manual_backward(loss * world_size())
+
+    def _update(
+        self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
+    ) -> dict[str, float]:
+        """Clip and step one network, unless its loss or gradient norm is not finite.
+
+        One minibatch is one `trainer.global_step`: Lightning counts every step of its optimizer
+        wrappers, so only one of the two networks steps through its wrapper (`counted`). Without
+        gradients a step changes nothing, so a minibatch that is skipped counts as well.
+        """
+        wrapper, scheduler = stepper(self, name)
+        optimizer = wrapper.optimizer
+        max_norm = getattr(self.config, name).optimizer.max_grad_norm
+        clipped = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
+        clipped = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
+        norm, is_finite = finite_over_ranks(clipped.to(loss.device), loss)
+        lr = optimizer.param_groups[0]["lr"]
+        if not is_finite:
+            optimizer.zero_grad(set_to_none=True)
+        (wrapper if counted else optimizer).step()
+        optimizer.zero_grad(set_to_none=True)
+        if is_finite:
+            scheduler.step()
+            self.policy_steps += name == "actor"
+            self.faults.stepped(name)
+        else:
+            self._skip(name, minibatch, loss, norm)
+        return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
+
+    def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
+        """Say which numbers were not finite, and count; raises when it has been too often."""
+        place = f"iteration {int(self.iteration) + 1}, step {self.trainer.global_step}"
+        reason = minibatch.fault
+        if reason is None:
+            reason = inspect_minibatch(
+                minibatch,
+                self._read_policy if name == "actor" else self._read_values,
+                sums=f"loss {float(sum_over_ranks(loss)):.3g}, gradient norm {norm:.3g}",
+                records=self.faults.rollouts,
+                place=f"{name} update, {place}",
+            )
+            reshard(getattr(self, name))
+        self.faults.skipped(name, place, reason)
+
+    def on_train_epoch_end(self) -> None:
+        """Count the iteration. Runs after the callbacks and before the checkpoint is written."""
+        self.iteration += 1
+        if self.trained_phase is Phase.POLICY_OPTIMIZATION:
+            self.policy_iterations += 1
+        if self.is_finished:
+            self.trainer.should_stop = True
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = to_yaml(self.config)
+        checkpoint["lineage"] = self.lineage.state_dict()
+        if not is_sharded(self.trainer.strategy):
+            number_parameters_as_module(
+                self, self.trainer.optimizers, checkpoint["optimizer_states"]
+            )
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "lineage" in checkpoint:  # else of an earlier version: its weights are not known again
+            self.lineage.load_state_dict(checkpoint["lineage"])

@@ -1,0 +1,221 @@
+"""The losses of one micro-batch, and the statistics that are logged beside them.
+
+Every number added to `Totals` is this micro-batch's share of the minibatch's value, so the sum
+over micro-batches and ranks is exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.config import Hyperparameters
+from vapo.config.schema import AlgorithmConfig
+from vapo.functional.losses import (
+    aggregate,
+    clipped_surrogate,
+    kl_penalty,
+    logprob_surrogate,
+    positive_example_lm_loss,
+    value_loss,
+)
+from vapo.functional.metrics import approx_kl, clip_fractions
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.training.minibatches import Microbatch, Minibatch
+
+
+class Totals:
+    """Metrics of one minibatch, collected over micro-batches."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.maxima: dict[str, Tensor] = {}
+
+    def add(self, key: str, share: Tensor) -> None:
+        share = share.detach().double()
+        self.sums[key] = self.sums[key] + share if key in self.sums else share
+
+    def maximum(self, key: str, value: Tensor) -> None:
+        value = value.detach().double()
+        self.maxima[key] = torch.maximum(self.maxima[key], value) if key in self.maxima else value
+
+    def reduce(self) -> dict[str, float]:
+        """The minibatch's values, over all ranks."""
+        reduced: dict[str, float] = {}
+        for values, over_ranks in ((self.sums, sum_over_ranks), (self.maxima, max_over_ranks)):
+            if values:
+                stacked = over_ranks(torch.stack(list(values.values())))
+                reduced |= dict(zip(values, stacked.tolist(), strict=True))
+        return reduced
+
+
+def has_loss(
+    network: str,
+    minibatch: Minibatch,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> bool:
+    """Whether the minibatch's loss of `actor` or `critic` depends on it, alike on all ranks.
+
+    The critic's does not where every token is masked out; the actor's where each of its terms is
+    0 by construction: every token is masked out or has an advantage of exactly 0 (the rewards of
+    each group are alike), none is of a correct response if mu > 0, and there is neither a KL term
+    nor an entropy bonus. A minibatch with a `fault` counts as one with loss.
+    """
+    if minibatch.fault is not None:
+        return True
+    if network == "critic":
+        return minibatch.num_tokens > 0
+    on_every_token = algorithm.entropy_coef > 0 or (
+        algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
+    )
+    return (
+        minibatch.num_advantage_tokens > 0
+        or (hyperparameters.mu > 0 and minibatch.num_positive_tokens > 0)
+        or (on_every_token and minibatch.num_tokens > 0)
+    )
+
+
+def policy_objective(
+    logprobs: Float[Tensor, "b T"],
+    entropy: Float[Tensor, "b T"],
+    micro: Microbatch,
+    minibatch: Minibatch,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+    totals: Totals,
+) -> Float[Tensor, ""]:
+    """This micro-batch's share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
+
+    Importance weights and the policy mask (see `vapo.advantages.mismatch`) are for L_PPO alone.
+    """
+    hp, mask = hyperparameters, micro.loss_mask
+    assert micro.old_logprobs is not None
+    assert micro.advantages is not None
+    token_losses = SURROGATES[algorithm.surrogate](logprobs, micro, hp, algorithm)
+    if micro.importance_weights is not None:
+        token_losses = micro.importance_weights * token_losses
+    loss = policy_loss = aggregate(
+        token_losses,
+        micro.policy_mask,
+        reduction=hp.loss_reduction,
+        denominator=minibatch.policy_denominator(hp.loss_reduction),
+    )
+    totals.add("actor/policy_loss", policy_loss)
+    if hp.mu > 0:
+        lm_loss = positive_example_lm_loss(
+            logprobs, mask, micro.is_correct, denominator=minibatch.num_positive_tokens
+        )
+        loss = loss + hp.mu * lm_loss
+        totals.add("actor/positive_example_lm_loss", lm_loss)
+    if micro.ref_logprobs is not None and algorithm.kl.placement == "loss":
+        kl = aggregate(
+            kl_penalty(logprobs, micro.ref_logprobs, estimator=algorithm.kl.estimator),
+            mask,
+            reduction=hp.loss_reduction,
+            denominator=minibatch.denominator(hp.loss_reduction),
+        )
+        loss = loss + algorithm.kl.coef * kl
+        totals.add("actor/kl_loss", kl)
+    mean_entropy = aggregate(
+        entropy, mask, reduction="token_mean", denominator=minibatch.num_tokens
+    )
+    totals.add("actor/entropy", mean_entropy)
+    if algorithm.entropy_coef > 0:
+        loss = loss - algorithm.entropy_coef * mean_entropy
+    add_ratio_statistics(logprobs.detach(), micro, minibatch, totals)
+    if algorithm.surrogate == "clipped_ratio":
+        add_clip_fractions(logprobs.detach(), micro, minibatch, hp, totals)
+    return loss
+
+
+def clipped_ratio_losses(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    hp: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    assert micro.old_logprobs is not None
+    assert micro.advantages is not None
+    return clipped_surrogate(
+        logprobs,
+        micro.old_logprobs,
+        micro.advantages,
+        eps_low=hp.eps_low,
+        eps_high=hp.eps_high,
+        dual_clip=algorithm.dual_clip,
+    )
+
+
+def logprob_losses(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    hp: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    assert micro.advantages is not None
+    return logprob_surrogate(logprobs, micro.advantages)
+
+
+SURROGATES = {"clipped_ratio": clipped_ratio_losses, "logprob": logprob_losses}
+
+
+def add_ratio_statistics(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    minibatch: Minibatch,
+    totals: Totals,
+) -> None:
+    """Approximate KL to the rollout policy, and the largest ratio."""
+    mask = micro.loss_mask
+    assert micro.old_logprobs is not None
+    share = mask.sum() / max(minibatch.num_tokens, 1)
+    kl = approx_kl(logprobs, micro.old_logprobs, mask)
+    totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
+    ratio = torch.where(mask, (logprobs - micro.old_logprobs).exp(), 0.0)
+    totals.maximum("actor/ratio_max", ratio.max())
+
+
+def add_clip_fractions(
+    logprobs: Float[Tensor, "b T"],
+    micro: Microbatch,
+    minibatch: Minibatch,
+    hyperparameters: Hyperparameters,
+    totals: Totals,
+) -> None:
+    """Tokens whose gradient a clip bound cuts, as a share of all tokens."""
+    assert micro.old_logprobs is not None
+    assert micro.advantages is not None
+    tokens = max(minibatch.num_tokens, 1)
+    low, high = clip_fractions(
+        logprobs,
+        micro.old_logprobs,
+        micro.advantages,
+        micro.loss_mask,
+        eps_low=hyperparameters.eps_low,
+        eps_high=hyperparameters.eps_high,
+    )
+    totals.add("actor/clip_fraction_low", low / tokens)
+    totals.add("actor/clip_fraction_high", high / tokens)
+
+
+def value_objective(
+    values: Float[Tensor, "b T"],
+    micro: Microbatch,
+    minibatch: Minibatch,
+    algorithm: AlgorithmConfig,
+    totals: Totals,
+) -> Float[Tensor, ""]:
+    """This micro-batch's share of the token-mean value loss."""
+    assert micro.value_targets is not None
+    loss = value_loss(
+        values,
+        micro.value_targets,
+        micro.loss_mask,
+        denominator=minibatch.num_tokens,
+        old_values=micro.old_values,
+        value_clip=algorithm.value_clip,
+    )
+    totals.add("critic/value_loss", loss)
+    return loss

@@ -1,0 +1,209 @@
+"""Supervised training of one network: what `vapo sft` and `vapo reward-model` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
+
+from vapo.config import RewardModelConfig, SftConfig
+from vapo.config.loading import flatten_written, to_yaml
+from vapo.config.schema import OptimizerConfig
+from vapo.prompts.load import PromptSplit
+from vapo.rewards import make_scorer
+from vapo.rewards.scorer import Scorer
+from vapo.system.progress import Progress
+from vapo.system.seeding import derive_seed
+from vapo.tracking.inputs import recorded_tracking
+from vapo.tracking.logger import RunLogger, make_run_logger
+
+
+@dataclass(frozen=True)
+class SupervisedBatch:
+    """One optimizer step: its micro-batches, and what their summed losses are divided by."""
+
+    microbatches: list[Any]
+    denominator: int
+
+    def to(self, device: torch.device) -> SupervisedBatch:
+        return SupervisedBatch([m.to(device) for m in self.microbatches], self.denominator)
+
+
+@contextmanager
+def recorded_run(
+    config: SftConfig | RewardModelConfig, command: str, prompts: PromptSplit
+) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
+    """Display, verifier and MLflow run of a supervised command, its config recorded."""
+    with (
+        Progress() as progress,
+        make_scorer(
+            config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            data=config.data,
+        ) as scorer,
+        make_run_logger(
+            recorded_tracking(config),
+            run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
+            tags={"command": command},
+            note=progress.note,
+            journal=Path(config.export_dir) / "tracking",
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), flatten_written(config))
+        progress.note(prompts.report.describe())
+        yield progress, scorer, logger
+    logger.discard_journal()  # a supervised run is not resumed
+
+
+class Batches(IterableDataset[SupervisedBatch]):
+    """`num_steps` batches from seeded permutations of the examples, pass after pass."""
+
+    def __init__(
+        self,
+        examples: Sequence[Any],
+        collate: Callable[[list[Any]], SupervisedBatch],
+        *,
+        batch_size: int,
+        num_steps: int,
+        seed: int,
+    ) -> None:
+        self.examples, self.collate = examples, collate
+        self.batch_size, self.num_steps, self.seed = batch_size, num_steps, seed
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[SupervisedBatch]:
+        order: list[int] = []
+        passes = 0
+        for _ in range(self.num_steps):
+            while len(order) < self.batch_size:
+                generator = torch.Generator().manual_seed(derive_seed(self.seed, "pass", passes))
+                order += torch.randperm(len(self.examples), generator=generator).tolist()
+                passes += 1
+            rows, order = order[: self.batch_size], order[self.batch_size :]
+            yield self.collate([self.examples[row] for row in rows])
+
+
+class SupervisedModule(L.LightningModule):
+    """A network, its summed loss on a micro-batch, and AdamW: warmup, constant, linear decay.
+
+    The gradient of a step does not depend on how its batch is cut into micro-batches.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        summed_loss: Callable[[Any], Tensor],
+        optimizer: OptimizerConfig,
+        *,
+        num_steps: int,
+        decay_fraction: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.network = network.train()
+        self.summed_loss = summed_loss
+        self.options = optimizer
+        self.num_steps = num_steps
+        self.decay_steps = max(round(decay_fraction * num_steps), 1) if decay_fraction else 0
+
+    def training_step(self, batch: SupervisedBatch, batch_idx: int) -> dict[str, float]:
+        """One optimizer step; its loss."""
+        optimizer, schedule = cast(LightningOptimizer, self.optimizers()), self.lr_schedulers()
+        optimizer.zero_grad()
+        total = 0.0
+        for microbatch in batch.microbatches:
+            loss = self.summed_loss(microbatch) / batch.denominator
+            self.manual_backward(loss)
+            total += float(loss.detach())
+        clip_grad_norm_(self.network.parameters(), self.options.max_grad_norm)
+        optimizer.step()
+        cast(LRScheduler, schedule).step()
+        return {"mean_loss": total}
+
+    def configure_optimizers(self) -> Any:
+        options = self.options
+        optimizer = AdamW(
+            self.network.parameters(),
+            lr=options.lr,
+            betas=(options.beta1, options.beta2),
+            weight_decay=options.weight_decay,
+        )
+        schedule = LambdaLR(optimizer, self.lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def lr_factor(self, step: int) -> float:
+        warmup = min(1.0, (step + 1) / max(self.options.warmup_steps, 1))
+        if not self.decay_steps:
+            return warmup
+        return min(warmup, max(self.num_steps - step, 0) / self.decay_steps)
+
+
+class SupervisedRecording(Callback):
+    """Progress of every optimizer step and the loss of some, as `loss_name`."""
+
+    def __init__(
+        self, logger: RunLogger, progress: Progress, loss_name: str, *, every_n_steps: int = 20
+    ) -> None:
+        self.logger, self.progress, self.loss_name = logger, progress, loss_name
+        self.every_n_steps = every_n_steps
+        self._stages = ExitStack()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._advance = self._stages.enter_context(
+            self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        self._advance(1)
+        if batch_idx % self.every_n_steps == 0 or batch_idx + 1 == trainer.num_training_batches:
+            metrics = {self.loss_name: outputs["mean_loss"]}
+            self.logger.log_metrics(metrics, step=trainer.global_step)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._stages.close()
+
+
+def train_supervised(
+    module: SupervisedModule,
+    batches: Batches,
+    *,
+    loss_name: str,
+    logger: RunLogger,
+    progress: Progress,
+    accelerator: str,
+    precision: Any,
+) -> None:
+    """Run all batches once."""
+    trainer = L.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        precision=precision,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[SupervisedRecording(logger, progress, loss_name)],
+    )
+    trainer.fit(module, DataLoader(batches, batch_size=None))

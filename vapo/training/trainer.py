@@ -1,0 +1,100 @@
+"""Lightning's Trainer for a run, and the run's callbacks in the order in which they must come."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.runs.other_processes import Peers
+from vapo.runs.run_dirs import RunDir
+from vapo.runs.stopping import Stopping
+from vapo.system.progress import Progress
+from vapo.system.sharding import lightning_precision, make_strategy
+from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages
+from vapo.training.callbacks.evaluation import Evaluation
+from vapo.training.callbacks.overlap import RolloutOverlap
+from vapo.training.callbacks.profiling import Profiling
+from vapo.training.callbacks.recording import Recording
+from vapo.training.callbacks.stopping import NoSignals, StopAtSafePoints
+from vapo.training.callbacks.value_pretraining import ValuePretraining
+from vapo.training.callbacks.watch import Watch
+from vapo.training.callbacks.weight_sync import WeightSync
+from vapo.training.module import VapoModule
+
+
+def num_pretraining_iterations(module: VapoModule) -> int:
+    return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
+
+
+class RunCallbacks:
+    """Those that the command asks afterwards have a name; `in_order` has them all."""
+
+    def __init__(
+        self,
+        config: FitConfig,
+        module: VapoModule,
+        run_dir: RunDir,
+        logger: RunLogger,
+        progress: Progress,
+        tokenizer: PreTrainedTokenizerBase,
+        stopping: Stopping,
+    ) -> None:
+        self.peers = Peers()
+        self.evaluation = Evaluation(logger, progress)
+        self.recording = Recording(logger, progress)
+        self.watch = Watch(config.watch, run_dir, logger, progress)
+        self.checkpointing = Checkpointing(
+            run_dir,
+            logger,
+            every_n_iterations=config.trainer.checkpoint_every_n_iterations,
+            keep=config.checkpoints.keep,
+            in_background=config.checkpoints.save_in_background,
+            held=lambda: self.watch.holds_checkpoint,
+        )
+        self.in_order: list[Callback] = [
+            RolloutOverlap(),
+            StopAtSafePoints(stopping, self.peers),
+            ValuePretraining(
+                config.components.value_pretraining,
+                num_iterations=num_pretraining_iterations(module),
+                critic_dir=run_dir.path / "pretrained_critic",
+                progress=progress,
+            ),
+            WeightSync(progress),
+            self.evaluation,
+            ValuePages(logger, tokenizer, progress),
+            self.recording,
+            self.watch,
+            PositionDiagnostics(logger),
+            self.checkpointing,
+        ]
+        if config.trainer.profile:
+            self.in_order.append(Profiling(run_dir.path, progress))
+
+
+def make_trainer(
+    config: FitConfig, module: VapoModule, callbacks: RunCallbacks, logger: RunLogger
+) -> L.Trainer:
+    """One epoch is one iteration."""
+    trainer = L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=config.trainer.devices,
+        num_nodes=config.trainer.num_nodes,
+        strategy=make_strategy(config.trainer),
+        precision=lightning_precision(config.trainer),
+        max_epochs=num_pretraining_iterations(module) + config.training.num_iterations,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=callbacks.in_order,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer._signal_connector = NoSignals(trainer)
+    return trainer

@@ -1,1 +1,0 @@
-"""Numbers gone bad, and the watchers of a run: docs/watching.md."""
