@@ -21,7 +21,7 @@ from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries

@@ -34,7 +34,7 @@ def test_only_resolve_reads_enabled() -> None:
             and any(isinstance(a, ast.Constant) and a.value == "enabled" for a in node.args)
         )
     }
-    assert readers == {"config/components.py"}
+    assert readers == {"config/hyperparameters.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

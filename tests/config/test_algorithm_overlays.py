@@ -14,7 +14,7 @@ from tests.systems import CONF, CRITIC_FREE, SYSTEMS, system_config
 from vapo.advantages.estimators import ESTIMATORS
 from vapo.config import Components, FitConfig, resolve
 from vapo.config.algorithm import COMPARES_GROUPS, AlgorithmConfig
-from vapo.config.components import Hyperparameters
+from vapo.config.hyperparameters import Hyperparameters
 from vapo.config.loading import flatten, load_config
 from vapo.training.objective import SURROGATES
 

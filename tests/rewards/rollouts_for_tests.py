@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.schema import RewardConfig
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import FinishReason, Prompt, Rollout
 

@@ -10,8 +10,7 @@ import pytest
 from tests.rewards.rollouts_for_tests import rollout
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.rewards import make_scorer
-from vapo.rewards.by_source import ScorerBySource, rewards_by_source
+from vapo.rewards.by_source import ScorerBySource, make_scorer, rewards_by_source
 from vapo.rewards.scorer import Scorer
 from vapo.types import Rollout
 

@@ -14,7 +14,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import load_prompts
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 
 FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
 from vapo.config.schema import OverlongConfig, RewardConfig
 from vapo.errors import UserError
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.types import Verdict
 
 DIGIT = r"(\d+)"

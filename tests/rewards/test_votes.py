@@ -11,7 +11,7 @@ from tests.evaluation.test_evaluation import CountingProgress, ScriptedSampler
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.schema import DataConfig, EvaluationConfig, MixtureSource, RewardConfig
 from vapo.evaluation import evaluate, majority_is_correct
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import Prompt
 

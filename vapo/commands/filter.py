@@ -15,7 +15,7 @@ from vapo.config.loading import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
 from vapo.sweep.report.pass_rates import draw_pass_rates

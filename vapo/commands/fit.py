@@ -17,7 +17,7 @@ from vapo.networks.build import check_tokenizers, critic_path
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.checkpoints import path_for_lightning

@@ -18,7 +18,7 @@ from vapo.evaluation import evaluate
 from vapo.networks.forward_passes import Readers
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.prompts.load import load_prompts
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint

@@ -1,6 +1,7 @@
 """Typed configuration: schema, the seven components, loading."""
 
-from vapo.config.components import Components, Hyperparameters, resolve
+from vapo.config.components import Components
+from vapo.config.hyperparameters import Hyperparameters, resolve
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
 __all__ = [

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
-from vapo.config.components import resolve
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
+from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig

@@ -1,4 +1,4 @@
-"""A mixture's verdicts: each source's responses by its own verifier."""
+"""The scorer of a config: one verifier, or in a mixture each source's own."""
 
 from __future__ import annotations
 
@@ -96,3 +96,19 @@ class ScorerBySource(Scorer):
     def close(self) -> None:
         for scorer in self.by_source.values():
             scorer.close()
+
+
+def make_scorer(
+    rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
+) -> Scorer:
+    """The scorer of this config, its settings checked and its verifier processes started.
+
+    With `data`, sources of a mixture that name a verifier of their own are judged by it.
+
+    Raises:
+        UserError: a setting is missing or unusable, or the verifier cannot be imported.
+    """
+    by_source = {} if data is None else rewards_by_source(rewards, data)
+    if all(own is rewards for own in by_source.values()):
+        return Scorer(rewards, max_response_tokens=max_response_tokens)
+    return ScorerBySource(by_source, max_response_tokens=max_response_tokens)

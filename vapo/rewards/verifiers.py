@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards import Judgement, Verifier
 from vapo.rewards.answer_text import last_boxed, plain_answer
+from vapo.rewards.contract import Judgement, Verifier
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards import Verifier
+from vapo.rewards.contract import Verifier
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.supervision import fork_supervised
 from vapo.rewards.verifiers import VoteTask, make_verifier, math_vote_classes

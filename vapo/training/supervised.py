@@ -22,7 +22,7 @@ from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.loading import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.prompts.load import PromptSplit
-from vapo.rewards import make_scorer
+from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed

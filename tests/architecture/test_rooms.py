@@ -1,0 +1,74 @@
+"""The package's rooms: which there are, and that imports go one way, from the top to the bottom."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+
+from tests.architecture.test_doors import PACKAGE, imports_of, module_name, sources
+
+# From the bottom to the top: a room may import those before it.
+ROOMS = (
+    "errors",
+    "types",
+    "functional",
+    "config",
+    "system",
+    "networks",
+    "prompts",
+    "rewards",
+    "tracking",
+    "runs",
+    "rollouts",
+    "advantages",
+    "evaluation",
+    "diagnostics",
+    "training",
+    "sweep",
+    "commands",
+    "cli",
+    "__main__",
+)
+MAX_ARROWS = 120
+
+
+def file_imports() -> dict[str, set[str]]:
+    """Module -> the modules and packages of `vapo` that it imports."""
+    modules = {module_name(path): path for path in sources()}
+    del modules["vapo"]
+    return {
+        name: {t for t in imports_of(path) if t in modules and t != name}
+        for name, path in modules.items()
+    }
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_the_top_level_is_the_architecture() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert entries == {*ROOMS, "__init__"}
+
+
+def test_imports_between_rooms_go_down() -> None:
+    upward = [
+        f"{module} imports {target}"
+        for module, targets in file_imports().items()
+        for target in targets
+        if ROOMS.index(room_of(target)) > ROOMS.index(room_of(module))
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_rooms_are_joined_by_few_arrows() -> None:
+    arrows = {
+        (room_of(module), room_of(target))
+        for module, targets in file_imports().items()
+        for target in targets
+        if room_of(module) != room_of(target)
+    }
+    assert len(arrows) <= MAX_ARROWS, sorted(arrows)
+
+
+def test_no_circle_of_files() -> None:
+    TopologicalSorter(file_imports()).prepare()  # raises CycleError, which names the circle

@@ -1,0 +1,65 @@
+"""`resolve()`, the only reader of the components' `enabled`: switches become numbers.
+
+A component that is off takes its degenerate value, the one that plain PPO uses, so the code
+below the config sees numbers and never switches. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vapo.config.schema import FitConfig
+
+LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
+_SEQUENCE_REDUCTIONS: dict[str, LossReduction] = {
+    "mean": "sequence_mean",
+    "sum": "sequence_sum",
+    "constant_length": "constant_length",
+}
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The numbers that the seven components resolve to.
+
+    `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
+    policy's lambda is the constant `lambda_policy`.
+    """
+
+    value_pretraining_iterations: int
+    lambda_critic: float | None
+    alpha: float | None
+    loss_reduction: LossReduction
+    eps_high: float
+    mu: float
+    num_prompts: int
+    group_size: int
+    lambda_policy: float
+    eps_low: float
+    gamma: float
+
+
+def resolve(config: FitConfig) -> Hyperparameters:
+    """Turn the seven switches into numbers: a component that is off gives plain PPO's value."""
+    c, algorithm = config.components, config.algorithm
+    group = c.group_sampling
+    return Hyperparameters(
+        value_pretraining_iterations=(
+            c.value_pretraining.num_iterations if c.value_pretraining.enabled else 0
+        ),
+        lambda_critic=c.decoupled_gae.lambda_critic if c.decoupled_gae.enabled else None,
+        alpha=c.length_adaptive_gae.alpha if c.length_adaptive_gae.enabled else None,
+        loss_reduction=(
+            "token_mean"
+            if c.token_level_loss.enabled
+            else _SEQUENCE_REDUCTIONS[algorithm.sequence_reduction]
+        ),
+        eps_high=c.clip_higher.eps_high if c.clip_higher.enabled else algorithm.eps_low,
+        mu=c.positive_example_lm_loss.mu if c.positive_example_lm_loss.enabled else 0.0,
+        num_prompts=group.num_prompts if group.enabled else group.num_prompts * group.group_size,
+        group_size=group.group_size if group.enabled else 1,
+        lambda_policy=algorithm.lambda_policy,
+        eps_low=algorithm.eps_low,
+        gamma=algorithm.gamma,
+    )
