@@ -21,13 +21,14 @@ from torch.distributed.tensor import DTensor
 
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_dynamic_sampling import FakeSampler
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.errors import StoppedRun
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
@@ -37,7 +38,7 @@ from vapo.training.callbacks.watch import Watch
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Microbatch
 from vapo.training.module import VapoModule
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 NUM_ROLLOUTS = 16
 ROOT = Path(__file__).parents[1]
@@ -62,17 +63,20 @@ class PoisonedModule(VapoModule):
 
     def poison(self, what: str) -> float | None:
         """What the number called so becomes now, on this rank."""
-        name, value = self.plan.get((int(self.iteration) + 1, self.minibatch), ("", 0.0))
+        name, value = self.plan.get((self.start.number, self.minibatch), ("", 0.0))
         return value if name == what and rank() == world_size() - 1 else None
 
-    def evaluate_rollouts(self, batch: RolloutBatch) -> None:
-        super().evaluate_rollouts(batch)
+    def evaluate_rollouts(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
+        evaluated = super().evaluate_rollouts(batch, phase, with_entropy=with_entropy)
         for (iteration, name), rows in self.plan.items():
-            if iteration != int(self.iteration) + 1 or not isinstance(name, str):
+            if iteration != self.start.number or not isinstance(name, str):
                 continue
             for row, value in rows.items() if rank() == world_size() - 1 else ():
                 if row < len(batch):
-                    getattr(batch, name)[(row, 0) if name != "rewards" else row] = value
+                    getattr(evaluated, name)[(row, 0) if name != "rewards" else row] = value
+        return evaluated
 
     def training_step(self, minibatch: Any, batch_idx: int) -> dict[str, float]:
         self.minibatch = batch_idx
@@ -94,25 +98,35 @@ class PoisonedModule(VapoModule):
         return super()._update(name, *args, **kwargs)
 
 
-class FixedRollouts(RolloutDataModule):
+class FixedRollouts(RolloutSource):
     """Each rank's share of the same made-up rollouts in every iteration."""
 
-    def next_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
         rollouts, verdicts = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
         batch = make_rollout_batch(
             [replace(r, response_text="a response") for r in rollouts[rows]],
             verdicts[rows],
-            group_size=self.hyperparameters.group_size,
+            group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,
         )
         return batch, {}
 
 
-def fixed_rollouts(config: FitConfig, progress: Progress) -> FixedRollouts:
-    return FixedRollouts(
+class FixedRolloutModule(RolloutDataModule):
+    def rollout_source(self, module: VapoModule) -> RolloutSource:
+        source = super().rollout_source(module)
+        return FixedRollouts(self.config, source.collection, module.lineage, self.progress)
+
+
+def fixed_rollouts(
+    config: FitConfig,
+    progress: Progress,
+    kind: type[FixedRolloutModule] = FixedRolloutModule,
+) -> FixedRolloutModule:
+    return kind(
         config,
         prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
         scorer=NoScorer(),
@@ -222,7 +236,6 @@ def run(
         devices=num_processes,
         strategy=make_strategy(config.trainer),
         max_epochs=config.training.num_iterations,
-        reload_dataloaders_every_n_epochs=1,
         callbacks=[snapshots, Watch(config.watch, RunDir(out), notebook, progress)],
         logger=False,
         enable_checkpointing=False,

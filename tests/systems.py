@@ -5,17 +5,27 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vapo.advantages.estimators import set_advantages, token_rewards
+from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
-from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import (
+    EvaluatedBatch,
+    FinishReason,
+    Phase,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    TrainingBatch,
+    Verdict,
+)
 
 CONF = Path(__file__).parents[1] / "conf"
 CRITIC_FREE = (
@@ -40,7 +50,7 @@ def system_config(name: str, *overrides: str) -> FitConfig:
 
 def made_up_batch(
     config: FitConfig, *, num_groups: int = 4, group_size: int = 3, seed: int = 0
-) -> tuple[RolloutBatch, Tensor]:
+) -> tuple[EvaluatedBatch, Tensor]:
     """Rollouts in float64 with every input that an estimator reads, and current log-probs.
 
     The last response is as long as the budget allows and truncated; the last group's verdicts
@@ -69,22 +79,37 @@ def made_up_batch(
         x = torch.randn(batch.response_mask.shape, dtype=torch.float64, generator=generator)
         return torch.where(batch.response_mask, scale * x, 0.0)
 
-    batch.rewards = batch.rewards.double()
-    batch.old_logprobs = noise(1.0) - 2.0 * batch.response_mask
-    batch.ref_logprobs = batch.old_logprobs + noise(0.3)
-    batch.old_values = noise(0.5)
-    signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-    batch.baseline_rewards = signs[:num_groups].repeat_interleave(group_size)
-    return batch, (batch.old_logprobs + noise(0.4)).requires_grad_()
+    old_logprobs = noise(1.0) - 2.0 * batch.response_mask
+    ref_logprobs = old_logprobs + noise(0.3)
+    old_values = noise(0.5)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * num_groups, dtype=torch.float64)
+    batch = replace(
+        batch,
+        rewards=batch.rewards.double(),
+        baseline_rewards=signs[:num_groups].repeat_interleave(group_size),
+    )
+    evaluated = EvaluatedBatch(
+        **vars(batch), old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, old_values=old_values
+    )
+    return evaluated, (old_logprobs + noise(0.4)).requires_grad_()
+
+
+def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:
+    """After the advantage stage of a policy iteration."""
+    return estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, resolve(config), config.algorithm)
+
+
+def with_columns(batch: RolloutBatch, **columns: Any) -> TrainingBatch:
+    """With columns of later stages by hand; no token has a reward."""
+    zeros = torch.zeros_like(batch.rollout_logprobs)
+    return TrainingBatch(**vars(batch), token_rewards=zeros, policy_mask=batch.loss_mask, **columns)
 
 
 def system_loss(
-    config: FitConfig, batch: RolloutBatch, logprobs: Tensor, *, max_tokens: int = 10_000
+    config: FitConfig, batch: TrainingBatch, logprobs: Tensor, *, max_tokens: int = 10_000
 ) -> Tensor:
     """The shipped code's policy loss of the batch as one minibatch, differentiable in logprobs."""
     algorithm, hyperparameters = config.algorithm, resolve(config)
-    batch.token_rewards = token_rewards(batch, algorithm)
-    set_advantages(batch, hyperparameters, algorithm)
     # Minibatches permute rows and cut columns; the values' place carries the log-probs along.
     carrier = replace(batch, old_values=logprobs)
     (minibatch,) = make_minibatches(
@@ -92,9 +117,10 @@ def system_loss(
     )
     total = torch.zeros((), dtype=torch.float64)
     for micro in minibatch.microbatches:
-        assert micro.old_values is not None
-        entropy = torch.zeros_like(micro.old_values)
+        carried = micro.rows.old_values
+        assert carried is not None
+        entropy = torch.zeros_like(carried)
         total = total + policy_objective(
-            micro.old_values, entropy, micro, minibatch, hyperparameters, algorithm, Totals()
+            carried, entropy, micro.rows, minibatch, hyperparameters, algorithm, Totals()
         )
     return total

@@ -36,6 +36,25 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
+class IterationStart:
+    """Where a run stands when an iteration begins.
+
+    `number` is 1 for the first iteration of the run, whatever its phase; `policy_iterations` and
+    `policy_steps` count what the policy phase has done before it.
+    """
+
+    number: int
+    phase: Phase
+    policy_iterations: int = 0
+    policy_steps: int = 0
+
+    @property
+    def index(self) -> int:
+        """From 0: what seeds, prompts and the names of kept rollouts are taken from."""
+        return self.number - 1
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One problem. `text` is what the policy reads, after the template.
 
@@ -84,40 +103,29 @@ class Verdict:
     failure: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class RolloutBatch:
-    """All rollouts of one iteration, response-aligned. Rows of a group are contiguous.
+    """All rollouts of one iteration with their rewards, response-aligned.
 
-    Column t belongs to response token t. `old_values[:, t]` is V(s_t), the value of the
-    state in which token t is sampled. `loss_mask` marks the tokens that carry loss, None all
-    sampled ones; `baseline_rewards` is the reward of the greedy response to the row's prompt;
-    `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
-    losses, None all of them by 1; `policy_mask` marks the tokens that carry policy loss, None
-    those of `loss_mask`. `old_entropy` is kept only where a value page is made. Other fields
-    that are None have not been computed yet (or, for values, there is no critic).
+    Rows of a group are contiguous. Column t belongs to response token t. `loss_mask` marks the
+    tokens that carry loss; `baseline_rewards` is the reward of the greedy response to the row's
+    prompt, None where the system needs none.
+
+    Each later stage returns a batch of its own type, which has what it adds. A new column is a
+    field of the type whose stage computes it: rows and micro-batches are cut from all fields.
     """
 
     rollouts: list[Rollout]
     verdicts: list[Verdict]
     response_ids: Int[Tensor, "B T"]
     response_mask: Bool[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
     rollout_logprobs: Float[Tensor, "B T"]
     rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
     group_size: int
-    max_response_tokens: int | None = None
-    loss_mask: Bool[Tensor, "B T"] | None = None
+    max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None
-    token_rewards: Float[Tensor, "B T"] | None = None
-    old_logprobs: Float[Tensor, "B T"] | None = None
-    old_entropy: Float[Tensor, "B T"] | None = None
-    ref_logprobs: Float[Tensor, "B T"] | None = None
-    old_values: Float[Tensor, "B T"] | None = None
-    raw_advantages: Float[Tensor, "B T"] | None = None
-    advantages: Float[Tensor, "B T"] | None = None
-    importance_weights: Float[Tensor, "B T"] | None = None
-    policy_mask: Bool[Tensor, "B T"] | None = None
-    value_targets: Float[Tensor, "B T"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -125,3 +133,36 @@ class RolloutBatch:
     @property
     def response_lengths(self) -> Int[Tensor, " B"]:
         return self.response_mask.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class EvaluatedBatch(RolloutBatch):
+    """With what the networks say of each token before the update.
+
+    `old_values[:, t]` is V(s_t), the value of the state in which token t is sampled. Log-probs
+    are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
+    critic, `old_entropy` where no value page shows it.
+    """
+
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    ref_logprobs: Float[Tensor, "B T"] | None = None
+    old_values: Float[Tensor, "B T"] | None = None
+    old_entropy: Float[Tensor, "B T"] | None = None
+
+
+@dataclass(frozen=True)
+class TrainingBatch(EvaluatedBatch):
+    """With what the losses are of.
+
+    `token_rewards` is where and when the response's reward and the KL penalty fall;
+    `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
+    losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry policy
+    loss. Advantages are None while the policy is not trained, targets without a critic.
+    """
+
+    token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
+    policy_mask: Bool[Tensor, "B T"] = field(kw_only=True)
+    raw_advantages: Float[Tensor, "B T"] | None = None
+    advantages: Float[Tensor, "B T"] | None = None
+    value_targets: Float[Tensor, "B T"] | None = None
+    importance_weights: Float[Tensor, "B T"] | None = None

@@ -23,13 +23,14 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
-from vapo.types import Prompt
+from vapo.types import IterationStart, Prompt, RolloutBatch
 
 ROOT = Path(__file__).parents[2]
 Settings = dict[str, Any]
@@ -43,16 +44,24 @@ class EndlessSampler(TransformersSampler):
         self._stop_ids = frozenset({-1})
 
 
-class TurnTakingDataModule(RolloutDataModule):
+class TurnTakingSource(RolloutSource):
     """Waits before the rollouts of each iteration."""
 
     turns: Turns
 
-    def collect(self, iteration: int) -> Any:
+    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
         self.turns.wait()
-        minibatches = super().collect(iteration)
-        self.turns.num_tokens = int(self.metrics["rollout/num_tokens"])
-        return minibatches
+        batch, metrics = super().next_batch(start)
+        self.turns.num_tokens = int(batch.response_mask.sum())
+        return batch, metrics
+
+
+class TurnTakingDataModule(RolloutDataModule):
+    def rollout_source(self, module: VapoModule) -> RolloutSource:
+        collection = super().rollout_source(module).collection
+        source = TurnTakingSource(self.config, collection, module.lineage, self.progress)
+        source.turns = Turns()
+        return source
 
 
 def make_config(settings: Settings) -> FitConfig:
@@ -112,13 +121,11 @@ def main() -> None:
         progress=progress,
         pad_id=module.pad_id,
     )
-    datamodule.turns = Turns()
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
         max_epochs=100_000,
-        reload_dataloaders_every_n_epochs=1,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         limit_val_batches=0,

@@ -10,19 +10,26 @@ import torch
 from torch import Tensor
 
 from tests.rollout_fixtures import make_rollouts
-from tests.systems import CRITIC_FREE, made_up_batch, system_config, system_loss
+from tests.systems import (
+    CRITIC_FREE,
+    estimated,
+    made_up_batch,
+    system_config,
+    system_loss,
+    with_columns,
+)
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics, mismatch_metrics
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import MismatchConfig
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
-from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch, Verdict
 
 CAP_2 = MismatchConfig(tis_cap=2.0)
 
 
-def two_responses() -> RolloutBatch:
+def two_responses() -> TrainingBatch:
     """Token ratios pi_old / pi_rollout 3, 1/2 and 1/4; advantages 1, 1 and 2. Both correct."""
     prompt = Prompt("p", "", (2, 3), "1")
     rollouts = [
@@ -37,17 +44,19 @@ def two_responses() -> RolloutBatch:
         max_response_tokens=4,
     )
     ratios = torch.tensor([[3.0, 0.5], [0.25, 1.0]])
-    batch.old_logprobs = torch.where(batch.response_mask, ratios.log() - 2.0, 0.0)
-    batch.advantages = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
-    return batch
+    return with_columns(
+        batch,
+        old_logprobs=torch.where(batch.response_mask, ratios.log() - 2.0, 0.0),
+        advantages=torch.tensor([[1.0, 1.0], [2.0, 0.0]]),
+    )
 
 
 def metrics_and_gradient(
     correction: MismatchConfig, *overrides: str
 ) -> tuple[dict[str, float], Tensor]:
     """Of one minibatch at ratio pi_theta / pi_old = 1."""
-    config, batch = system_config("vapo", *overrides), two_responses()
-    correct_mismatch(batch, correction)
+    config = system_config("vapo", *overrides)
+    batch = correct_mismatch(two_responses(), correction)
     assert batch.old_logprobs is not None
     logprobs = batch.old_logprobs.clone().requires_grad_()
     carrier = replace(batch, old_values=logprobs)
@@ -55,11 +64,12 @@ def metrics_and_gradient(
     totals = Totals()
     loss = torch.zeros(())
     for micro in minibatch.microbatches:
-        assert micro.old_values is not None
+        carried = micro.rows.old_values
+        assert carried is not None
         loss = loss + policy_objective(
-            micro.old_values,
-            torch.ones_like(micro.old_values),
-            micro,
+            carried,
+            torch.ones_like(carried),
+            micro.rows,
             minibatch,
             resolve(config),
             config.algorithm,
@@ -103,8 +113,8 @@ def test_everything_masked_leaves_no_policy_gradient() -> None:
 
 
 def test_metrics_by_hand() -> None:
-    batch, correction = two_responses(), MismatchConfig(tis_cap=2.0, mask_below=0.5)
-    correct_mismatch(batch, correction)
+    correction = MismatchConfig(tis_cap=2.0, mask_below=0.5)
+    batch = correct_mismatch(two_responses(), correction)
     metrics = correction_metrics(batch, correction)
     assert metrics == pytest.approx(
         {
@@ -117,28 +127,28 @@ def test_metrics_by_hand() -> None:
 
 
 def test_off_fills_nothing_and_value_pretraining_neither() -> None:
-    batch = two_responses()
-    correct_mismatch(batch, MismatchConfig())
+    batch, on = two_responses(), MismatchConfig(tis_cap=2.0, mask_below=0.5)
+    assert correct_mismatch(batch, MismatchConfig()) is batch
     assert batch.importance_weights is None
-    assert batch.policy_mask is None
+    assert batch.policy_mask is batch.loss_mask
     assert correction_metrics(batch, MismatchConfig()) == {}
-    batch.old_logprobs = None
-    correct_mismatch(batch, MismatchConfig(tis_cap=2.0, mask_below=0.5))
-    assert batch.importance_weights is None
-    assert batch.policy_mask is None
-    assert mismatch_metrics(batch) == {}
+    pretraining = replace(batch, old_logprobs=None)
+    assert correct_mismatch(pretraining, on) is pretraining
+    assert correction_metrics(pretraining, on) == {}
+    assert mismatch_metrics(pretraining) == {}
 
 
 def test_filtered_responses_stay_filtered_and_are_not_counted() -> None:
     batch, correction = two_responses(), MismatchConfig(tis_cap=2.0, mask_above=1.1)
-    batch.loss_mask = batch.response_mask & torch.tensor([[False], [True]])
-    correct_mismatch(batch, correction)
-    assert batch.policy_mask is not None
+    loss_mask = batch.response_mask & torch.tensor([[False], [True]])
+    batch = correct_mismatch(replace(batch, loss_mask=loss_mask), correction)
     assert batch.policy_mask.tolist() == [[False, False], [True, False]]
     assert correction_metrics(batch, correction)["rollout/mismatch_masked_share"] == 0.0
 
 
-def gradient_of(config: FitConfig, batch: RolloutBatch, logprobs: Tensor, **options: Any) -> Tensor:
+def gradient_of(
+    config: FitConfig, batch: TrainingBatch, logprobs: Tensor, **options: Any
+) -> Tensor:
     (gradient,) = torch.autograd.grad(system_loss(config, batch, logprobs, **options), logprobs)
     return gradient
 
@@ -147,27 +157,28 @@ def gradient_of(config: FitConfig, batch: RolloutBatch, logprobs: Tensor, **opti
 def test_an_engine_that_agrees_changes_no_bit(system: str) -> None:
     """Weights are exactly 1 and nobody is out of range where pi_rollout is pi_old."""
     config = system_config(system)
-    batch, logprobs = made_up_batch(config)
-    assert batch.old_logprobs is not None
-    batch.rollout_logprobs = batch.old_logprobs
+    made, logprobs = made_up_batch(config)
+    assert made.old_logprobs is not None
+    batch = estimated(config, replace(made, rollout_logprobs=made.old_logprobs))
     off = gradient_of(config, batch, logprobs)
     tight = MismatchConfig(tis_cap=1.0, mask_below=0.999, mask_above=1.001)
-    if system != "raft":
-        correct_mismatch(batch, tight)
-        assert batch.importance_weights is not None
+    batch = correct_mismatch(batch, tight)
+    assert batch.importance_weights is not None
     assert torch.equal(gradient_of(config, batch, logprobs), off)
 
 
-@pytest.mark.parametrize("system", [name for name in CRITIC_FREE if name != "raft"])
+@pytest.mark.parametrize("system", CRITIC_FREE)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_every_system_is_corrected_and_the_cut_does_not_matter(system: str, level: Any) -> None:
     config = system_config(system)
-    batch, logprobs = made_up_batch(config)
+    made, logprobs = made_up_batch(config)
+    batch = estimated(config, made)
     off = gradient_of(config, batch, logprobs)
     assert batch.old_logprobs is not None
     noise = torch.randn(off.shape, dtype=off.dtype, generator=torch.Generator().manual_seed(1))
-    batch.rollout_logprobs = batch.old_logprobs + 0.5 * noise
-    correct_mismatch(batch, MismatchConfig(tis_cap=2.0, tis_level=level, mask_above=1.2))
+    batch = replace(batch, rollout_logprobs=batch.old_logprobs + 0.5 * noise)
+    correction = MismatchConfig(tis_cap=2.0, tis_level=level, mask_above=1.2)
+    batch = correct_mismatch(batch, correction)
     on = gradient_of(config, batch, logprobs)
     assert float((on - off).norm() / off.norm()) > 0.05
     cut = gradient_of(config, batch, logprobs, max_tokens=16)
@@ -184,7 +195,7 @@ def test_the_engines_logprobs_reach_the_batch() -> None:
         rewards=system_config("vapo").rewards,
         max_response_tokens=32,
     )
-    batch.old_logprobs = torch.where(batch.response_mask, batch.rollout_logprobs + 0.5, 0.0)
-    metrics = mismatch_metrics(batch)
+    old_logprobs = torch.where(batch.response_mask, batch.rollout_logprobs + 0.5, 0.0)
+    metrics = mismatch_metrics(EvaluatedBatch(**vars(batch), old_logprobs=old_logprobs))
     assert metrics["rollout/logprob_gap_mean"] == pytest.approx(0.5, abs=1e-6)
     assert metrics["rollout/mismatch_sequence_ratio_std"] == pytest.approx(0.0, abs=1e-6)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.systems import system_config
+from tests.systems import system_config, with_columns
 from vapo.advantages.mismatch import correct_mismatch
 from vapo.config import resolve
 from vapo.config.algorithm import MismatchConfig
@@ -69,18 +69,22 @@ def gradient_under_the_engine(length: int, correction: MismatchConfig) -> Tensor
     )
     logits = TRAINER.logit().requires_grad_()
     logprobs = torch.stack([token_logprobs(logits, y) for y in responses])
-    batch.rollout_logprobs = torch.stack([token_logprobs(ENGINE.logit(), y) for y in responses])
-    batch.old_logprobs = logprobs.detach()
-    batch.advantages = batch.rewards.double()[:, None].expand(-1, length)
-    correct_mismatch(batch, correction)
-    carrier = replace(batch, old_values=logprobs)  # minibatches permute rows
+    engine = torch.stack([token_logprobs(ENGINE.logit(), y) for y in responses])
+    trained = with_columns(
+        replace(batch, rollout_logprobs=engine),
+        old_logprobs=logprobs.detach(),
+        advantages=batch.rewards.double()[:, None].expand(-1, length),
+    )
+    trained = correct_mismatch(trained, correction)
+    carrier = replace(trained, old_values=logprobs)  # minibatches permute rows
     (minibatch,) = make_minibatches(carrier, num_minibatches=1, max_tokens=10_000, pad_id=0, seed=0)
     (micro,) = minibatch.microbatches
-    assert micro.old_values is not None
+    carried = micro.rows.old_values
+    assert carried is not None
     loss = policy_objective(
-        micro.old_values,
-        torch.zeros_like(micro.old_values),
-        micro,
+        carried,
+        torch.zeros_like(carried),
+        micro.rows,
         minibatch,
         resolve(config),
         config.algorithm,

@@ -22,12 +22,14 @@ from vapo.config.schema import ActorConfig
 from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
 from vapo.networks.critic import Critic
+from vapo.rollouts.bad_rows import CheckedBatch
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining as value_pretraining_module
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.datamodule import RolloutDataModule
+from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
-from vapo.types import Phase
+from vapo.types import Phase, TrainingBatch
 
 NAN = float("nan")
 
@@ -67,10 +69,17 @@ def run_iteration(
     *value_losses: float,
 ) -> None:
     """Its minibatches, as the module keeps them; nan: one whose update was skipped."""
+    module.on_train_epoch_start()
     trainer = fake_trainer()
     trainer.datamodule = MagicMock(spec=RolloutDataModule)
-    trainer.datamodule.metrics = {"critic/explained_variance": explained_variance}
-    module.minibatch_metrics = [
+    trainer.datamodule.iteration = Iteration(
+        module.start,
+        minibatches=[],
+        metrics={"critic/explained_variance": explained_variance},
+        batch=MagicMock(spec=TrainingBatch),
+        checked=MagicMock(spec=CheckedBatch),
+    )
+    module.minibatch_metrics += [
         {"critic/value_loss": loss, "critic/grad_norm": 1.0} for loss in value_losses
     ]
     callback.on_train_epoch_end(trainer, module)

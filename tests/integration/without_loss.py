@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 
-from tests.poisoned import ROOT, Notebook, Snapshots, fixed_rollouts
+from tests.poisoned import ROOT, FixedRolloutModule, Notebook, Snapshots, fixed_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.system.distributed import rank
 from vapo.system.progress import Progress
 from vapo.system.sharding import make_strategy
 from vapo.training.callbacks.recording import Recording
+from vapo.training.iteration import IterationRunner
 from vapo.training.module import VapoModule
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, IterationStart, TrainingBatch
 
 # (actor, critic) of each iteration's two minibatches: whether a token has a loss of theirs
 EXPECTED: dict[str, list[tuple[bool, bool]]] = {
@@ -36,25 +38,41 @@ EXPECTED: dict[str, list[tuple[bool, bool]]] = {
 }
 
 
-class Masked(VapoModule):
+class MaskedRunner(IterationRunner):
     """Takes losses away from a batch that has everything else."""
 
-    def estimate_advantages(self, batch: RolloutBatch) -> None:
-        super().estimate_advantages(batch)
-        assert batch.advantages is not None
-        plan = list(EXPECTED)[int(self.iteration)]
-        none = torch.zeros_like(batch.response_mask)
+    def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
+        made = super().estimate(batch, start)
+        plan = list(EXPECTED)[start.number - 1]
+        none = torch.zeros_like(made.response_mask)
         if plan == "all filtered":
-            batch.loss_mask = none
+            made = replace(made, loss_mask=none, policy_mask=none)
         if plan.startswith("no policy loss"):
-            batch.policy_mask = none
+            made = replace(made, policy_mask=none)
         if plan.startswith("advantages 0"):
-            batch.advantages = torch.zeros_like(batch.advantages)
+            made = replace(made, advantages=torch.zeros_like(made.token_rewards))
         if plan.endswith("none correct"):
-            batch.is_correct = torch.zeros_like(batch.is_correct)
+            made = replace(made, is_correct=torch.zeros_like(made.is_correct))
         if plan.startswith("one response"):
-            batch.loss_mask = batch.response_mask.clone()
-            batch.loss_mask[int(rank() == 0) :] = False
+            one = made.response_mask.clone()
+            one[int(rank() == 0) :] = False
+            made = replace(made, loss_mask=one, policy_mask=one)
+        return made
+
+
+class MaskedRollouts(FixedRolloutModule):
+    def iteration_runner(self, module: VapoModule) -> IterationRunner:
+        made = super().iteration_runner(module)
+        return MaskedRunner(
+            self.config,
+            rollouts=made.rollouts,
+            sampler=made.sampler,
+            networks=module,
+            faults=module.faults,
+            progress=self.progress,
+            pad_id=self.pad_id,
+            total=made.total,
+        )
 
 
 def run(num_processes: int, *overrides: str) -> dict[str, Any]:
@@ -77,14 +95,13 @@ def run(num_processes: int, *overrides: str) -> dict[str, Any]:
         ],
     )
     torch.set_num_threads(1)
-    module = Masked(config, pad_id=0)
+    module = VapoModule(config, pad_id=0)
     progress, notebook, snapshots = Progress(enabled=False), Notebook(), Snapshots()
     trainer = L.Trainer(
         accelerator="cpu",
         devices=num_processes,
         strategy=make_strategy(config.trainer),
         max_epochs=len(EXPECTED),
-        reload_dataloaders_every_n_epochs=1,
         callbacks=[snapshots, Recording(notebook, progress)],
         logger=False,
         enable_checkpointing=False,
@@ -92,7 +109,7 @@ def run(num_processes: int, *overrides: str) -> dict[str, Any]:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    trainer.fit(module, fixed_rollouts(config, progress))
+    trainer.fit(module, fixed_rollouts(config, progress, MaskedRollouts))
     iterations = [logged for logged in notebook.logged if "progress/iteration" in logged]
     return {"steps": snapshots.steps, "iterations": iterations}
 

@@ -7,6 +7,7 @@ gradients and metrics of a fixed minibatch, computed on one process or sharded o
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from tests.rollout_fixtures import make_rollouts
+from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -54,16 +56,20 @@ class FixedRollouts(L.LightningDataModule):
             rewards=self.config.rewards,
             max_response_tokens=32,
         )
-        module.evaluate_rollouts(batch)
-        assert batch.old_logprobs is not None
-        noise, batch.rollout_logprobs = batch.rollout_logprobs + 0.5, batch.old_logprobs
-        batch.old_logprobs = batch.old_logprobs + noise  # neither of the two ratios is 1
-        module.estimate_advantages(batch)
-        correct_mismatch(batch, self.config.algorithm.mismatch)
-        self.metrics = iteration_metrics(batch, module.hyperparameters)
-        self.metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
+        algorithm = self.config.algorithm
+        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        assert evaluated.old_logprobs is not None
+        evaluated = replace(  # neither of the two ratios is 1
+            evaluated,
+            rollout_logprobs=evaluated.old_logprobs,
+            old_logprobs=evaluated.old_logprobs + (evaluated.rollout_logprobs + 0.5),
+        )
+        estimated = estimate_advantages(evaluated, module.phase, module.hyperparameters, algorithm)
+        estimated = correct_mismatch(estimated, algorithm.mismatch)
+        self.metrics = iteration_metrics(estimated, module.hyperparameters)
+        self.metrics |= correction_metrics(estimated, algorithm.mismatch)
         minibatches = make_minibatches(
-            batch,
+            estimated,
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,

@@ -7,30 +7,31 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.systems import made_up_batch, system_config
+from tests.systems import estimated, made_up_batch, system_config
 from vapo.config import resolve
 from vapo.training import minibatches
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.objective import has_loss
-from vapo.types import RolloutBatch
+from vapo.types import TrainingBatch
 
 NUM_ROWS, NUM_MINIBATCHES = 32, 8
 
 
-def batch_with_loss_on(rows: list[int], *, policy_rows: list[int] | None = None) -> RolloutBatch:
-    batch, _ = made_up_batch(system_config("dapo"), num_groups=4, group_size=NUM_ROWS // 4)
+def batch_with_loss_on(rows: list[int], *, policy_rows: list[int] | None = None) -> TrainingBatch:
+    config = system_config("dapo")
+    batch, _ = made_up_batch(config, num_groups=4, group_size=NUM_ROWS // 4)
 
     def only(kept: list[int]) -> torch.Tensor:
         is_kept = torch.zeros(NUM_ROWS, 1, dtype=torch.bool)
         is_kept[kept] = True
         return batch.response_mask & is_kept
 
-    mask = None if policy_rows is None else only(policy_rows)
-    return replace(batch, loss_mask=only(rows), policy_mask=mask)
+    made = estimated(config, replace(batch, loss_mask=only(rows)))
+    return made if policy_rows is None else replace(made, policy_mask=only(policy_rows))
 
 
 def cut(
-    batch: RolloutBatch, *, seed: int = 0, num_minibatches: int = NUM_MINIBATCHES
+    batch: TrainingBatch, *, seed: int = 0, num_minibatches: int = NUM_MINIBATCHES
 ) -> list[Minibatch]:
     return make_minibatches(
         batch, num_minibatches=num_minibatches, max_tokens=10_000, pad_id=0, seed=seed
@@ -85,7 +86,7 @@ def test_the_spread_is_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert total.tolist() == [1] * NUM_MINIBATCHES
 
 
-def has_policy_loss(batch: RolloutBatch, system: str, *overrides: str) -> bool:
+def has_policy_loss(batch: TrainingBatch, system: str, *overrides: str) -> bool:
     config = system_config(system, *overrides)
     (minibatch,) = cut(batch, num_minibatches=1)
     return has_loss("actor", minibatch, resolve(config), config.algorithm)
@@ -97,12 +98,13 @@ def test_what_counts_as_a_loss_of_the_actor() -> None:
     alike = replace(batch, advantages=torch.zeros(mask.shape))
     assert not has_policy_loss(alike, "dapo"), "each group's rewards are alike"
     assert has_policy_loss(replace(batch, advantages=0.1 * mask), "dapo")
-    assert not has_policy_loss(replace(batch, advantages=0.1 * ~batch.loss_mask), "dapo")  # type: ignore[operator]
+    assert not has_policy_loss(replace(batch, advantages=0.1 * ~batch.loss_mask), "dapo")
     nan = torch.full(mask.shape, torch.nan)
     assert has_policy_loss(replace(batch, advantages=nan), "dapo"), "it must be seen as a fault"
     assert has_policy_loss(alike, "grpo"), "a KL term is on every token"
     assert has_policy_loss(alike, "dapo", "algorithm.entropy_coef=0.01")
-    none = replace(alike, loss_mask=torch.zeros_like(mask))
+    nothing = torch.zeros_like(mask)
+    none = replace(alike, loss_mask=nothing, policy_mask=nothing)
     assert not has_policy_loss(none, "grpo")
     assert not has_policy_loss(none, "dapo", "algorithm.entropy_coef=0.01")
     positive = ["components.positive_example_lm_loss.enabled=true"]

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.systems import CRITIC_FREE, MAX_RESPONSE_TOKENS, SYSTEMS, made_up_batch, system_config
+from tests.systems import (
+    CRITIC_FREE,
+    MAX_RESPONSE_TOKENS,
+    SYSTEMS,
+    estimated,
+    made_up_batch,
+    system_config,
+)
 from tests.systems import system_loss as shipped_loss
-from vapo.types import FinishReason, RolloutBatch
+from vapo.types import EvaluatedBatch, FinishReason
 
 G, BETA, ALPHA, MU = 3, 0.25, 2.0, 0.1
 ZERO = torch.zeros((), dtype=torch.float64)
@@ -24,7 +32,7 @@ ZERO = torch.zeros((), dtype=torch.float64)
 class Paper:
     """The rollouts as lists of numbers, and the current policy's log-probs."""
 
-    def __init__(self, batch: RolloutBatch, logprobs: Tensor) -> None:
+    def __init__(self, batch: EvaluatedBatch, logprobs: Tensor) -> None:
         self.lengths = [len(rollout.response_ids) for rollout in batch.rollouts]
         self.num = len(self.lengths)
         self.rewards = batch.rewards.tolist()
@@ -204,7 +212,7 @@ def test_every_overlay_has_a_reading() -> None:
 def test_loss_and_gradient(system: str, seed: int) -> None:
     config = system_config(system, *overrides(system))
     batch, logprobs = made_up_batch(config, seed=seed)
-    ours = shipped_loss(config, batch, logprobs)
+    ours = shipped_loss(config, estimated(config, batch), logprobs)
     theirs = READINGS[system](Paper(batch, logprobs))
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
     (our_gradient,) = torch.autograd.grad(ours, logprobs)
@@ -216,7 +224,8 @@ def test_loss_and_gradient(system: str, seed: int) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_gradient_does_not_depend_on_the_cut(system: str) -> None:
     config = system_config(system, *overrides(system))
-    batch, logprobs = made_up_batch(config)
+    made, logprobs = made_up_batch(config)
+    batch = estimated(config, made)
     losses = [shipped_loss(config, batch, logprobs, max_tokens=n) for n in (10_000, 25)]
     gradients = [torch.autograd.grad(loss, logprobs)[0] for loss in losses]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-12)
@@ -226,9 +235,10 @@ def test_gradient_does_not_depend_on_the_cut(system: str) -> None:
 def test_equal_rewards_in_a_group_teach_nothing(system: str) -> None:
     """Every verdict wrong: zero where a group is the baseline, and nowhere a NaN."""
     config = system_config(system, "algorithm.kl.coef=0")
-    batch, logprobs = made_up_batch(config)
-    batch.is_correct = torch.zeros_like(batch.is_correct)
-    batch.rewards = torch.full_like(batch.rewards, -1.0)
+    made, logprobs = made_up_batch(config)
+    wrong = torch.zeros_like(made.is_correct)
+    rewards = torch.full_like(made.rewards, -1.0)
+    batch = estimated(config, replace(made, is_correct=wrong, rewards=rewards))
     loss = shipped_loss(config, batch, logprobs)
     assert loss.isfinite()
     (gradient,) = torch.autograd.grad(loss, logprobs)

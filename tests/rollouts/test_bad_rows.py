@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,26 @@ import pytest
 import torch
 
 from tests.rollout_fixtures import make_rollouts
-from tests.systems import system_config
-from vapo.advantages.estimators import set_advantages, token_rewards
-from vapo.config import resolve
-from vapo.rollouts.bad_rows import INPUTS, CheckedBatch, check_batch, first_rows, select_rows
-from vapo.rollouts.batch import make_rollout_batch
+from tests.systems import estimated, system_config
+from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
+from vapo.rollouts.batch import float_columns, make_rollout_batch, select_rows
 from vapo.rollouts.saved_bad_rollouts import FOLDER, BadRollouts
 from vapo.training.faults import Faults
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch
 
 NAN, INF = float("nan"), float("inf")
 G = 2
+INPUTS = (
+    "rewards",
+    "baseline_rewards",
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "old_values",
+)
 
 
-def made_up(num: int = 8, *, system: str = "vapo") -> RolloutBatch:
+def made_up(num: int = 8, *, system: str = "vapo") -> EvaluatedBatch:
     rollouts, verdicts = make_rollouts(num, vocab_size=30)
     batch = make_rollout_batch(
         rollouts,
@@ -34,14 +41,18 @@ def made_up(num: int = 8, *, system: str = "vapo") -> RolloutBatch:
     )
     draw = torch.Generator().manual_seed(3)
     shape = batch.response_mask.shape
-    batch.old_logprobs = -torch.rand(shape, generator=draw)
-    batch.ref_logprobs = -torch.rand(shape, generator=draw)
-    batch.old_values = torch.rand(shape, generator=draw)
-    batch.baseline_rewards = torch.rand(num, generator=draw)
-    return batch
+    evaluated = EvaluatedBatch(
+        **vars(batch),
+        old_logprobs=-torch.rand(shape, generator=draw),
+        ref_logprobs=-torch.rand(shape, generator=draw),
+        old_values=torch.rand(shape, generator=draw),
+    )
+    return replace(evaluated, baseline_rewards=torch.rand(num, generator=draw))
 
 
-def check(batch: RolloutBatch, *, by_group: bool = False, num_minibatches: int = 2) -> CheckedBatch:
+def check(
+    batch: EvaluatedBatch, *, by_group: bool = False, num_minibatches: int = 2
+) -> CheckedBatch:
     return check_batch(
         batch,
         num_minibatches=num_minibatches,
@@ -53,11 +64,22 @@ def check(batch: RolloutBatch, *, by_group: bool = False, num_minibatches: int =
 
 def test_a_batch_of_finite_numbers_is_the_same_object() -> None:
     batch = made_up()
-    batch.old_values[~batch.response_mask] = NAN  # type: ignore[index]  # padding may hold anything
+    assert batch.old_values is not None
+    batch.old_values[~batch.response_mask] = NAN  # padding may hold anything
     checked = check(batch)
     assert checked.batch is batch
     assert (checked.num_rows, checked.num_left_out, checked.fault) == (8, 0, None)
     assert first_rows(batch, 8) is batch
+    assert set(float_columns(batch)) == set(INPUTS)
+
+
+def test_an_entropy_takes_nothing_out() -> None:
+    """It is there only where a value page is made, which must not change the training."""
+    batch = made_up()
+    entropy = torch.zeros(batch.response_mask.shape)
+    entropy[3, 0] = NAN
+    checked = check(replace(batch, old_entropy=entropy))
+    assert (checked.num_rows, checked.num_left_out, checked.reason) == (8, 0, "")
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -87,11 +109,10 @@ def test_the_others_get_the_advantages_that_they_would_have_alone() -> None:
     assert poisoned.old_values is not None
     poisoned.old_values[3, 0] = NAN
 
-    def advantages(batch: RolloutBatch) -> torch.Tensor:
-        batch.token_rewards = token_rewards(batch, config.algorithm)
-        set_advantages(batch, resolve(config), config.algorithm)
-        assert batch.advantages is not None
-        return batch.advantages
+    def advantages(batch: EvaluatedBatch) -> torch.Tensor:
+        found = estimated(config, batch).advantages
+        assert found is not None
+        return found
 
     alone = advantages(select_rows(clean, [0, 1, 2, 4, 5, 6, 7]))
     assert torch.equal(advantages(check(poisoned).batch), alone)

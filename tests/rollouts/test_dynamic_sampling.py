@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.systems import system_config
+from tests.systems import system_config, with_columns
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import dynamic_sampling
+from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.system.progress import Progress
-from vapo.training.datamodule import RolloutDataModule
-from vapo.training.module import VapoModule
+from vapo.training.iteration import num_minibatches
+from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 G, NUM_PROMPTS = 2, 4
@@ -123,7 +123,7 @@ class FakeScorer(Scorer):
         return verdicts
 
 
-def datamodule(system: str, *overrides: str) -> tuple[RolloutDataModule, FakeSampler]:
+def collection(system: str, *overrides: str) -> tuple[RolloutCollection, FakeSampler]:
     config = system_config(
         system,
         f"components.group_sampling.num_prompts={NUM_PROMPTS}",
@@ -133,22 +133,30 @@ def datamodule(system: str, *overrides: str) -> tuple[RolloutDataModule, FakeSam
     )
     sampler = FakeSampler()
     train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
-    made = RolloutDataModule(
+    made = RolloutCollection(
         config,
         prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
         scorer=FakeScorer(),
-        make_sampler=lambda module: sampler,  # type: ignore[arg-type, return-value]
+        sampler=sampler,  # type: ignore[arg-type]
         progress=Progress(enabled=False),
-        pad_id=0,
     )
-    module = VapoModule(config, pad_id=0)
-    module.actor = torch.nn.Linear(1, 1)  # type: ignore[assignment]
-    made.trainer = SimpleNamespace(lightning_module=module)  # type: ignore[assignment]
     return made, sampler
 
 
-def sample(made: RolloutDataModule, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
-    return made.collection.sample_batch(iteration, made.module.phase)
+def sample(
+    made: RolloutCollection, iteration: int, phase: Phase = Phase.POLICY_OPTIMIZATION
+) -> tuple[RolloutBatch, dict[str, float]]:
+    return made.sample_batch(iteration, phase)
+
+
+def minibatches(made: RolloutCollection, batch: RolloutBatch) -> list[Minibatch]:
+    return make_minibatches(
+        with_columns(batch),
+        num_minibatches=num_minibatches(made.config),
+        max_tokens=made.config.training.microbatch_tokens,
+        pad_id=0,
+        seed=0,
+    )
 
 
 def prompt_ids(batch: RolloutBatch) -> list[int]:
@@ -156,7 +164,7 @@ def prompt_ids(batch: RolloutBatch) -> list[int]:
 
 
 def test_the_batch_is_full_of_prompts_with_contrast() -> None:
-    made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    made, sampler = collection("dapo", "algorithm.dynamic_sampling_attempts=50")
     for iteration in range(5):
         sampler.calls.clear()
         batch, metrics = sample(made, iteration)
@@ -164,15 +172,15 @@ def test_the_batch_is_full_of_prompts_with_contrast() -> None:
         assert all(number % 2 == 0 for number in prompt_ids(batch))
         assert metrics["rollout/dynamic_sampling_attempts"] == len(sampler.calls)
         assert metrics["rollout/filler_groups"] == 0
-        assert bool(batch.loss_mask.any(dim=1).all())  # type: ignore[union-attr]
+        assert bool(batch.loss_mask.any(dim=1).all())
 
 
 def test_a_resumed_run_samples_the_same() -> None:
-    made, sampler = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    made, sampler = collection("dapo", "algorithm.dynamic_sampling_attempts=50")
     for iteration in range(4):
         sampler.calls.clear()
         sample(made, iteration)
-    again, fresh = datamodule("dapo", "algorithm.dynamic_sampling_attempts=50")
+    again, fresh = collection("dapo", "algorithm.dynamic_sampling_attempts=50")
     sample(again, 3)
     assert fresh.calls == sampler.calls
     seeds = [seed for *_, seed in sampler.calls]
@@ -182,9 +190,9 @@ def test_a_resumed_run_samples_the_same() -> None:
 
 
 def test_the_first_attempt_takes_every_systems_prompts() -> None:
-    dapo, sampler = datamodule("dapo")
+    dapo, sampler = collection("dapo")
     sample(dapo, 2)
-    grpo, plain = datamodule("grpo")
+    grpo, plain = collection("grpo")
     batch, metrics = sample(grpo, 2)
     assert sampler.calls[0] == plain.calls[0]
     assert len(plain.calls) == 1
@@ -193,7 +201,7 @@ def test_the_first_attempt_takes_every_systems_prompts() -> None:
 
 
 def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
-    made, _ = datamodule("dapo", "algorithm.dynamic_sampling_attempts=1")
+    made, _ = collection("dapo", "algorithm.dynamic_sampling_attempts=1")
     seen = set()
     for iteration in range(8):
         batch, metrics = sample(made, iteration)
@@ -205,24 +213,22 @@ def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
         assert batch.loss_mask is not None
         assert batch.loss_mask.any(dim=1)[::G].tolist() == expected
         assert sum(expected) == NUM_PROMPTS - num_fillers
-        minibatches = made.minibatches(batch, iteration)
-        assert len(minibatches) == 2
-        assert sum(m.num_responses for m in minibatches) == G * sum(expected)
+        steps = minibatches(made, batch)
+        assert len(steps) == 2
+        assert sum(m.num_responses for m in steps) == G * sum(expected)
     assert len(seen) > 1, "the iterations differ in what they lack"
 
 
 def test_value_pretraining_keeps_every_prompt() -> None:
-    made, sampler = datamodule("vapo", "algorithm.dynamic_sampling_attempts=3")
-    made.module.phase = Phase.VALUE_PRETRAINING
-    _, metrics = sample(made, 0)
+    made, sampler = collection("vapo", "algorithm.dynamic_sampling_attempts=3")
+    _, metrics = sample(made, 0, Phase.VALUE_PRETRAINING)
     assert (len(sampler.calls), metrics) == (1, {})
-    made.module.phase = Phase.POLICY_OPTIMIZATION
     _, metrics = sample(made, 0)
     assert metrics["rollout/dynamic_sampling_attempts"] > 0
 
 
 def test_remax_scores_one_greedy_response_to_each_prompt() -> None:
-    made, sampler = datamodule("remax")
+    made, sampler = collection("remax")
     batch, metrics = sample(made, 0)
     (ids, group_size, settings, _), (greedy_ids, greedy_size, greedy, _) = sampler.calls
     assert (group_size, greedy_size) == (G, 1)
@@ -233,5 +239,5 @@ def test_remax_scores_one_greedy_response_to_each_prompt() -> None:
     assert batch.baseline_rewards is not None
     assert batch.baseline_rewards.tolist() == [r for r in expected for _ in range(G)]
     assert metrics["rollout/greedy_reward_mean"] == sum(expected) / len(expected)
-    (minibatch,) = made.minibatches(batch, 0)  # minibatch_size null: one step an iteration
+    (minibatch,) = minibatches(made, batch)  # minibatch_size null: one step an iteration
     assert minibatch.num_responses == NUM_PROMPTS * G

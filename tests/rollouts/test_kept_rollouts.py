@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.config.fits import fit_config
+from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
-from vapo.rollouts.sampling_ahead import SampledAhead
+from vapo.rollouts.sampling_ahead import SampledRollouts
+from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.training.datamodule import RolloutDataModule
-from vapo.training.module import VapoModule
+from vapo.runs.weights_lineage import Lineage
 from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
@@ -27,7 +26,7 @@ PROMPTS = [
 ]
 
 
-def sampled() -> SampledAhead:
+def sampled() -> SampledRollouts:
     rollouts = [
         Rollout(PROMPTS[0], (7, 8, 1), "ab\ud800\n", (-0.1, -1e-300, -3.0), FinishReason.STOP),
         Rollout(PROMPTS[1], (9,), "", (-(2**-40),), FinishReason.LENGTH),
@@ -36,10 +35,12 @@ def sampled() -> SampledAhead:
     batch = make_rollout_batch(
         rollouts, verdicts, group_size=1, rewards=RewardConfig(), max_response_tokens=5
     )
-    assert batch.loss_mask is not None
-    batch.loss_mask = batch.loss_mask & torch.tensor([[True], [False]])
-    batch.baseline_rewards = torch.tensor([0.1, float("nan")])
-    return SampledAhead(
+    batch = replace(
+        batch,
+        loss_mask=batch.loss_mask & torch.tensor([[True], [False]]),
+        baseline_rewards=torch.tensor([0.1, float("nan")]),
+    )
+    return SampledRollouts(
         3, 2, Phase.POLICY_OPTIMIZATION, batch, {"rollout/x": 0.1 + 0.2, "rollout/y": float("nan")}
     )
 
@@ -81,17 +82,11 @@ def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str,
     assert kept.read(origin) is None
 
 
-def test_the_origin_reads_none_of_the_weights(kept: KeptRollouts, tmp_path: Path) -> None:
-    """They may be billions, on any device: here they are nowhere."""
-    module = VapoModule(fit_config(tmp_path), pad_id=0)
-    network: Any = torch.nn.Linear(2, 2, device="meta")
-    module.actor = network
-    datamodule = RolloutDataModule.__new__(RolloutDataModule)
-    datamodule.kept = kept
-    trainer: Any = SimpleNamespace(lightning_module=module)
-    datamodule.trainer = trainer
-    origin = datamodule.origin(3)
-    assert origin == replace(ORIGIN, weights=origin.weights)
+def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts) -> None:
+    lineage = Lineage()
+    made, _ = collection("vapo")
+    source = RolloutSource(made.config, made, lineage, made.progress, kept)
+    assert source.origin(3) == replace(ORIGIN, weights=lineage.weights)
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.rollouts.test_dynamic_sampling import FakeSampler, datamodule, sample
+from tests.rollouts.test_dynamic_sampling import FakeSampler, collection, sample
 from tests.tiny_model import ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.sampling_ahead import SampledAhead, Stage, WorkAhead
-from vapo.training.datamodule import RolloutDataModule
-from vapo.types import Phase
-
-ON = "training.overlap_rollouts=true"
+from vapo.rollouts.sampling_ahead import SampledRollouts, Stage, WorkAhead
+from vapo.rollouts.source import RolloutSource
+from vapo.runs.weights_lineage import Lineage
+from vapo.types import IterationStart, Phase
 
 
 def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("rollouts-ahead")]
 
 
-def result(iteration: int = 1) -> SampledAhead:
-    batch, _ = sample(datamodule("vapo")[0], iteration)
-    return SampledAhead(iteration, 0, Phase.POLICY_OPTIMIZATION, batch, {})
+def result(iteration: int = 1) -> SampledRollouts:
+    batch, _ = sample(collection("vapo")[0], iteration)
+    return SampledRollouts(iteration, 0, Phase.POLICY_OPTIMIZATION, batch, {})
 
 
 # ---- the thread -------------------------------------------------------------------------------
@@ -38,7 +36,7 @@ def test_work_runs_beside_the_main_thread_and_is_taken_once() -> None:
     ahead, go, expected = WorkAhead(), threading.Event(), result()
     names = []
 
-    def work(stage: Stage) -> SampledAhead:
+    def work(stage: Stage) -> SampledRollouts:
         names.append(threading.current_thread().name)
         assert go.wait(10)
         return expected
@@ -58,7 +56,7 @@ def test_work_runs_beside_the_main_thread_and_is_taken_once() -> None:
 def test_the_threads_error_is_the_main_threads() -> None:
     ahead, error = WorkAhead(), ValueError("the engine died")
 
-    def work(stage: Stage) -> SampledAhead:
+    def work(stage: Stage) -> SampledRollouts:
         raise error
 
     ahead.start(work)
@@ -76,7 +74,7 @@ def test_the_threads_error_is_the_main_threads() -> None:
 def test_cancel_ends_work_that_would_go_on_and_joins_the_thread() -> None:
     ahead, started = WorkAhead(), threading.Event()
 
-    def work(stage: Stage) -> SampledAhead:
+    def work(stage: Stage) -> SampledRollouts:
         with stage("rollout", total=1, unit="responses") as advance:
             while True:
                 started.set()
@@ -143,92 +141,59 @@ def test_a_partial_sync_is_an_error() -> None:
 # ---- which batch is trained on ----------------------------------------------------------------
 
 
-def overlapped(*overrides: str, system: str = "vapo") -> tuple[RolloutDataModule, FakeSampler]:
-    made, sampler = datamodule(system, *overrides)
-    assert made.trainer is not None
-    made.module._trainer = SimpleNamespace(max_epochs=99)  # type: ignore[assignment]
-    return made, sampler
+def source(*overrides: str, system: str = "vapo") -> tuple[RolloutSource, FakeSampler]:
+    made, sampler = collection(system, *overrides)
+    return RolloutSource(made.config, made, Lineage(), made.progress), sampler
 
 
-def test_off_nothing_runs_ahead() -> None:
-    made, sampler = overlapped()
-    made.sample_ahead()
-    made.wait_for_samples()
-    assert (threads(), sampler.calls) == ([], [])
-    _, metrics = made.next_batch(0)
-    assert metrics == {"rollout/staleness_iterations": 0.0}
+def policy(number: int) -> IterationStart:
+    """An iteration of a run without value pretraining."""
+    return IterationStart(number, Phase.POLICY_OPTIMIZATION, policy_iterations=number - 1)
+
+
+PRETRAINING = IterationStart(1, Phase.VALUE_PRETRAINING)
 
 
 def test_the_next_iterations_own_prompts_and_seeds_are_sampled_ahead() -> None:
-    made, sampler = overlapped(ON)
-    plain, plain_sampler = overlapped()
-    made.sample_ahead()
-    made.wait_for_samples()
+    made, sampler = source()
+    plain, plain_sampler = collection("vapo")
+    made.sample_ahead(policy(1))
+    made.wait()
     sample(plain, 1)
     assert sampler.calls == plain_sampler.calls
-    made.module.iteration += 1
-    made.module.policy_iterations += 1
-    batch, metrics = made.next_batch(1)
+    batch, metrics = made.next_batch(policy(2))
     assert len(sampler.calls) == 1, "nothing is sampled twice"
     assert metrics["rollout/staleness_iterations"] == 1.0
     assert metrics["rollout/ahead_s"] >= 0
-    made.on_exception(KeyboardInterrupt())
+    made.cancel()
     assert len(batch) == 8
 
 
 def test_rollouts_of_another_iteration_are_not_trained_on() -> None:
-    made, sampler = overlapped(ON)
-    made.sample_ahead()
-    _, metrics = made.next_batch(2)
+    made, sampler = source()
+    made.sample_ahead(policy(1))
+    _, metrics = made.next_batch(policy(3))
     assert metrics["rollout/staleness_iterations"] == 0.0
-    again, expected = overlapped()
+    again, expected = collection("vapo")
     sample(again, 2)
     assert sampler.calls[1:] == expected.calls
 
 
 def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
-    made, _ = overlapped(ON)
-    made.module.phase = Phase.VALUE_PRETRAINING
-    made.sample_ahead()
-    made.wait_for_samples()
-    made.module.iteration += 1
-    made.module.phase = Phase.POLICY_OPTIMIZATION
-    _, metrics = made.next_batch(1)
+    made, _ = source()
+    made.sample_ahead(PRETRAINING)
+    made.wait()
+    _, metrics = made.next_batch(IterationStart(2, Phase.POLICY_OPTIMIZATION))
     assert metrics["rollout/staleness_iterations"] == 0.0
     assert "rollout/ahead_s" in metrics
-    made.on_exception(KeyboardInterrupt())
+    made.cancel()
 
 
 def test_dynamic_sampling_does_not_take_what_value_pretraining_sampled() -> None:
-    made, _ = overlapped(ON, "algorithm.dynamic_sampling_attempts=9")
-    made.module.phase = Phase.VALUE_PRETRAINING
-    made.sample_ahead()
-    made.wait_for_samples()
-    made.module.iteration += 1
-    made.module.phase = Phase.POLICY_OPTIMIZATION
-    _, metrics = made.next_batch(1)
+    made, _ = source("algorithm.dynamic_sampling_attempts=9")
+    made.sample_ahead(PRETRAINING)
+    made.wait()
+    _, metrics = made.next_batch(IterationStart(2, Phase.POLICY_OPTIMIZATION))
     assert metrics["rollout/dynamic_sampling_attempts"] > 0
     assert "rollout/ahead_s" not in metrics
-    made.on_exception(KeyboardInterrupt())
-
-
-@pytest.mark.parametrize(
-    ("phase", "iteration", "policy_iterations", "starts"),
-    [
-        (Phase.POLICY_OPTIMIZATION, 5, 1, True),
-        (Phase.POLICY_OPTIMIZATION, 5, 2, False),
-        (Phase.VALUE_PRETRAINING, 97, 0, True),
-        (Phase.VALUE_PRETRAINING, 98, 0, False),
-    ],
-)
-def test_nothing_is_sampled_behind_the_last_iteration(
-    phase: Phase, iteration: int, policy_iterations: int, starts: bool
-) -> None:
-    made, sampler = overlapped(ON, "training.num_iterations=3")
-    made.module.phase = phase
-    made.module.iteration += iteration
-    made.module.policy_iterations += policy_iterations
-    made.sample_ahead()
-    made.wait_for_samples()
-    assert bool(sampler.calls) == starts
-    made.on_exception(KeyboardInterrupt())
+    made.cancel()

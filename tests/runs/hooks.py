@@ -76,7 +76,7 @@ def _find(place: str) -> tuple[Any, str]:
     import torch
 
     from vapo.training.callbacks.checkpointing import Checkpointing
-    from vapo.training.datamodule import RolloutDataModule
+    from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule
     from vapo.runs import checkpoint_saving
     from vapo.runs import atomic_files as durable
@@ -94,7 +94,7 @@ def _find(place: str) -> tuple[Any, str]:
         "renaming": (checkpoint_saving, "replace_folder"),
         "linking": (Checkpointing, "_tidy"),
         "forgetting": (KeptRollouts, "forget"),
-        "collect": (RolloutDataModule, "collect"),
+        "collect": (IterationRunner, "run"),
         "sync": (durable, "sync"),
     }
     return places[place]
@@ -130,12 +130,12 @@ def _traced(
     return wrapped
 
 
-def dump_at_collect(path: str) -> None:
+def dump_before_rollouts(path: str) -> None:
     """Write what has been restored to one file, and end before the first rollout."""
-    from vapo.training.datamodule import RolloutDataModule
+    from vapo.training.module import VapoModule
 
-    def collect(self: Any, iteration: int) -> Any:
+    def save_and_exit(self: Any) -> None:
         self.trainer.save_checkpoint(path)
         os._exit(0)
 
-    RolloutDataModule.collect = collect  # type: ignore[method-assign]
+    VapoModule.on_train_epoch_start = save_and_exit  # type: ignore[method-assign]

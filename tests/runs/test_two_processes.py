@@ -62,7 +62,7 @@ def restored(
     folder: Path, store: Path, dump: Path, *arguments: str, two: bool = False
 ) -> dict[str, Any]:
     """What a resumed run has before its first rollout."""
-    hook, common = ("dump_at_collect", str(dump)), [*arguments, *LAST]
+    hook, common = ("dump_before_rollouts", str(dump)), [*arguments, *LAST]
     if two:
         assert pair(folder, store, *common, hook=hook) == [0, 0], tail(folder)
     else:

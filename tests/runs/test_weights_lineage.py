@@ -31,9 +31,11 @@ from vapo.training.module import VapoModule
 from vapo.system.progress import Progress
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.source import RolloutSource
+from vapo.config import resolve
 from vapo.runs.weights_lineage import Lineage
 from vapo.runs.run_dirs import RunDir, identity_of
-from vapo.types import Phase, RolloutBatch
+from vapo.types import IterationStart, Phase, RolloutBatch
 
 NUM_ROLLOUTS, NUM_ITERATIONS = 8, 4
 NAN = float("nan")
@@ -70,18 +72,19 @@ def weights_digest(module: VapoModule) -> float:
     return float(int.from_bytes(digest.digest()[:6], "big"))
 
 
-class Sampled(RolloutDataModule):
-    """Samples something else from other weights."""
+class SourceThatSamples(RolloutSource):
+    """Samples something else from other weights; knows what it has sampled and used again."""
 
+    module: VapoModule
     sampled: list[int]
     reused: list[int]
 
-    def next_batch(self, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
         collection: Any = self.collection
         collection.sample_batch = lambda i, phase: self._sample(i)
-        batch, metrics = super().next_batch(iteration)
-        if iteration not in self.sampled:
-            self.reused.append(iteration)
+        batch, metrics = super().next_batch(start)
+        if start.index not in self.sampled:
+            self.reused.append(start.index)
         assert metrics["digest"] == weights_digest(self.module), "sampled from other weights"
         return batch, metrics
 
@@ -97,11 +100,24 @@ class Sampled(RolloutDataModule):
         batch = make_rollout_batch(
             [replace(r, response_ids=ids) for r, ids in zip(rollouts, drawn, strict=True)],
             verdicts,
-            group_size=self.hyperparameters.group_size,
+            group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,
         )
         return batch, {"digest": digest}
+
+
+class Sampled(RolloutDataModule):
+    sampled: list[int]
+    reused: list[int]
+
+    def rollout_source(self, module: VapoModule) -> RolloutSource:
+        collection = super().rollout_source(module).collection
+        source = SourceThatSamples(
+            self.config, collection, module.lineage, self.progress, self.kept
+        )
+        source.module, source.sampled, source.reused = module, self.sampled, self.reused
+        return source
 
 
 class Saving(Checkpoint):
@@ -169,8 +185,7 @@ class Run:
         trainer = L.Trainer(
             accelerator="cpu",
             max_epochs=NUM_ITERATIONS,
-            reload_dataloaders_every_n_epochs=1,
-            num_sanity_val_steps=0,
+                num_sanity_val_steps=0,
             logger=False,
             callbacks=[Saving(self.folder, every_n, killed_at)],
             enable_progress_bar=False,

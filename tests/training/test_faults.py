@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.poisoned import PLAN, ROOT, run
+from tests.rollout_fixtures import make_rollouts
 
 
 def check_the_plan(seen: dict[str, Any], *, rows: int) -> None:
@@ -89,8 +90,10 @@ def check_the_records(folder: Path, *, rank: int, rows: int) -> None:
     assert (second["not_finite"], second["old_values"][0]) == (["old_values"], "-inf")
     values = of_place(lines, "critic update, iteration 6, step 11")
     assert 0 < len(values) < 8, "the first of each micro-batch, and no other"
+    engines = {rollout.rollout_logprobs for rollout in make_rollouts(16, vocab_size=30)[0]}
     for value in values:
         assert value["not_finite"] == ["values"]
+        assert tuple(value["rollout_logprobs"]) in engines, "as they came, not rounded"
         assert value["values"][0] == "nan"
         assert len(value["advantages"]) == len(value["response_ids"])
         assert len(value["value_targets"]) == len(value["response_ids"])

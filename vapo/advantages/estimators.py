@@ -27,10 +27,10 @@ from vapo.functional.baselines import (
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import place_at_last_token, zero_outside
 from vapo.system.distributed import sum_over_ranks
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
 
 
-def token_rewards(batch: RolloutBatch, algorithm: AlgorithmConfig) -> Float[Tensor, "B T"]:
+def token_rewards(batch: EvaluatedBatch, algorithm: AlgorithmConfig) -> Float[Tensor, "B T"]:
     """The response's reward on its last sampled token, less the KL penalty if it goes there.
 
     Reference log-probs are there only while the policy is trained; before that the policy is
@@ -55,30 +55,29 @@ def policy_lambda(
     return length_adaptive_lambda(batch.response_lengths, alpha=hyperparameters.alpha)
 
 
-def set_monte_carlo_targets(batch: RolloutBatch, gamma: float) -> None:
-    """Value pretraining: the value targets are the Monte-Carlo returns of the fixed policy."""
-    assert batch.token_rewards is not None
-    batch.value_targets = monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
-
-
 class Estimate(NamedTuple):
-    """What an estimator says. Rows that are not `kept` (None: all are) carry no loss."""
+    """What an estimator says. Rows that are not `kept` (None: all are) carry no loss.
+
+    A response's reward is the sum of its token rewards: the KL penalty is among them.
+    """
 
     advantages: Float[Tensor, "B T"]
     value_targets: Float[Tensor, "B T"] | None = None
     kept: Bool[Tensor, " B"] | None = None
 
 
-Estimator = Callable[[RolloutBatch, Hyperparameters], Estimate]
+# batch, token rewards [B, T], hyperparameters
+Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Estimate]
 
 
-def gae(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def gae(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """PPO, VC-PPO, VAPO: the only one with values."""
-    assert batch.token_rewards is not None
     assert batch.old_values is not None
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
     advantages, value_targets = decoupled_gae(
-        batch.token_rewards,
+        token_rewards,
         batch.old_values,
         batch.response_mask,
         gamma=hp.gamma,
@@ -88,50 +87,63 @@ def gae(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
     return Estimate(advantages, value_targets)
 
 
-def group_relative(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def group_relative(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """GRPO, DAPO."""
-    rewards = response_rewards(batch)
+    rewards = token_rewards.sum(dim=1)
     return on_every_token(batch, group_relative_advantages(rewards, group_size=batch.group_size))
 
 
-def group_mean(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def group_mean(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """Dr.GRPO."""
-    rewards = response_rewards(batch)
+    rewards = token_rewards.sum(dim=1)
     return on_every_token(batch, group_mean_advantages(rewards, group_size=batch.group_size))
 
 
-def group_mean_whitened(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def group_mean_whitened(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """REINFORCE++-baseline."""
     return on_every_token(
         batch,
         whitened_group_mean_advantages(
-            response_rewards(batch), group_size=batch.group_size, reduce=sum_over_ranks
+            token_rewards.sum(dim=1), group_size=batch.group_size, reduce=sum_over_ranks
         ),
     )
 
 
-def leave_one_out(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def leave_one_out(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """RLOO."""
-    rewards = response_rewards(batch)
+    rewards = token_rewards.sum(dim=1)
     return on_every_token(batch, leave_one_out_advantages(rewards, group_size=batch.group_size))
 
 
-def reward_to_go(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def reward_to_go(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """REINFORCE++; its baseline is the batch's mean, taken by whitening."""
-    assert batch.token_rewards is not None
     gamma = hyperparameters.gamma
-    return Estimate(monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma))
+    return Estimate(monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma))
 
 
-def greedy_baseline(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def greedy_baseline(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """ReMax."""
     assert batch.baseline_rewards is not None
     return on_every_token(
-        batch, greedy_baseline_advantages(response_rewards(batch), batch.baseline_rewards)
+        batch, greedy_baseline_advantages(token_rewards.sum(dim=1), batch.baseline_rewards)
     )
 
 
-def correct_only(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Estimate:
+def correct_only(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
     """RAFT."""
     estimate = on_every_token(batch, correct_only_advantages(batch.is_correct))
     return estimate._replace(kept=batch.is_correct)
@@ -149,29 +161,43 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def response_rewards(batch: RolloutBatch) -> Float[Tensor, " B"]:
-    """The whole response's reward, the KL penalty of all its tokens included."""
-    assert batch.token_rewards is not None
-    return batch.token_rewards.sum(dim=1)
-
-
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
     """One number a response is the advantage of each of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
 
 
-def set_advantages(
-    batch: RolloutBatch, hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
-) -> None:
-    """Fill `raw_advantages`, `advantages`, and `value_targets` where a critic is trained.
+def estimate_advantages(
+    batch: EvaluatedBatch,
+    phase: Phase,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> TrainingBatch:
+    """The batch with token rewards, and the advantages and value targets that the phase trains on.
 
-    Rows that the estimator does not keep lose their loss.
+    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, and
+    there are no advantages. Rows that an estimator does not keep lose their loss.
     """
-    estimate = ESTIMATORS[algorithm.advantage_estimator](batch, hyperparameters)
-    batch.raw_advantages = batch.advantages = estimate.advantages
-    batch.value_targets = estimate.value_targets
+    rewards = token_rewards(batch, algorithm)
+    if phase is Phase.VALUE_PRETRAINING:
+        targets = monte_carlo_returns(rewards, batch.response_mask, gamma=hyperparameters.gamma)
+        return TrainingBatch(
+            **vars(batch),
+            token_rewards=rewards,
+            policy_mask=batch.loss_mask,
+            value_targets=targets,
+        )
+    estimate = ESTIMATORS[algorithm.advantage_estimator](batch, rewards, hyperparameters)
+    advantages = estimate.advantages
     if algorithm.whiten_advantages:
-        batch.advantages = whiten(batch.advantages, batch.response_mask, reduce=sum_over_ranks)
+        advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
+    loss_mask = batch.loss_mask
     if estimate.kept is not None:
-        loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-        batch.loss_mask = loss_mask & estimate.kept[:, None]
+        loss_mask = loss_mask & estimate.kept[:, None]
+    return TrainingBatch(
+        **{**vars(batch), "loss_mask": loss_mask},
+        token_rewards=rewards,
+        policy_mask=loss_mask,
+        raw_advantages=estimate.advantages,
+        advantages=advantages,
+        value_targets=estimate.value_targets,
+    )

@@ -8,6 +8,8 @@ bonus keep theirs too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from vapo.config.schema import MismatchConfig
@@ -17,28 +19,29 @@ from vapo.functional.mismatch import (
     truncated_importance_weights,
 )
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, TrainingBatch
 
 
-def correct_mismatch(batch: RolloutBatch, correction: MismatchConfig) -> None:
-    """Fill the importance weights and the policy mask that the config asks for.
+def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> TrainingBatch:
+    """The batch with the importance weights and the policy mask that the config asks for.
 
-    Needs the final `loss_mask`. Nothing is filled while the policy is not trained.
+    Needs the final `loss_mask`. Nothing changes while the policy is not trained.
     """
     if batch.old_logprobs is None:
-        return
+        return batch
     logprobs = (batch.rollout_logprobs, batch.old_logprobs, batch.response_mask)
     if correction.tis_cap is not None:
-        batch.importance_weights = truncated_importance_weights(
+        weights = truncated_importance_weights(
             *logprobs, cap=correction.tis_cap, level=correction.tis_level
         )
+        batch = replace(batch, importance_weights=weights)
     if correction.masks:
         kept = responses_in_range(*logprobs, low=correction.mask_below, high=correction.mask_above)
-        loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-        batch.policy_mask = loss_mask & kept[:, None]
+        batch = replace(batch, policy_mask=batch.loss_mask & kept[:, None])
+    return batch
 
 
-def mismatch_metrics(batch: RolloutBatch) -> dict[str, float]:
+def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
     """Engine against trainer, over the sampled tokens of all ranks."""
     if batch.old_logprobs is None:
         return {}
@@ -63,12 +66,11 @@ def mismatch_metrics(batch: RolloutBatch) -> dict[str, float]:
     return metrics
 
 
-def correction_metrics(batch: RolloutBatch, correction: MismatchConfig) -> dict[str, float]:
+def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict[str, float]:
     """What the correction did: of the loss-carrying responses and tokens of all ranks."""
-    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-    policy_mask = loss_mask if batch.policy_mask is None else batch.policy_mask
+    loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
     metrics: dict[str, float] = {}
-    if batch.policy_mask is not None:
+    if correction.masks and batch.old_logprobs is not None:
         rows = torch.stack([loss_mask.any(dim=1).sum(), policy_mask.any(dim=1).sum()])
         num_rows, num_kept = sum_over_ranks(rows).tolist()
         metrics["rollout/mismatch_masked_share"] = 1.0 - num_kept / num_rows if num_rows else 0.0

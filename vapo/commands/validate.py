@@ -62,7 +62,7 @@ def run(
         )
         if page is not None and config.algorithm.needs_greedy_baseline:
             baseline = RolloutCollection(
-                config, prompts=prompts, scorer=scorer, sampler=lambda: sampler, progress=progress
+                config, prompts=prompts, scorer=scorer, sampler=sampler, progress=progress
             ).greedy_rewards(result.prompts, 0, progress.stage)
     metrics = result.metrics
     if page is not None and readers is not None:

@@ -11,10 +11,10 @@ from vapo.config import Hyperparameters
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import explained_variance
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
-from vapo.types import FinishReason, RolloutBatch
+from vapo.types import FinishReason, TrainingBatch
 
 
-def iteration_metrics(batch: RolloutBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
+def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Rewards, lengths, value and advantage statistics of one iteration, before its update."""
     metrics = response_metrics(batch)
     metrics |= mismatch_metrics(batch)
@@ -32,7 +32,7 @@ def iteration_metrics(batch: RolloutBatch, hyperparameters: Hyperparameters) -> 
     return metrics
 
 
-def response_metrics(batch: RolloutBatch) -> dict[str, float]:
+def response_metrics(batch: TrainingBatch) -> dict[str, float]:
     truncated = [rollout.finish_reason is FinishReason.LENGTH for rollout in batch.rollouts]
     failed = [verdict.failure is not None for verdict in batch.verdicts]
     columns = torch.stack(
@@ -62,11 +62,10 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
     }
 
 
-def value_metrics(batch: RolloutBatch, gamma: float) -> dict[str, float]:
+def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
     """Old values against Monte-Carlo returns, whatever the lambda of the value targets."""
     if batch.old_values is None:
         return {}
-    assert batch.token_rewards is not None
     mask, values = batch.response_mask, batch.old_values
     returns = monte_carlo_returns(batch.token_rewards, mask, gamma=gamma)
     rows, last = torch.arange(len(batch)), batch.response_lengths - 1

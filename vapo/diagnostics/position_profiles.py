@@ -23,7 +23,7 @@ from vapo.functional.metrics import (
     mean_by_position,
 )
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import RolloutBatch
+from vapo.types import TrainingBatch
 
 _MAX_BINS = 64
 _CALIBRATION_BINS = 12
@@ -32,7 +32,7 @@ Profile = dict[str, list[Any]]
 
 
 def position_profile(
-    batch: RolloutBatch, hyperparameters: Hyperparameters, *, max_response_tokens: int
+    batch: TrainingBatch, hyperparameters: Hyperparameters, *, max_response_tokens: int
 ) -> Profile:
     """Columns of a table with one row for each bin of token positions that has tokens.
 
@@ -87,7 +87,7 @@ def position_profile(
     return columns
 
 
-def value_calibration(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Profile:
+def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Profile:
     """Columns of a table with one row for each bin of predicted values that has tokens.
 
     Bins of equal width from the lowest to the highest value of all ranks. `num_correct_tokens`
@@ -138,9 +138,8 @@ def value_calibration(batch: RolloutBatch, hyperparameters: Hyperparameters) -> 
     }
 
 
-def achieved_returns(batch: RolloutBatch, gamma: float) -> Float[Tensor, "B T"]:
+def achieved_returns(batch: TrainingBatch, gamma: float) -> Float[Tensor, "B T"]:
     """What each token's response still earned: the Monte-Carlo return, whatever lambda is."""
-    assert batch.token_rewards is not None
     return monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
 
 
@@ -149,7 +148,7 @@ def _or_none(x: float) -> float | None:
     return None if math.isnan(x) else x
 
 
-def reward_weight(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
+def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
     """(gamma * lambda_policy)^(T - t): how much of the final reward reaches token t at once.
 
     T is the response's last token, whose weight is 1. What is missing comes through the values.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
-from vapo.networks.token_inputs import cut_by_tokens, rollout_inputs, sequence_lengths
-from vapo.types import RolloutBatch
+from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, rollout_inputs, sequence_lengths
+from vapo.types import EvaluatedBatch, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,25 @@ class Readers:
 
 
 @torch.no_grad()
-def read_rollouts(batch: RolloutBatch, readers: Readers) -> None:
-    """Fill `old_logprobs`, `ref_logprobs` and `old_values`, each if its network is asked.
+def evaluate_rollouts(
+    batch: RolloutBatch, readers: Readers, *, with_entropy: bool = False
+) -> EvaluatedBatch:
+    """The batch with old and reference log-probs and old values, each if its network is asked.
 
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
-    log-probs; they are kept if `old_entropy` is there for them. Every rank must call this.
+    log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    shape = batch.response_mask.shape
-    if readers.actor is not None:
-        batch.old_logprobs = torch.zeros(shape)
-    if readers.reference is not None:
-        batch.ref_logprobs = torch.zeros(shape)
-    if readers.critic is not None:
-        batch.old_values = torch.zeros(shape)
+    networks: dict[str, Actor | FrozenBase | Critic | None] = {
+        "old_logprobs": readers.actor,
+        "ref_logprobs": readers.reference,
+        "old_values": readers.critic,
+        "old_entropy": readers.actor if with_entropy else None,
+    }
+    columns: dict[str, Any] = {
+        name: torch.zeros(batch.response_mask.shape)
+        for name, network in networks.items()
+        if network is not None
+    }
     chunks = cut_by_tokens(
         sequence_lengths(batch),
         range(len(batch)),
@@ -47,20 +56,24 @@ def read_rollouts(batch: RolloutBatch, readers: Readers) -> None:
         packed=readers.packed,
     )
     for rows in chunks:
-        _read_rows(batch, rows, readers)
+        inputs = rollout_inputs(batch, rows, pad_id=readers.pad_id, packed=readers.packed)
+        inputs = inputs.to(readers.device)
+        width = inputs.response_mask.shape[1]
+        for name, tokens in _forward(inputs, readers).items():
+            if name in columns:
+                columns[name][rows, :width] = inputs.scatter(tokens).cpu()
+    return EvaluatedBatch(**vars(batch), **columns)
 
 
-def _read_rows(batch: RolloutBatch, rows: list[int], readers: Readers) -> None:
-    inputs = rollout_inputs(batch, rows, pad_id=readers.pad_id, packed=readers.packed)
-    inputs = inputs.to(readers.device)
-    width = inputs.response_mask.shape[1]
-    if readers.actor is not None and batch.old_logprobs is not None:
-        logprobs, entropy = readers.actor(inputs, temperature=readers.temperature)
-        batch.old_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
-        if batch.old_entropy is not None:
-            batch.old_entropy[rows, :width] = inputs.scatter(entropy).cpu()
-    if readers.reference is not None and batch.ref_logprobs is not None:
-        logprobs, _ = readers.reference(inputs, temperature=readers.temperature)
-        batch.ref_logprobs[rows, :width] = inputs.scatter(logprobs).cpu()
-    if readers.critic is not None and batch.old_values is not None:
-        batch.old_values[rows, :width] = inputs.scatter(readers.critic(inputs)).cpu()
+def _forward(inputs: TokenInputs, readers: Readers) -> dict[str, Float[Tensor, " n"]]:
+    """What each network that is asked says of the response tokens."""
+    found: dict[str, Tensor] = {}
+    if readers.actor is not None:
+        found["old_logprobs"], found["old_entropy"] = readers.actor(
+            inputs, temperature=readers.temperature
+        )
+    if readers.reference is not None:
+        found["ref_logprobs"], _ = readers.reference(inputs, temperature=readers.temperature)
+    if readers.critic is not None:
+        found["old_values"] = readers.critic(inputs)
+    return found

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from vapo.rollouts.batch import Batch, float_columns, select_rows
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, RolloutBatch
 
-INPUTS = (
-    "rewards",
-    "baseline_rewards",
-    "rollout_logprobs",
-    "old_logprobs",
-    "ref_logprobs",
-    "old_values",
-)
 _MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it the rest says little, and none is trained on
 
 
@@ -40,23 +33,27 @@ class CheckedBatch:
     came, and nothing of it may be trained on.
     """
 
-    batch: RolloutBatch
+    batch: EvaluatedBatch
     num_rows: int
     rows: Sequence[int]
     num_left_out: int = 0
     reason: str = ""
     fault: str | None = None
 
-    def whole_groups(self) -> RolloutBatch:
-        """The batch without what is left of a group that has lost a rollout."""
-        size = self.batch.group_size
+    def whole_groups(self, batch: Batch) -> Batch:
+        """Its rows, without what is left of a group that has lost a rollout.
+
+        Args:
+            batch: this one, or what a later stage has made of it.
+        """
+        size = batch.group_size
         left = Counter(row // size for row in self.rows)
         whole = [i for i, row in enumerate(self.rows) if left[row // size] == size]
-        return self.batch if len(whole) == len(self.rows) else select_rows(self.batch, whole)
+        return batch if len(whole) == len(self.rows) else select_rows(batch, whole)
 
 
 def check_batch(
-    batch: RolloutBatch,
+    batch: EvaluatedBatch,
     *,
     num_minibatches: int,
     by_group: bool,
@@ -92,31 +89,18 @@ def check_batch(
 
 
 def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
-    """For each number that has been computed, the rows in which a token's is not finite."""
+    """For each number that is trained on, the rows in which a token's is not finite."""
     found: dict[str, Tensor] = {}
-    for name in INPUTS:
-        value = getattr(batch, name)
-        if value is None:
+    for name, value in float_columns(batch).items():
+        if name == "old_entropy":  # made where a page is: a page must not change the training
             continue
         is_bad = ~torch.isfinite(value)
         found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
     return found
 
 
-def first_rows(batch: RolloutBatch, num_rows: int) -> RolloutBatch:
+def first_rows(batch: Batch, num_rows: int) -> Batch:
     return batch if num_rows == len(batch) else select_rows(batch, range(num_rows))
-
-
-def select_rows(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
-    """Some rows of a batch, in the order given."""
-    chosen: dict[str, Any] = {}
-    for item in fields(batch):
-        value = getattr(batch, item.name)
-        if isinstance(value, list):
-            chosen[item.name] = [value[row] for row in rows]
-        elif isinstance(value, Tensor):
-            chosen[item.name] = value[list(rows)]
-    return replace(batch, **chosen)
 
 
 def _describe(
@@ -130,8 +114,8 @@ def _describe(
                 "not_finite": [name for name, rows in found.items() if rows[row]],
                 **{
                     name: value[row]
-                    for name in INPUTS
-                    if name != "rollout_logprobs" and (value := getattr(batch, name)) is not None
+                    for name, value in float_columns(batch).items()
+                    if name != "rollout_logprobs"
                 },
             },
         )

@@ -1,14 +1,19 @@
-"""Rollouts and verdicts to tensors: the rollout batch and its rewards."""
+"""Rollouts and verdicts to tensors: the rollout batch, its rewards, and parts of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from vapo.config.schema import RewardConfig
 from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.types import FinishReason, Rollout, RolloutBatch, Verdict
+
+Batch = TypeVar("Batch", bound=RolloutBatch)
 
 
 def make_rollout_batch(
@@ -60,3 +65,35 @@ def make_rollout_batch(
         group_size=group_size,
         max_response_tokens=max_response_tokens,
     )
+
+
+def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
+    """Some rows of a batch in the order given, cut to the first `width` response tokens."""
+    chosen: dict[str, Any] = {}
+    index = list(rows)
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, list):
+            chosen[item.name] = [value[row] for row in index]
+        elif isinstance(value, Tensor):
+            chosen[item.name] = value[index, :width] if value.dim() == 2 else value[index]
+    return replace(batch, **chosen)
+
+
+def moved_to(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on a device."""
+    columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    moved: dict[str, Any] = {
+        name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)
+    }
+    return replace(batch, **moved)
+
+
+def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
+    """The batch's numbers by name: of each response [B], or of each of its tokens [B, T]."""
+    columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    return {
+        name: value
+        for name, value in columns.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }

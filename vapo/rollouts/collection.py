@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,8 +25,7 @@ from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 class RolloutCollection:
     """Samples and scores; keeps nothing between calls, so an iteration can be made again.
 
-    Everything is a function of (seed, iteration) and the weights of the engine that `sampler`
-    returns.
+    Everything is a function of (seed, iteration) and the weights of the sampler.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class RolloutCollection:
         *,
         prompts: PromptSplit,
         scorer: Scorer,
-        sampler: Callable[[], Sampler],
+        sampler: Sampler,
         progress: Progress,
     ) -> None:
         self.config = config
@@ -76,14 +74,13 @@ class RolloutCollection:
         )
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
         if num_fillers:
-            assert batch.loss_mask is not None
             carries_loss = torch.ones(len(batch), 1, dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False
-            batch.loss_mask = batch.loss_mask & carries_loss
+            batch = replace(batch, loss_mask=batch.loss_mask & carries_loss)
         if algorithm.needs_greedy_baseline:
             prompts = [group.rollouts[0].prompt for group in groups]
             baseline = self.greedy_rewards(prompts, iteration, stage)
-            batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
+            batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
             mean = gather_over_ranks(baseline).mean()
             metrics["rollout/greedy_reward_mean"] = float(mean)
         return batch, metrics
@@ -142,7 +139,7 @@ class RolloutCollection:
     ) -> tuple[list[Rollout], list[Verdict]]:
         num_rollouts = len(prompts) * group_size
         with stage("rollout", total=num_rollouts, unit="responses") as advance:
-            rollouts = self.sampler().sample(
+            rollouts = self.sampler.sample(
                 prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
             )
         with stage("scoring", total=num_rollouts, unit="responses") as advance:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vapo.rollouts.sampling_ahead import SampledAhead
+from vapo.rollouts.sampling_ahead import SampledRollouts
 from vapo.runs.atomic_files import write_whole
 from vapo.runs.run_dirs import RunDir
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
-
-_TENSORS = ("response_ids", "response_mask", "rollout_logprobs", "rewards", "is_correct")
-_OPTIONAL = ("loss_mask", "baseline_rewards")
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,15 @@ class KeptRollouts:
     def has(self, iteration: int, rank: int) -> bool:
         return self.path(iteration, rank).is_file()
 
-    def write(self, origin: Origin, sampled: SampledAhead) -> None:
+    def write(self, origin: Origin, sampled: SampledRollouts) -> None:
         """Raises: OSError"""
         batch = sampled.batch
-        tensors = {name: getattr(batch, name).contiguous() for name in _TENSORS}
-        for name in _OPTIONAL:
-            if getattr(batch, name) is not None:
-                tensors[name] = getattr(batch, name).clone().contiguous()
+        columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
+        tensors = {
+            name: value.clone().contiguous()  # safetensors refuses tensors that share memory
+            for name, value in columns.items()
+            if isinstance(value, Tensor)
+        }
         tensors["logprobs_exact"] = torch.tensor(
             [p for r in batch.rollouts for p in r.rollout_logprobs], dtype=torch.float64
         )
@@ -80,7 +79,7 @@ class KeptRollouts:
             lambda aside: save_file(tensors, aside, metadata),
         )
 
-    def read(self, origin: Origin) -> SampledAhead | None:
+    def read(self, origin: Origin) -> SampledRollouts | None:
         """What was kept of exactly this origin; None if there is nothing, or it is damaged."""
         path = self.path(origin.iteration, origin.rank)
         try:
@@ -103,7 +102,7 @@ class KeptRollouts:
 
     def _from_json(
         self, text: bytes, tensors: dict[str, Tensor], iteration: int
-    ) -> SampledAhead | None:
+    ) -> SampledRollouts | None:
         contents = json.loads(text)
         prompts = [self.prompts.get(row["prompt_id"]) for row in contents["rollouts"]]
         known = [prompt for prompt in prompts if prompt is not None]
@@ -127,9 +126,9 @@ class KeptRollouts:
             verdicts=[Verdict(**verdict) for verdict in contents["verdicts"]],
             group_size=contents["group_size"],
             max_response_tokens=contents["max_response_tokens"],
-            **{name: tensors[name] for name in (*_TENSORS, *_OPTIONAL) if name in tensors},
+            **{f.name: tensors[f.name] for f in fields(RolloutBatch) if f.name in tensors},
         )
-        return SampledAhead(
+        return SampledRollouts(
             iteration,
             contents["policy_iterations"],
             Phase(contents["phase"]),
@@ -138,7 +137,7 @@ class KeptRollouts:
         )
 
 
-def _to_json(sampled: SampledAhead) -> bytes:
+def _to_json(sampled: SampledRollouts) -> bytes:
     batch = sampled.batch
     contents: dict[str, Any] = {
         "policy_iterations": sampled.policy_iterations,

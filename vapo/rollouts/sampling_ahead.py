@@ -22,7 +22,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True)
-class SampledAhead:
+class SampledRollouts:
     """An iteration's rollouts, and the policy and phase that they were sampled in."""
 
     iteration: int
@@ -47,7 +47,7 @@ class WorkAhead:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollouts-ahead")
-        self._future: Future[SampledAhead] | None = None
+        self._future: Future[SampledRollouts] | None = None
         self._ends = threading.Event()
         self.seconds = 0.0
 
@@ -56,7 +56,7 @@ class WorkAhead:
         """Whether there is work whose result has not been taken."""
         return self._future is not None
 
-    def start(self, work: Callable[[Stage], SampledAhead]) -> None:
+    def start(self, work: Callable[[Stage], SampledRollouts]) -> None:
         """Begin. `work` gets the stage that it reports to.
 
         Raises: RuntimeError when the result of other work has not been taken.
@@ -65,7 +65,7 @@ class WorkAhead:
             raise RuntimeError("there is work ahead already")
         self._future = self._executor.submit(self._timed, work)
 
-    def wait(self) -> SampledAhead | None:
+    def wait(self) -> SampledRollouts | None:
         """Block until the work is done, and look at its result; without work, None at once."""
         if self._future is None:
             return None
@@ -79,7 +79,7 @@ class WorkAhead:
                 self._future = None
             raise
 
-    def take(self) -> SampledAhead | None:
+    def take(self) -> SampledRollouts | None:
         """Wait for the result and hand it out; None if there is no work."""
         result = self.wait()
         self._future = None
@@ -91,7 +91,7 @@ class WorkAhead:
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._future = None
 
-    def _timed(self, work: Callable[[Stage], SampledAhead]) -> SampledAhead:
+    def _timed(self, work: Callable[[Stage], SampledRollouts]) -> SampledRollouts:
         started = time.monotonic()
         result = work(self._stage)
         self.seconds = time.monotonic() - started

@@ -8,19 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vapo.rollouts.batch import float_columns
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import sum_over_ranks
 from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.types import Rollout
 
-_TRAINED_ON = (
-    "old_logprobs",
-    "ref_logprobs",
-    "advantages",
-    "importance_weights",
-    "old_values",
-    "value_targets",
-)
+# The engine's log-probs are in every record, as they came.
+_NOT_TRAINED_ON = ("rollout_logprobs", "old_entropy", "token_rewards", "raw_advantages")
 _NUM_SHOWN = 4  # rollouts of a mini-batch in which no single one is bad
 
 
@@ -44,19 +39,23 @@ def inspect_minibatch(
     others: list[tuple[Rollout, dict[str, Any]]] = []
     num_rows = 0
     for micro in minibatch.microbatches:
-        numbers = {name: getattr(micro, name) for name in _TRAINED_ON}
+        rows = micro.rows
+        numbers = {
+            name: value
+            for name, value in float_columns(rows).items()
+            if value.dim() == 2 and name not in _NOT_TRAINED_ON
+        }
         numbers |= {name: value.cpu() for name, value in forward(micro).items()}
-        numbers = {name: value for name, value in numbers.items() if value is not None}
         for name, value in numbers.items():
             bad.setdefault(name, 0)
             bad[name] += int(_bad_rows(value, micro).sum())
-        num_rows += len(micro.rollouts)
-        for row, rollout in enumerate(micro.rollouts):
+        num_rows += len(rows.rollouts)
+        for row, rollout in enumerate(rows.rollouts):
             names = [n for n, value in numbers.items() if _bad_rows(value, micro)[row]]
             known = {
                 "where": place,
                 "not_finite": names or ["sum over tokens"],
-                "is_correct": bool(micro.is_correct[row]),
+                "is_correct": bool(rows.is_correct[row]),
                 **{name: value[row] for name, value in numbers.items()},
             }
             (suspects if names else others).append((rollout, known))

@@ -8,12 +8,9 @@ gradient does not depend on how it is cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from vapo.functional.masking import LossReduction
 from vapo.networks.token_inputs import (
@@ -22,36 +19,20 @@ from vapo.networks.token_inputs import (
     rollout_inputs,
     sequence_lengths,
 )
+from vapo.rollouts.batch import moved_to, select_rows
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
-from vapo.types import Rollout, RolloutBatch
+from vapo.types import TrainingBatch
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward and backward.
-
-    `loss_mask` marks the tokens that carry loss, `policy_mask` those of them that carry the
-    policy's; `importance_weights` multiply the latter's, None: by 1.
-    """
+    """Rows of one forward and backward: what the network reads, and all columns of the rows."""
 
     inputs: TokenInputs
-    loss_mask: Bool[Tensor, "b T"]
-    policy_mask: Bool[Tensor, "b T"]
-    is_correct: Bool[Tensor, " b"]
-    old_logprobs: Float[Tensor, "b T"] | None
-    ref_logprobs: Float[Tensor, "b T"] | None
-    advantages: Float[Tensor, "b T"] | None
-    importance_weights: Float[Tensor, "b T"] | None
-    old_values: Float[Tensor, "b T"] | None
-    value_targets: Float[Tensor, "b T"] | None
-    rollouts: tuple[Rollout, ...]
+    rows: TrainingBatch
 
     def to(self, device: torch.device) -> Microbatch:
-        moved: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            moved[item.name] = value.to(device) if hasattr(value, "to") else value
-        return Microbatch(**moved)
+        return Microbatch(self.inputs.to(device), moved_to(self.rows, device))
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ class Minibatch:
     num_policy_tokens: int
     num_policy_responses: int
     num_advantage_tokens: int
-    max_response_tokens: int | None = None
+    max_response_tokens: int
     fault: str | None = None
 
     def denominator(self, reduction: LossReduction) -> int:
@@ -101,12 +82,11 @@ class Minibatch:
             return num_tokens
         if reduction != "constant_length":
             return num_responses
-        assert self.max_response_tokens is not None, "the rollout batch has a token budget"
         return num_responses * self.max_response_tokens
 
 
 def make_minibatches(
-    batch: RolloutBatch,
+    batch: TrainingBatch,
     *,
     num_minibatches: int,
     max_tokens: int,
@@ -129,7 +109,7 @@ def make_minibatches(
     order = torch.randperm(len(batch), generator=generator).tolist()
     if len(order) % num_minibatches:
         raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
-    loss_mask, policy_mask = loss_masks(batch)
+    loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
     lacks = 2 - loss_mask.any(dim=1).long() - policy_mask.any(dim=1).long()
     num_trained = gather_over_ranks((lacks == 0).sum().reshape(1))
     spread = spread_rows(
@@ -139,21 +119,20 @@ def make_minibatches(
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
     lengths = sequence_lengths(batch)
+
+    def cut(rows: list[int]) -> Microbatch:
+        inputs = rollout_inputs(batch, rows, pad_id=pad_id, packed=packed)
+        return Microbatch(inputs, select_rows(batch, rows, width=inputs.response_mask.shape[1]))
+
     return [
         _make_minibatch(
             batch,
             rows,
             cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
-            lambda rows: rollout_inputs(batch, rows, pad_id=pad_id, packed=packed),
+            cut,
         )
         for rows in spread
     ]
-
-
-def loss_masks(batch: RolloutBatch) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """The tokens that carry loss, and those of them that carry the policy's."""
-    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
-    return loss_mask, loss_mask if batch.policy_mask is None else batch.policy_mask
 
 
 def spread_rows(
@@ -187,12 +166,12 @@ def spread_rows(
 
 
 def _make_minibatch(
-    batch: RolloutBatch,
+    batch: TrainingBatch,
     rows: list[int],
     chunks: list[list[int]],
-    make_inputs: Callable[[list[int]], TokenInputs],
+    cut: Callable[[list[int]], Microbatch],
 ) -> Minibatch:
-    loss_mask, policy_mask = loss_masks(batch)
+    loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
     # a nan is one, too: it must show in the loss
     has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
@@ -206,39 +185,7 @@ def _make_minibatch(
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(
-        microbatches=Microbatches(
-            chunks,
-            lambda chunk: _make_microbatch(
-                batch, chunk, make_inputs(chunk), loss_mask, policy_mask
-            ),
-        ),
+        microbatches=Microbatches(chunks, cut),
         max_response_tokens=batch.max_response_tokens,
         **dict(zip(counts, totals, strict=True)),
-    )
-
-
-def _make_microbatch(
-    batch: RolloutBatch,
-    rows: list[int],
-    inputs: TokenInputs,
-    loss_mask: Tensor,
-    policy_mask: Tensor,
-) -> Microbatch:
-    width = inputs.response_mask.shape[1]
-
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows, :width]
-
-    return Microbatch(
-        inputs=inputs,
-        loss_mask=loss_mask[rows, :width],
-        policy_mask=policy_mask[rows, :width],
-        is_correct=batch.is_correct[rows],
-        old_logprobs=cut(batch.old_logprobs),
-        ref_logprobs=cut(batch.ref_logprobs),
-        advantages=cut(batch.advantages),
-        importance_weights=cut(batch.importance_weights),
-        old_values=cut(batch.old_values),
-        value_targets=cut(batch.value_targets),
-        rollouts=tuple(batch.rollouts[row] for row in rows),
     )

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vapo.advantages.estimators import set_advantages, set_monte_carlo_targets, token_rewards
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic
-from vapo.networks.forward_passes import Readers, read_rollouts
+from vapo.networks.forward_passes import Readers, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
@@ -37,7 +36,7 @@ from vapo.training.optimizers import (
     number_parameters_as_module,
     stepper,
 )
-from vapo.types import Phase, RolloutBatch
+from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
 LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
@@ -47,9 +46,9 @@ class VapoModule(L.LightningModule):
     """Actor and critic with manual optimization.
 
     `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
-    `policy_steps` the actor's updates. They and the phase are buffers, so a checkpoint
-    restores them before the first rollout. `phase` is what the next rollouts are for,
-    `trained_phase` what the iteration in training does.
+    `policy_steps` the actor's updates. They and the phase, which is the next iteration's, are
+    buffers, so a checkpoint restores them before the first rollout. `start` is where the
+    iteration in training began.
     """
 
     iteration: Tensor
@@ -67,8 +66,7 @@ class VapoModule(L.LightningModule):
         for name in ("iteration", "policy_iterations", "policy_steps", "phase_index"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.phase = Phase.POLICY_OPTIMIZATION
-        self.trained_phase = self.phase
-        self.policy_steps_before = 0  # at the beginning of this iteration
+        self.start = self.next_start
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
@@ -85,6 +83,16 @@ class VapoModule(L.LightningModule):
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self.phase_index.fill_(PHASES.index(phase))
+
+    @property
+    def next_start(self) -> IterationStart:
+        """Of the iteration after those that are finished."""
+        return IterationStart(
+            int(self.iteration) + 1,
+            self.phase,
+            int(self.policy_iterations),
+            int(self.policy_steps),
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -135,9 +143,11 @@ class VapoModule(L.LightningModule):
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
-    def evaluate_rollouts(self, batch: RolloutBatch) -> None:
-        """Fill old and reference log-probs (policy phase only) and old values."""
-        wants_policy = self.phase is Phase.POLICY_OPTIMIZATION
+    def evaluate_rollouts(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
+        """With old and reference log-probs (policy phase only) and old values."""
+        wants_policy = phase is Phase.POLICY_OPTIMIZATION
         readers = Readers(
             actor=self.actor if wants_policy else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
@@ -149,22 +159,12 @@ class VapoModule(L.LightningModule):
             device=self.device,
         )
         with self.trainer.precision_plugin.forward_context():
-            read_rollouts(batch, readers)
-
-    def estimate_advantages(self, batch: RolloutBatch) -> None:
-        """Fill token rewards, and the advantages and value targets that the phase trains on."""
-        algorithm = self.config.algorithm
-        batch.token_rewards = token_rewards(batch, algorithm)
-        if self.phase is Phase.VALUE_PRETRAINING:
-            set_monte_carlo_targets(batch, self.hyperparameters.gamma)
-        else:
-            set_advantages(batch, self.hyperparameters, algorithm)
+            return evaluate_rollouts(batch, readers, with_entropy=with_entropy)
 
     # ---- losses and update -------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        self.trained_phase = self.phase
-        self.policy_steps_before = int(self.policy_steps)
+        self.start = self.next_start
         self.update_seconds.clear()
         self.update_flops = 0.0
         self.minibatch_metrics.clear()
@@ -172,7 +172,7 @@ class VapoModule(L.LightningModule):
 
     def _losses(self) -> dict[str, LossShare]:
         """Of each network that the iteration trains, in the order of their updates."""
-        trains_actor = self.trained_phase is Phase.POLICY_OPTIMIZATION
+        trains_actor = self.start.phase is Phase.POLICY_OPTIMIZATION
         losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
             losses["critic"] = self._value_loss
@@ -222,7 +222,7 @@ class VapoModule(L.LightningModule):
         return policy_objective(
             policy["logprobs"],
             policy["entropy"],
-            micro,
+            micro.rows,
             minibatch,
             self.hyperparameters,
             self.config.algorithm,
@@ -231,7 +231,7 @@ class VapoModule(L.LightningModule):
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
         values = self._read_values(micro)["values"]
-        return value_objective(values, micro, minibatch, self.config.algorithm, totals)
+        return value_objective(values, micro.rows, minibatch, self.config.algorithm, totals)
 
     def _read_policy(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
@@ -278,7 +278,7 @@ class VapoModule(L.LightningModule):
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
         """Say which numbers were not finite, and count; raises when it has been too often."""
-        place = f"iteration {int(self.iteration) + 1}, step {self.trainer.global_step}"
+        place = f"iteration {self.start.number}, step {self.trainer.global_step}"
         reason = minibatch.fault
         if reason is None:
             reason = inspect_minibatch(
@@ -294,8 +294,7 @@ class VapoModule(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Count the iteration. Runs after the callbacks and before the checkpoint is written."""
         self.iteration += 1
-        if self.trained_phase is Phase.POLICY_OPTIMIZATION:
-            self.policy_iterations += 1
+        self.policy_iterations += self.start.phase is Phase.POLICY_OPTIMIZATION
         if self.is_finished:
             self.trainer.should_stop = True
 

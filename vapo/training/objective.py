@@ -7,7 +7,7 @@ over micro-batches and ranks is exact.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config import Hyperparameters
@@ -22,7 +22,8 @@ from vapo.functional.losses import (
 )
 from vapo.functional.metrics import approx_kl, clip_fractions
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.training.minibatches import Microbatch, Minibatch
+from vapo.training.minibatches import Minibatch
+from vapo.types import TrainingBatch
 
 
 class Totals:
@@ -80,38 +81,49 @@ def has_loss(
 def policy_objective(
     logprobs: Float[Tensor, "b T"],
     entropy: Float[Tensor, "b T"],
-    micro: Microbatch,
+    rows: TrainingBatch,
     minibatch: Minibatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """This micro-batch's share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
+    """These rows' share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
 
     Importance weights and the policy mask (see `vapo.advantages.mismatch`) are for L_PPO alone.
     """
-    hp, mask = hyperparameters, micro.loss_mask
-    assert micro.old_logprobs is not None
-    assert micro.advantages is not None
-    token_losses = SURROGATES[algorithm.surrogate](logprobs, micro, hp, algorithm)
-    if micro.importance_weights is not None:
-        token_losses = micro.importance_weights * token_losses
+    hp, mask = hyperparameters, rows.loss_mask
+    old_logprobs, advantages = rows.old_logprobs, rows.advantages
+    assert old_logprobs is not None, "the phase trains the policy"
+    assert advantages is not None, "the phase trains the policy"
+    if algorithm.surrogate == "clipped_ratio":
+        token_losses = clipped_surrogate(
+            logprobs,
+            old_logprobs,
+            advantages,
+            eps_low=hp.eps_low,
+            eps_high=hp.eps_high,
+            dual_clip=algorithm.dual_clip,
+        )
+    else:
+        token_losses = logprob_surrogate(logprobs, advantages)
+    if rows.importance_weights is not None:
+        token_losses = rows.importance_weights * token_losses
     loss = policy_loss = aggregate(
         token_losses,
-        micro.policy_mask,
+        rows.policy_mask,
         reduction=hp.loss_reduction,
         denominator=minibatch.policy_denominator(hp.loss_reduction),
     )
     totals.add("actor/policy_loss", policy_loss)
     if hp.mu > 0:
         lm_loss = positive_example_lm_loss(
-            logprobs, mask, micro.is_correct, denominator=minibatch.num_positive_tokens
+            logprobs, mask, rows.is_correct, denominator=minibatch.num_positive_tokens
         )
         loss = loss + hp.mu * lm_loss
         totals.add("actor/positive_example_lm_loss", lm_loss)
-    if micro.ref_logprobs is not None and algorithm.kl.placement == "loss":
+    if rows.ref_logprobs is not None and algorithm.kl.placement == "loss":
         kl = aggregate(
-            kl_penalty(logprobs, micro.ref_logprobs, estimator=algorithm.kl.estimator),
+            kl_penalty(logprobs, rows.ref_logprobs, estimator=algorithm.kl.estimator),
             mask,
             reduction=hp.loss_reduction,
             denominator=minibatch.denominator(hp.loss_reduction),
@@ -124,97 +136,46 @@ def policy_objective(
     totals.add("actor/entropy", mean_entropy)
     if algorithm.entropy_coef > 0:
         loss = loss - algorithm.entropy_coef * mean_entropy
-    add_ratio_statistics(logprobs.detach(), micro, minibatch, totals)
+    num_tokens = minibatch.num_tokens
+    add_ratio_statistics(logprobs.detach(), old_logprobs, mask, num_tokens, totals)
     if algorithm.surrogate == "clipped_ratio":
-        add_clip_fractions(logprobs.detach(), micro, minibatch, hp, totals)
+        ratios = (logprobs.detach(), old_logprobs, advantages, mask)
+        low, high = clip_fractions(*ratios, eps_low=hp.eps_low, eps_high=hp.eps_high)
+        totals.add("actor/clip_fraction_low", low / max(num_tokens, 1))
+        totals.add("actor/clip_fraction_high", high / max(num_tokens, 1))
     return loss
-
-
-def clipped_ratio_losses(
-    logprobs: Float[Tensor, "b T"],
-    micro: Microbatch,
-    hp: Hyperparameters,
-    algorithm: AlgorithmConfig,
-) -> Float[Tensor, "b T"]:
-    assert micro.old_logprobs is not None
-    assert micro.advantages is not None
-    return clipped_surrogate(
-        logprobs,
-        micro.old_logprobs,
-        micro.advantages,
-        eps_low=hp.eps_low,
-        eps_high=hp.eps_high,
-        dual_clip=algorithm.dual_clip,
-    )
-
-
-def logprob_losses(
-    logprobs: Float[Tensor, "b T"],
-    micro: Microbatch,
-    hp: Hyperparameters,
-    algorithm: AlgorithmConfig,
-) -> Float[Tensor, "b T"]:
-    assert micro.advantages is not None
-    return logprob_surrogate(logprobs, micro.advantages)
-
-
-SURROGATES = {"clipped_ratio": clipped_ratio_losses, "logprob": logprob_losses}
 
 
 def add_ratio_statistics(
     logprobs: Float[Tensor, "b T"],
-    micro: Microbatch,
-    minibatch: Minibatch,
+    old_logprobs: Float[Tensor, "b T"],
+    mask: Bool[Tensor, "b T"],
+    num_tokens: int,
     totals: Totals,
 ) -> None:
     """Approximate KL to the rollout policy, and the largest ratio."""
-    mask = micro.loss_mask
-    assert micro.old_logprobs is not None
-    share = mask.sum() / max(minibatch.num_tokens, 1)
-    kl = approx_kl(logprobs, micro.old_logprobs, mask)
+    share = mask.sum() / max(num_tokens, 1)
+    kl = approx_kl(logprobs, old_logprobs, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
-    ratio = torch.where(mask, (logprobs - micro.old_logprobs).exp(), 0.0)
+    ratio = torch.where(mask, (logprobs - old_logprobs).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
-
-
-def add_clip_fractions(
-    logprobs: Float[Tensor, "b T"],
-    micro: Microbatch,
-    minibatch: Minibatch,
-    hyperparameters: Hyperparameters,
-    totals: Totals,
-) -> None:
-    """Tokens whose gradient a clip bound cuts, as a share of all tokens."""
-    assert micro.old_logprobs is not None
-    assert micro.advantages is not None
-    tokens = max(minibatch.num_tokens, 1)
-    low, high = clip_fractions(
-        logprobs,
-        micro.old_logprobs,
-        micro.advantages,
-        micro.loss_mask,
-        eps_low=hyperparameters.eps_low,
-        eps_high=hyperparameters.eps_high,
-    )
-    totals.add("actor/clip_fraction_low", low / tokens)
-    totals.add("actor/clip_fraction_high", high / tokens)
 
 
 def value_objective(
     values: Float[Tensor, "b T"],
-    micro: Microbatch,
+    rows: TrainingBatch,
     minibatch: Minibatch,
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """This micro-batch's share of the token-mean value loss."""
-    assert micro.value_targets is not None
+    """These rows' share of the token-mean value loss."""
+    assert rows.value_targets is not None, "the estimator trains a critic"
     loss = value_loss(
         values,
-        micro.value_targets,
-        micro.loss_mask,
+        rows.value_targets,
+        rows.loss_mask,
         denominator=minibatch.num_tokens,
-        old_values=micro.old_values,
+        old_values=rows.old_values,
         value_clip=algorithm.value_clip,
     )
     totals.add("critic/value_loss", loss)

@@ -16,7 +16,6 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages
 from vapo.training.callbacks.evaluation import Evaluation
-from vapo.training.callbacks.overlap import RolloutOverlap
 from vapo.training.callbacks.profiling import Profiling
 from vapo.training.callbacks.recording import Recording
 from vapo.training.callbacks.stopping import NoSignals, StopAtSafePoints
@@ -56,7 +55,6 @@ class RunCallbacks:
             held=lambda: self.watch.holds_checkpoint,
         )
         self.in_order: list[Callback] = [
-            RolloutOverlap(),
             StopAtSafePoints(stopping, self.peers),
             ValuePretraining(
                 config.components.value_pretraining,
@@ -87,7 +85,6 @@ def make_trainer(
         strategy=make_strategy(config.trainer),
         precision=lightning_precision(config.trainer),
         max_epochs=num_pretraining_iterations(module) + config.training.num_iterations,
-        reload_dataloaders_every_n_epochs=1,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         log_every_n_steps=1,

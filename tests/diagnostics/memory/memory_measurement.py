@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.tiny_model import tiny_tokenizer
+from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.memory.tracking import MemoryTracker
@@ -91,11 +92,13 @@ class _FullRollouts(L.LightningDataModule):
             max_response_tokens=RESPONSE_TOKENS,
         )
         with MemoryTracker() as tracker:
-            module.evaluate_rollouts(batch)
+            evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
         module.measured["log-probs"] = module.resting() + tracker.peak
-        module.estimate_advantages(batch)
+        estimated = estimate_advantages(
+            evaluated, module.phase, module.hyperparameters, self.config.algorithm
+        )
         minibatches = make_minibatches(
-            batch,
+            estimated,
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.diagnostics.value_page.browser import drawn, drawn_groups, needs_browser
-from tests.diagnostics.value_page.made_up_pages import evaluated, rendered
+from tests.diagnostics.value_page.made_up_pages import rendered, training_batch
 from tests.systems import system_config
-from vapo.types import FinishReason, RolloutBatch
+from vapo.types import FinishReason, TrainingBatch
 
 CSS = Path(__file__).parents[3] / "vapo/diagnostics/value_page/page.css"
 
@@ -26,7 +26,7 @@ def strengths(numbers: torch.Tensor, measure: dict[str, Any]) -> list[tuple[floa
     return [(1 - t if measure["strong"] == "low" else t, False) for t in shares]
 
 
-def columns(batch: RolloutBatch) -> dict[str, torch.Tensor | None]:
+def columns(batch: TrainingBatch) -> dict[str, torch.Tensor | None]:
     return {"value": batch.old_values, "advantage": batch.advantages, "logprob": batch.old_logprobs}
 
 
@@ -38,7 +38,7 @@ def columns(batch: RolloutBatch) -> dict[str, torch.Tensor | None]:
 def test_cards_are_the_batchs_rows(tmp_path: Path, name: str, max_tokens: int) -> None:
     """With 4 tokens, one a group, responses are cut."""
     config = system_config("vapo", f"value_pages.max_tokens={max_tokens}")
-    batch = evaluated(config)
+    batch = training_batch(config)
     page, data = rendered(batch, config)
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from tests.systems import made_up_batch, system_config
+from tests.systems import estimated, made_up_batch, system_config
 from vapo.diagnostics.value_page.choice import ChosenGroup, choose_groups, choose_rows
-from vapo.types import RolloutBatch
+from vapo.types import TrainingBatch
 
 LENGTHS = [3, 2, 4, 5, 1, 2, 9, 1, 1, 2, 2, 2]  # four groups of three
 
@@ -15,15 +17,20 @@ def by_group(numbers: list[float]) -> torch.Tensor:
     return torch.tensor(numbers).repeat_interleave(3)[:, None].repeat(1, 10)
 
 
-def batch() -> tuple[RolloutBatch, torch.Tensor]:
+def made_up(num_groups: int = 4) -> TrainingBatch:
+    config = system_config("vapo")
+    return estimated(config, made_up_batch(config, num_groups=num_groups)[0])
+
+
+def batch() -> tuple[TrainingBatch, torch.Tensor]:
     """Errors by group 0.1, 0.9, 0.2, 0.2; group 2 and 3 are mixed, 1 of 3 each."""
-    made, _ = made_up_batch(system_config("vapo"))
-    made.response_mask = torch.arange(10) < torch.tensor(LENGTHS)[:, None]
-    made.is_correct = torch.tensor([1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1]).bool()
-    made.advantages = (
-        torch.tensor([0.1, -3.0, 2.0, 0.5]).repeat_interleave(3)[:, None].expand(12, 10)
+    made = replace(
+        made_up(),
+        response_mask=torch.arange(10) < torch.tensor(LENGTHS)[:, None],
+        is_correct=torch.tensor([1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1]).bool(),
+        advantages=by_group([0.1, -3.0, 2.0, 0.5]),
     )
-    errors = torch.tensor([-0.1, 0.9, -0.2, 0.2]).repeat_interleave(3)[:, None].repeat(1, 10)
+    errors = by_group([-0.1, 0.9, -0.2, 0.2])
     errors[~made.response_mask] = 99.0
     return made, errors
 
@@ -58,14 +65,14 @@ def test_without_values_nothing_is_said_of_them() -> None:
 
 def test_no_mixed_group_is_made_up() -> None:
     made, errors = batch()
-    made.is_correct = torch.zeros(12, dtype=torch.bool)
+    made = replace(made, is_correct=torch.zeros(12, dtype=torch.bool))
     found = choose_groups(made, errors, num_groups=4, max_responses=3, max_tokens=99, seed=0)
     assert "right and wrong answers" not in [group.reason for group in found]
 
 
 def test_the_same_seed_chooses_the_same() -> None:
-    made, _ = made_up_batch(system_config("vapo"), num_groups=40)
-    made.advantages = made.old_values
+    made = made_up(num_groups=40)
+    made = replace(made, advantages=made.old_values)
 
     def chosen(seed: int) -> list[ChosenGroup]:
         return choose_groups(made, None, num_groups=8, max_responses=2, max_tokens=999, seed=seed)

@@ -21,6 +21,7 @@ from vapo.errors import UserError
 from vapo.functional.advantages import decoupled_gae, whiten
 from vapo.networks.new_model import make_tokenizer
 from vapo.runs.checkpoints import Checkpoint
+from vapo.types import EvaluatedBatch
 
 GAMMA, ALPHA, LAMBDA_CRITIC, TEMPERATURE = 0.9, 0.5, 0.8, 0.7
 NUM_PROMPTS, K = 4, 3
@@ -208,13 +209,15 @@ def test_rollouts_with_bad_numbers_go_with_their_group(
 ) -> None:
     from vapo.diagnostics.value_page import heldout
 
-    read = heldout.read_rollouts
+    evaluate = heldout.evaluate_rollouts
 
-    def poisoned(batch: Any, readers: Any) -> None:
-        read(batch, readers)
-        batch.old_values[4, 0] = float("nan")
+    def poisoned(*args: Any, **options: Any) -> EvaluatedBatch:
+        evaluated = evaluate(*args, **options)
+        assert evaluated.old_values is not None
+        evaluated.old_values[4, 0] = float("nan")
+        return evaluated
 
-    monkeypatch.setattr(heldout, "read_rollouts", poisoned)
+    monkeypatch.setattr(heldout, "evaluate_rollouts", poisoned)
     file = tmp_path / "page.html"
     assert cli.main(command(folders, "--value_page", str(file))) == 0
     page = written(file)

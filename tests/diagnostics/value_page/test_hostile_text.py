@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.diagnostics.value_page.browser import drawn, needs_browser
-from tests.diagnostics.value_page.made_up_pages import ABOUT, contents_of, evaluated
+from tests.diagnostics.value_page.made_up_pages import ABOUT, contents_of, training_batch
 from tests.diagnostics.value_page.reading import page_json
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
@@ -44,12 +44,13 @@ class Elements(HTMLParser):
 
 def hostile_page() -> tuple[str, dict[str, Any]]:
     config = system_config("vapo", "value_pages.num_groups=1")
-    batch = evaluated(config)
+    batch = training_batch(config)
     prompt = Prompt(HOSTILE, HOSTILE, (2, 3), HOSTILE)
-    batch.rollouts = [replace(rollout, prompt=prompt) for rollout in batch.rollouts]
-    batch.verdicts = [
-        replace(verdict, extracted=HOSTILE, failure=HOSTILE) for verdict in batch.verdicts
-    ]
+    batch = replace(
+        batch,
+        rollouts=[replace(rollout, prompt=prompt) for rollout in batch.rollouts],
+        verdicts=[replace(v, extracted=HOSTILE, failure=HOSTILE) for v in batch.verdicts],
+    )
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([HOSTILE.replace("\ud800", "").replace("\x00", "\x01")])
     batch.response_ids[:] = len(tokenizer) - 1

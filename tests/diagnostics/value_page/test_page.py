@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.diagnostics.value_page.made_up_pages import evaluated, rendered
+from tests.diagnostics.value_page.made_up_pages import evaluated, rendered, training_batch
 from tests.diagnostics.value_page.reading import token_ids, unpacked
-from tests.systems import system_config
-from vapo.advantages.estimators import set_advantages, set_monte_carlo_targets, token_rewards
+from tests.systems import estimated, system_config
+from vapo.advantages.estimators import estimate_advantages
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import value_calibration
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, Phase
 
 
 def test_numbers_are_the_batchs() -> None:
     config = system_config("vapo", "components.decoupled_gae.lambda_critic=0.9")
-    batch = evaluated(config)
+    batch = training_batch(config)
     _, data = rendered(batch, config)
     rows = [response["row"] for group in data["groups"] for response in group["responses"]]
     assert sorted(rows) == list(range(len(batch)))
@@ -66,19 +66,18 @@ def test_derived_numbers_by_hand() -> None:
         "old_logprobs": [-1.5, -1.0],
         "old_entropy": [0.5, 0.0],
         "old_values": [0.25, 0.5],
-        "token_rewards": [0.0, 1.0],
     }
     tokens = {name: torch.tensor([row]) for name, row in tokens.items()}
-    batch = RolloutBatch(
+    batch = EvaluatedBatch(
         rollouts=[rollout],
         verdicts=batch.verdicts[:1],
         rewards=torch.tensor([1.0]),
         is_correct=torch.tensor([True]),
         group_size=1,
+        max_response_tokens=2,
         **tokens,
     )
-    set_advantages(batch, resolve(config), config.algorithm)
-    _, data = rendered(batch, config)
+    _, data = rendered(estimated(config, batch), config)
     columns = data["groups"][0]["responses"][0]["columns"]
     for name, expected in {
         "return": [0.5, 1.0],
@@ -91,7 +90,7 @@ def test_derived_numbers_by_hand() -> None:
 
 def test_charts_are_of_all_rollouts_whatever_is_shown() -> None:
     config = system_config("vapo", "value_pages.num_groups=1", "value_pages.max_responses=1")
-    batch = evaluated(config)
+    batch = training_batch(config)
     _, data = rendered(batch, config)
     assert len(data["groups"]) == len(data["groups"][0]["responses"]) == 1
     assert data["calibration"] == value_calibration(batch, resolve(config))
@@ -109,7 +108,7 @@ def test_charts_are_of_all_rollouts_whatever_is_shown() -> None:
 
 def test_calibration_bins_cut_the_values_range_evenly() -> None:
     config = system_config("vapo")
-    batch = evaluated(config)
+    batch = training_batch(config)
     assert batch.old_values is not None
     values = batch.old_values[batch.response_mask].double()
     rows = rendered(batch, config)[1]["calibration"]
@@ -130,7 +129,7 @@ def test_calibration_bins_cut_the_values_range_evenly() -> None:
 @pytest.mark.parametrize("system", ["grpo", "dapo", "raft"])
 def test_without_a_critic_there_is_nothing_of_values(system: str) -> None:
     config = system_config(system)
-    _, data = rendered(evaluated(config), config)
+    _, data = rendered(training_batch(config), config)
     names = {measure["name"] for measure in data["measures"]}
     assert names == {"advantage", "logprob", "rollout_logprob", "entropy", "engine_gap"}
     assert data["calibration"] == {}
@@ -142,10 +141,11 @@ def test_without_a_critic_there_is_nothing_of_values(system: str) -> None:
 
 def test_value_pretraining_shows_values_against_targets() -> None:
     config = system_config("vapo")
-    batch = evaluated(config)
-    batch.old_logprobs = batch.old_entropy = batch.advantages = batch.raw_advantages = None
-    set_monte_carlo_targets(batch, 1.0)
-    _, data = rendered(batch, config)
+    batch = replace(evaluated(config), old_logprobs=None, old_entropy=None)
+    _, data = rendered(
+        estimate_advantages(batch, Phase.VALUE_PRETRAINING, resolve(config), config.algorithm),
+        config,
+    )
     names = [measure["name"] for measure in data["measures"]]
     assert names == ["value", "value_error", "td_error", "rollout_logprob"]
     for group in data["groups"]:
@@ -156,7 +156,7 @@ def test_value_pretraining_shows_values_against_targets() -> None:
 
 def test_responses_without_loss_say_so() -> None:
     config = system_config("raft")
-    _, data = rendered(evaluated(config), config)
+    _, data = rendered(training_batch(config), config)
     for group in data["groups"]:
         for response in group["responses"]:
             assert response["carries_loss"] == response["is_correct"]
@@ -175,10 +175,9 @@ def test_scales_leave_extremes_out_and_are_symmetric_around_0() -> None:
 
 def test_the_surprise_at_the_end_does_not_pale_the_other_td_errors() -> None:
     config = system_config("vapo")
-    batch = evaluated(config)
+    batch = training_batch(config)
     assert batch.old_values is not None
-    batch.old_values = 0.01 * batch.old_values
-    _, data = rendered(batch, config)
+    _, data = rendered(replace(batch, old_values=0.01 * batch.old_values), config)
     ends = {measure["name"]: measure["domain"][1] for measure in data["measures"]}
     assert ends["td_error"] < 0.05
     assert ends["value_error"] > 0.9
@@ -189,7 +188,9 @@ def test_the_surprise_at_the_end_does_not_pale_the_other_td_errors() -> None:
 
 def test_the_same_batch_gives_the_same_page() -> None:
     config = system_config("vapo")
-    assert rendered(evaluated(config), config)[0] == rendered(evaluated(config), config)[0]
+    assert (
+        rendered(training_batch(config), config)[0] == rendered(training_batch(config), config)[0]
+    )
 
 
 def test_size_is_bounded_whatever_the_batch() -> None:
@@ -201,18 +202,21 @@ def test_size_is_bounded_whatever_the_batch() -> None:
         return torch.randn(12, 5000, generator=generator)
 
     long = replace(batch.rollouts[0].prompt, text="a < b\n" * 100_000, answer="9" * 10_000)
-    batch.rollouts = [
-        replace(r, prompt=long, response_ids=(4,) * 5000, rollout_logprobs=(-1.0,) * 5000)
-        for r in batch.rollouts
-    ]
-    batch.response_ids = torch.full((12, 5000), 4)
-    batch.response_mask = torch.ones(12, 5000, dtype=torch.bool)
-    batch.loss_mask = batch.response_mask
-    for name in ("rollout_logprobs", "old_logprobs", "old_values", "old_entropy"):
-        setattr(batch, name, noise())
-    batch.token_rewards = token_rewards(batch, config.algorithm)
-    set_advantages(batch, resolve(config), config.algorithm)
-    page, data = rendered(batch, config)
+    batch = replace(
+        batch,
+        rollouts=[
+            replace(r, prompt=long, response_ids=(4,) * 5000, rollout_logprobs=(-1.0,) * 5000)
+            for r in batch.rollouts
+        ],
+        response_ids=torch.full((12, 5000), 4),
+        response_mask=torch.ones(12, 5000, dtype=torch.bool),
+        loss_mask=torch.ones(12, 5000, dtype=torch.bool),
+        rollout_logprobs=noise(),
+        old_logprobs=noise(),
+        old_values=noise(),
+        old_entropy=noise(),
+    )
+    page, data = rendered(estimated(config, batch), config)
     shown = [len(token_ids(r)) for group in data["groups"] for r in group["responses"]]
     assert shown == [500] * 4
     assert {r["num_tokens"] for group in data["groups"] for r in group["responses"]} == {5000}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.systems import system_config
 from vapo.diagnostics.value_page.about import notes
-from vapo.training.datamodule import RolloutDataModule, is_due
-from vapo.training.module import VapoModule
-from vapo.types import Phase
+from vapo.training.iteration import is_due, page_is_due
+from vapo.types import IterationStart, Phase
 
 N = 5
 
@@ -18,20 +15,16 @@ N = 5
 def due_iterations(*, stops_after: int) -> list[int]:
     """Iterations whose page is due, of a run that goes through both phases."""
     config = system_config("vapo", "training.num_iterations=7")
-    module = VapoModule(config, pad_id=0)
-    module.phase = Phase.VALUE_PRETRAINING
     found = []
-    for iteration in range(1, stops_after + 7 + 1):
-        trained_phase = module.phase
-        knew_before = is_due(module, trained_phase, N)
-        if iteration == stops_after:
-            module.phase = Phase.POLICY_OPTIMIZATION
-        if is_due(module, trained_phase, N):
-            found.append(iteration)
-        if trained_phase is Phase.POLICY_OPTIMIZATION:
-            assert knew_before == (iteration in found), "entropies are kept before the update"
-        module.policy_iterations += trained_phase is Phase.POLICY_OPTIMIZATION
-        module.iteration += 1
+    for number in range(1, stops_after + 7 + 1):
+        is_policy = number > stops_after
+        phase = Phase.POLICY_OPTIMIZATION if is_policy else Phase.VALUE_PRETRAINING
+        start = IterationStart(number, phase, max(0, number - stops_after - 1))
+        if is_due(config, start, N, ends_phase=number == stops_after):
+            found.append(number)
+        if is_policy:
+            knew_before = is_due(config, start, N, ends_phase=False)
+            assert knew_before == (number in found), "entropies are kept before the update"
     return found
 
 
@@ -45,9 +38,8 @@ def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
 
 def test_null_writes_none() -> None:
     config = system_config("vapo", "value_pages.every_n_iterations=null")
-    datamodule = SimpleNamespace(config=config, module=VapoModule(config, pad_id=0))
     for phase in Phase:
-        assert not RolloutDataModule.page_is_due(datamodule, phase)  # type: ignore[arg-type]
+        assert not page_is_due(config, IterationStart(1, phase), ends_phase=False)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.minibatches import Microbatch
 from vapo.training.module import VapoModule
 from vapo.training.trainer import num_pretraining_iterations
-from vapo.types import RolloutBatch
+from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
 SMALL = (
     "components.group_sampling.num_prompts=4",
@@ -52,7 +52,7 @@ class Watching(Callback):
 
     def __init__(self) -> None:
         self.old_values: dict[int, torch.Tensor] = {}
-        self.batches: list[weakref.ref[RolloutBatch]] = []
+        self.masks: list[weakref.ref[torch.Tensor]] = []  # in the batches of all stages
         self.cut_values: list[weakref.ref[torch.Tensor]] = []
         self.num_batches: list[int] = []  # of iterations before, when values are asked for
         self.num_cut: list[int] = []  # micro-batches, when the iteration ends
@@ -68,17 +68,20 @@ def num_alive(references: Sequence[weakref.ref[Any]]) -> int:
 class WatchedModule(PoisonedModule):
     watching: Watching
 
-    def evaluate_rollouts(self, batch: RolloutBatch) -> None:
+    def evaluate_rollouts(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
         watching = self.watching
-        watching.num_batches.append(num_alive(watching.batches))
-        super().evaluate_rollouts(batch)
-        watching.batches.append(weakref.ref(batch))
-        if batch.old_values is not None:
-            watching.old_values[int(self.iteration) + 1] = batch.old_values.clone()
+        watching.num_batches.append(num_alive(watching.masks))
+        evaluated = super().evaluate_rollouts(batch, phase, with_entropy=with_entropy)
+        watching.masks.append(weakref.ref(evaluated.response_mask))
+        if evaluated.old_values is not None:
+            watching.old_values[self.start.number] = evaluated.old_values.clone()
+        return evaluated
 
     def _read_values(self, micro: Microbatch) -> dict[str, torch.Tensor]:
-        assert micro.old_values is not None
-        self.watching.cut_values.append(weakref.ref(micro.old_values))
+        assert micro.rows.old_values is not None
+        self.watching.cut_values.append(weakref.ref(micro.rows.old_values))
         return super()._read_values(micro)
 
 
@@ -98,7 +101,6 @@ def train(
         accelerator="cpu",
         devices=1,
         max_epochs=num_pretraining + config.training.num_iterations,
-        reload_dataloaders_every_n_epochs=1,
         callbacks=[
             ValuePretraining(
                 config.components.value_pretraining,

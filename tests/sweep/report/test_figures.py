@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from PIL import Image
 
 from tests.diagnostics.value_page.made_up_pages import evaluated
 from tests.sweep.report.synthetic import ablation, pretraining, run
-from tests.systems import MAX_RESPONSE_TOKENS, system_config
-from vapo.advantages.estimators import set_advantages
+from tests.systems import MAX_RESPONSE_TOKENS, estimated, system_config
 from vapo.commands.report import write_report
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import position_profile
@@ -115,11 +115,10 @@ def test_legends_lie_inside_the_figures() -> None:
 def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:
     """Whitening takes the batch's mean away: its sign at a position can be the other one."""
     config = system_config("vapo")
-    batch = evaluated(config)
+    made = evaluated(config)
     assert config.algorithm.whiten_advantages
-    assert batch.token_rewards is not None
-    batch.token_rewards += 0.3 * batch.response_mask  # as with a critic that values all too low
-    set_advantages(batch, resolve(config), config.algorithm)
+    assert made.old_values is not None
+    batch = estimated(config, replace(made, old_values=made.old_values - 0.5))  # all too low
     assert batch.raw_advantages is not None
     assert batch.advantages is not None
     columns = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)

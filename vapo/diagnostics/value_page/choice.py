@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.types import RolloutBatch
+from vapo.types import TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ChosenGroup:
 
 
 def choose_groups(
-    batch: RolloutBatch,
+    batch: TrainingBatch,
     value_errors: Float[Tensor, "B T"] | None,
     *,
     num_groups: int,
@@ -63,7 +63,7 @@ def choose_groups(
 
 
 def group_scores(
-    batch: RolloutBatch, value_errors: Float[Tensor, "B T"] | None
+    batch: TrainingBatch, value_errors: Float[Tensor, "B T"] | None
 ) -> dict[str, list[float]]:
     """Reason -> a number for each group: the highest is shown for it, none at or below 0."""
 

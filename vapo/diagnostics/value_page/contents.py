@@ -14,7 +14,7 @@ from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_
 from vapo.diagnostics.value_page.choice import ChosenGroup, choose_groups
 from vapo.functional.advantages import gae
 from vapo.system.seeding import derive_seed
-from vapo.types import Rollout, RolloutBatch, Verdict
+from vapo.types import Rollout, TrainingBatch, Verdict
 
 Columns = dict[str, Float[Tensor, " n"]]
 
@@ -56,7 +56,7 @@ class PageContents:
 
 
 def page_contents(
-    batch: RolloutBatch, config: FitConfig, positions: Profile, iteration: int
+    batch: TrainingBatch, config: FitConfig, positions: Profile, iteration: int
 ) -> PageContents:
     """Choose what to show of a batch that has its advantages. Every rank must call this."""
     hyperparameters, settings = resolve(config), config.value_pages
@@ -82,14 +82,13 @@ def page_contents(
 
 
 def token_columns(
-    batch: RolloutBatch, hyperparameters: Hyperparameters
+    batch: TrainingBatch, hyperparameters: Hyperparameters
 ) -> dict[str, Float[Tensor, "B T"]]:
     """Name -> numbers of every token: what the phase and the system have.
 
     `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), `value_error` V(s_t) - return,
     `engine_gap` old log-prob - the engine's.
     """
-    assert batch.token_rewards is not None
     returns = achieved_returns(batch, hyperparameters.gamma)
     columns: dict[str, Tensor | None] = {
         "value": batch.old_values,
@@ -121,13 +120,12 @@ def token_columns(
 
 
 def shown_group(
-    batch: RolloutBatch,
+    batch: TrainingBatch,
     columns: dict[str, Float[Tensor, "B T"]],
     lambdas: Float[Tensor, "B 1"] | None,
     chosen: ChosenGroup,
 ) -> ShownGroup:
     first = chosen.index * batch.group_size
-    loss_mask = batch.response_mask if batch.loss_mask is None else batch.loss_mask
 
     def shown(row: int, num_tokens: int) -> ShownResponse:
         tokens = batch.response_mask[row].nonzero()[:num_tokens, 0]
@@ -136,7 +134,7 @@ def shown_group(
             rollout=batch.rollouts[row],
             verdict=batch.verdicts[row],
             reward=float(batch.rewards[row]),
-            carries_loss=bool(loss_mask[row].any()),
+            carries_loss=bool(batch.loss_mask[row].any()),
             lambda_policy=None if lambdas is None else float(lambdas[row]),
             token_ids=batch.response_ids[row, tokens].tolist(),
             columns={name: column[row, tokens].float() for name, column in columns.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.advantages.estimators import set_advantages, token_rewards
+from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.position_profiles import position_profile
@@ -24,14 +24,14 @@ from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
 from vapo.networks.build import check_tokenizers, critic_path, make_actor, make_critic
-from vapo.networks.forward_passes import Readers, read_rollouts
+from vapo.networks.forward_passes import Readers, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
-from vapo.rollouts.bad_rows import CheckedBatch, check_batch
+from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.atomic_files import write_whole
 from vapo.runs.checkpoints import Checkpoint
-from vapo.types import Phase, RolloutBatch
+from vapo.types import Phase, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
@@ -94,7 +94,7 @@ def load_readers(
 class HeldoutRollouts:
     """The evaluation's rollouts with their advantages; `left_out` says which are missing."""
 
-    batch: RolloutBatch
+    batch: TrainingBatch
     left_out: str
 
 
@@ -115,25 +115,25 @@ def read_heldout(
         max_response_tokens=config.rollouts.max_response_tokens,
     )
     if baseline is not None:
-        batch.baseline_rewards = baseline.repeat_interleave(batch.group_size)
-    batch.old_entropy = torch.zeros(batch.response_mask.shape)
+        batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
     for network in (readers.actor, readers.reference, readers.critic):
         if network is not None:
             network.to(readers.device)
     is_mixed = config.trainer.precision == "bf16-mixed"
     with torch.autocast(readers.device.type, torch.bfloat16, enabled=is_mixed):
-        read_rollouts(batch, readers)
-    checked: CheckedBatch = check_batch(
-        batch, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
+        evaluated = evaluate_rollouts(batch, readers, with_entropy=True)
+    checked = check_batch(
+        evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )
     if checked.fault is not None:
         raise UserError(f"--value_page: nothing to show: {checked.fault}")
-    batch, left_out = checked.batch, ""
+    left_out = ""
     if checked.num_left_out:
         left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
-    batch.token_rewards = token_rewards(batch, config.algorithm)
-    set_advantages(batch, resolve(config), config.algorithm)
-    return HeldoutRollouts(batch, left_out)
+    estimated = estimate_advantages(
+        checked.batch, Phase.POLICY_OPTIMIZATION, resolve(config), config.algorithm
+    )
+    return HeldoutRollouts(estimated, left_out)
 
 
 def write_page(

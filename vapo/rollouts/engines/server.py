@@ -21,18 +21,17 @@ import threading
 import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
 from torch import Tensor
 
 from vapo.rollouts.engines.engine import HeardEngine
-from vapo.rollouts.engines.server_handler import RequestHandler
+from vapo.rollouts.engines.server_handler import RequestHandler, ServedEngine
 from vapo.rollouts.engines.server_requests import Limits, RefusalError
 
 
-class EngineServer(ThreadingHTTPServer):
+class EngineServer(ServedEngine):
     """Serves one engine. `serve_forever` runs it in the caller's thread, where vLLM lives.
 
     Args:

@@ -10,15 +10,19 @@ import socket
 import threading
 import time
 import traceback
-from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from vapo.errors import UserError
-from vapo.rollouts.engines.engine import Generated
+from vapo.rollouts.engines.engine import Generated, HeardEngine
 from vapo.rollouts.engines.server_requests import (
+    Limits,
     RefusalError,
     TimedReader,
     check_sender,
@@ -27,8 +31,20 @@ from vapo.rollouts.engines.server_requests import (
     parse_load,
 )
 
-if TYPE_CHECKING:
-    from vapo.rollouts.engines.server import EngineServer
+
+class ServedEngine(ThreadingHTTPServer):
+    """What a handler needs of its server, which all handlers share."""
+
+    engine: HeardEngine
+    limits: Limits
+    token: str | None
+    host_names: frozenset[str]
+    pushed: tuple[str, dict[str, Tensor]]
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Have it done in the engine's thread, after what was submitted before."""
+        raise NotImplementedError
+
 
 _HEARTBEAT_S = 1.0
 _JSON, _BINARY = "application/json", "application/octet-stream"
@@ -49,7 +65,7 @@ class ClientLeftError(Exception):
 class RequestHandler(BaseHTTPRequestHandler):
     """One connection, which has one request."""
 
-    server: EngineServer
+    server: ServedEngine
 
     def setup(self) -> None:
         super().setup()

@@ -9,13 +9,15 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
+from vapo.config import FitConfig
 from vapo.diagnostics.value_page.about import estimator_facts, notes, responses_fact
 from vapo.diagnostics.value_page.contents import PageContents
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.datamodule import datamodule_of, is_due
+from vapo.training.datamodule import iteration_of
+from vapo.training.iteration import Iteration, is_due, page_is_due
 from vapo.training.module import VapoModule
 
 _NOTE = "mlflow.note.content"
@@ -34,21 +36,24 @@ class PositionDiagnostics(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        every_n = pl_module.config.evaluation.every_n_iterations
-        if not is_due(pl_module, pl_module.trained_phase, every_n):
+        config, iteration = pl_module.config, iteration_of(trainer)
+        every_n, ends_phase = (
+            config.evaluation.every_n_iterations,
+            has_ended_phase(pl_module, iteration),
+        )
+        if not is_due(config, iteration.start, every_n, ends_phase=ends_phase):
             return
-        columns = datamodule_of(trainer).positions()
+        columns = iteration.positions(config)
         if not columns:
             return
-        iteration = int(pl_module.iteration) + 1
         table = {
-            "iteration": iteration,
-            "phase": pl_module.trained_phase.value,
-            "policy_steps": pl_module.policy_steps_before,
+            "iteration": iteration.number,
+            "phase": iteration.phase.value,
+            "policy_steps": iteration.start.policy_steps,
             "columns": columns,
         }
         self.logger.log_text(
-            json.dumps(table), f"diagnostics/positions_iteration_{iteration:04d}.json"
+            json.dumps(table), f"diagnostics/positions_iteration_{iteration.number:04d}.json"
         )
 
 
@@ -69,33 +74,36 @@ class ValuePages(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule = datamodule_of(trainer)
-        if not datamodule.page_is_due(pl_module.trained_phase):
+        config, iteration = pl_module.config, iteration_of(trainer)
+        ends_phase = has_ended_phase(pl_module, iteration)
+        if not page_is_due(config, iteration.start, ends_phase=ends_phase):
             return
         with self.progress.stage("value_page"):
-            contents = datamodule.page()
+            contents = iteration.page(config)
             if contents is None or not trainer.is_global_zero:
                 return
-            page = render_page(contents, self.token_text, self.about(pl_module, contents))
-        name = f"value_pages/iteration_{int(pl_module.iteration) + 1:04d}.html"
+            page = render_page(contents, self.token_text, self.about(config, iteration, contents))
+        name = f"value_pages/iteration_{iteration.number:04d}.html"
         self.logger.log_text(page, name)
         self.logger.set_tags({"value_page": name})
         self.link()
 
-    def about(self, module: VapoModule, contents: PageContents) -> dict[str, Any]:
+    def about(
+        self, config: FitConfig, iteration: Iteration, contents: PageContents
+    ) -> dict[str, Any]:
         """What the page says of the run."""
-        config, phase = module.config, module.trained_phase
+        phase = iteration.phase
         facts = {
             "run": self.logger.run_id or "",
             "phase": phase.value.replace("_", " "),
-            "policy updates so far": f"{int(module.policy_iterations)} iterations",
+            "policy updates so far": f"{iteration.start.policy_iterations} iterations",
             "responses": responses_fact(contents),
             "actor": config.actor.path,
             **estimator_facts(config),
         }
         name = config.tracking.run_name or f"vapo-seed{config.seed}"
         return {
-            "title": f"{name}, iteration {int(module.iteration) + 1}",
+            "title": f"{name}, iteration {iteration.number}",
             "facts": facts,
             "notes": list(notes(config, phase)),
         }
@@ -109,3 +117,8 @@ class ValuePages(Callback):
         given = (self.logger.tags or {}).get(_NOTE)
         self.logger.set_tags({_NOTE: f"{given}\n\n{line}" if given else line})
         self._linked = True
+
+
+def has_ended_phase(module: VapoModule, iteration: Iteration) -> bool:
+    """Whether the next iteration is of another phase: `ValuePretraining` has ended its own."""
+    return module.phase is not iteration.phase

@@ -9,7 +9,7 @@ from vapo.evaluation import EvaluationResult, evaluate
 from vapo.runs.summary import describe_score, interval_of
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.datamodule import RolloutDataModule, datamodule_of
+from vapo.training.datamodule import RolloutDataModule, datamodule_of, iteration_of
 from vapo.training.module import VapoModule
 from vapo.types import Phase
 
@@ -35,8 +35,9 @@ class Evaluation(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        if pl_module.trained_phase is Phase.POLICY_OPTIMIZATION:
-            finished = int(pl_module.policy_iterations) + 1
+        start = iteration_of(trainer).start
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            finished = start.policy_iterations + 1
             settings = pl_module.config
             if (
                 finished % settings.evaluation.every_n_iterations == 0

@@ -16,7 +16,7 @@ from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.progress import Progress
 from vapo.system.stage_times import IterationTimes, RunProfile, num_tokens, throughput_metrics
 from vapo.tracking.logger import RunLogger
-from vapo.training.datamodule import datamodule_of
+from vapo.training.datamodule import iteration_of
 from vapo.training.module import PHASES, VapoModule
 
 GIB = 1024**3
@@ -36,10 +36,13 @@ class Recording(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._since = time.monotonic()
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._advance = self._stages.enter_context(
-            self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
-        )
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            self._advance = self._stages.enter_context(
+                self.progress.stage("training", total=trainer.num_training_batches, unit="steps")
+            )
 
     def on_train_batch_end(
         self,
@@ -57,9 +60,9 @@ class Recording(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule = datamodule_of(trainer)
+        iteration = iteration_of(trainer)
         now = time.monotonic()
-        iteration = IterationTimes(
+        times = IterationTimes(
             self.progress.pop_iteration_seconds(),
             pl_module.update_seconds,
             iteration_s=now - self._since,
@@ -67,18 +70,18 @@ class Recording(Callback):
         self._since = now
         flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
         peak = peak_tflops(pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device)
-        self.profile.add(iteration, num_tokens(datamodule.metrics), flops / world_size(), peak)
+        self.profile.add(times, num_tokens(iteration.metrics), flops / world_size(), peak)
         metrics = {
-            **datamodule.metrics,
-            **iteration.metrics(),
-            **throughput_metrics(iteration, datamodule.metrics, flops / world_size(), peak),
+            **iteration.metrics,
+            **times.metrics(),
+            **throughput_metrics(times, iteration.metrics, flops / world_size(), peak),
             **memory_metrics(),
             **{
                 f"{name}/minibatches_without_loss": float(number)
                 for name, number in pl_module.minibatches_without_loss.items()
             },
-            "progress/iteration": float(pl_module.iteration) + 1,
-            "progress/phase": float(PHASES.index(pl_module.trained_phase)),
+            "progress/iteration": float(iteration.number),
+            "progress/phase": float(PHASES.index(iteration.phase)),
             "progress/policy_steps": float(pl_module.policy_steps),
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
@@ -92,7 +95,7 @@ class Recording(Callback):
         not_updated = {name for name, number in without.items() if number == num_minibatches}
         for name in sorted(not_updated - self._not_updated):
             self.progress.note(
-                f"{name}: not updated in iteration {int(module.iteration) + 1}: no token of its "
+                f"{name}: not updated in iteration {module.start.number}: no token of its "
                 "rollouts carries loss"
             )
         self._not_updated = not_updated

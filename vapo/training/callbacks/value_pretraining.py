@@ -12,7 +12,7 @@ from vapo.config import components
 from vapo.networks.export import save_network
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.datamodule import datamodule_of
+from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
 from vapo.types import Phase
 
@@ -50,8 +50,9 @@ class ValuePretraining(Callback):
         assert isinstance(pl_module, VapoModule)
         if pl_module.phase is not Phase.VALUE_PRETRAINING:
             return
-        finished = int(pl_module.iteration) + 1
-        explained_variance = datamodule_of(trainer).metrics["critic/explained_variance"]
+        iteration = iteration_of(trainer)
+        finished = iteration.number
+        explained_variance = iteration.metrics["critic/explained_variance"]
         losses = mean_of_steps(pl_module.minibatch_metrics)
         value_loss = losses.get("critic/value_loss", math.nan)  # none, if nothing was trained on
         if finished < self.num_iterations and not self.stop_rule_met(

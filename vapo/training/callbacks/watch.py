@@ -17,7 +17,7 @@ from vapo.system.distributed import max_over_ranks, rank
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.datamodule import datamodule_of
+from vapo.training.datamodule import iteration_of
 from vapo.training.faults import Faults
 from vapo.training.module import VapoModule
 from vapo.types import Phase
@@ -74,11 +74,11 @@ class Watch(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        metrics = {**datamodule_of(trainer).metrics, **mean_of_steps(pl_module.minibatch_metrics)}
-        iteration, phase = int(pl_module.iteration) + 1, pl_module.trained_phase
+        iteration = iteration_of(trainer)
+        metrics = {**iteration.metrics, **mean_of_steps(pl_module.minibatch_metrics)}
         logged = pl_module.faults.pop_metrics()
         stops: list[WatcherState] = []
-        for state, is_alarm in self.look(iteration, phase, metrics):
+        for state, is_alarm in self.look(iteration.number, iteration.phase, metrics):
             logged[f"watch/{state.name}"] = float(is_alarm)
             stops += [state] if is_alarm and state.watcher.action == "stop" else []
         self.logger.log_metrics(logged, step=trainer.global_step)

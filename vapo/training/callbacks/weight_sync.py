@@ -29,17 +29,17 @@ def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
 class WeightSync(Callback):
     """Push the actor's full weights into the sampler at the end of a policy iteration.
 
-    The engine sleeps while the networks train: it may share their device.
+    Rollouts that are sampled ahead with the engine's own weights are waited for, so this must
+    come before every callback that uses the engine.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        datamodule_of(trainer).sampler.sleep()
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
+        datamodule = datamodule_of(trainer)
+        datamodule.rollouts.wait()
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
             with self.progress.stage("weight_sync"):
-                datamodule_of(trainer).sampler.sync(actor_weights(pl_module))
+                datamodule.sampler.sync(actor_weights(pl_module))

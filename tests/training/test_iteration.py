@@ -1,0 +1,104 @@
+"""The stages of an iteration without a Trainer: plain objects in place of what is around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeSampler, G, collection
+from vapo.rollouts.source import RolloutSource
+from vapo.runs.weights_lineage import Lineage
+from vapo.system.progress import Progress
+from vapo.training.faults import Faults
+from vapo.training.iteration import IterationRunner
+from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
+
+
+@dataclass
+class PlainNetworks:
+    """Says a constant of every token, and keeps what it was asked."""
+
+    reads_packed: bool = False
+    asked: list[tuple[Phase, bool]] = field(default_factory=list)
+
+    def evaluate_rollouts(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
+        self.asked.append((phase, with_entropy))
+        shape = batch.response_mask.shape
+        trains_policy = phase is Phase.POLICY_OPTIMIZATION
+        return EvaluatedBatch(
+            **vars(batch),
+            old_values=torch.full(shape, 0.25),
+            old_logprobs=torch.full(shape, -1.0) if trains_policy else None,
+        )
+
+
+def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakeSampler]:
+    made, sampler = collection("vapo", *overrides)
+    networks, progress = PlainNetworks(), Progress(enabled=False)
+    runner = IterationRunner(
+        made.config,
+        rollouts=RolloutSource(made.config, made, Lineage(), progress),
+        sampler=made.sampler,
+        networks=networks,
+        faults=Faults(3, 3),
+        progress=progress,
+        pad_id=0,
+        total=9,
+    )
+    return runner, networks, sampler
+
+
+def test_two_iterations_of_two_phases() -> None:
+    runner, networks, sampler = make_runner("value_pages.every_n_iterations=5")
+    pretraining = runner.run(IterationStart(1, Phase.VALUE_PRETRAINING))
+    policy = runner.run(IterationStart(2, Phase.POLICY_OPTIMIZATION))
+    assert (pretraining.number, policy.number) == (1, 2)
+    assert (pretraining.phase, policy.phase) == tuple(Phase)
+    # the first policy iteration gets a page, so its entropies are asked for
+    assert networks.asked == [(Phase.VALUE_PRETRAINING, True), (Phase.POLICY_OPTIMIZATION, True)]
+    assert len(sampler.calls) == 2, "each iteration has rollouts of its own"
+    assert sampler.calls[0] != sampler.calls[1]
+    for iteration in (pretraining, policy):
+        assert len(iteration.minibatches) == 2
+        num_responses = sum(minibatch.num_responses for minibatch in iteration.minibatches)
+        assert num_responses == NUM_PROMPTS * G
+        assert iteration.metrics["critic/value_mean"] == 0.25
+        assert iteration.metrics["rollout/staleness_iterations"] == 0.0
+    rewards, targets = pretraining.batch.rewards, pretraining.batch.value_targets
+    assert targets is not None
+    assert torch.equal(targets[:, 0], rewards), "the Monte-Carlo return of the one reward"
+    assert "advantage/mean" not in pretraining.metrics
+    assert "advantage/mean" in policy.metrics
+
+
+def test_the_same_iteration_again_is_the_same() -> None:
+    first, *_ = make_runner()
+    again, *_ = make_runner()
+    start = IterationStart(3, Phase.POLICY_OPTIMIZATION, policy_iterations=2)
+    first.run(IterationStart(1, Phase.POLICY_OPTIMIZATION))
+    one, other = first.run(start), again.run(start)
+    assert one.metrics == other.metrics
+    for a, b in zip(one.minibatches, other.minibatches, strict=True):
+        assert a.microbatches.chunks == b.microbatches.chunks
+
+
+def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
+    overrides = ("training.overlap_rollouts=true", "training.num_iterations=3")
+    for phase, number, policy_iterations, goes_on in (
+        (Phase.POLICY_OPTIMIZATION, 6, 1, True),
+        (Phase.POLICY_OPTIMIZATION, 6, 2, False),
+        (Phase.VALUE_PRETRAINING, 8, 0, True),
+        (Phase.VALUE_PRETRAINING, 9, 0, False),
+    ):
+        runner, _, sampler = make_runner(*overrides)
+        runner.run(IterationStart(number, phase, policy_iterations))
+        runner.rollouts.wait()
+        assert len(sampler.calls) == (2 if goes_on else 1), (phase, number)
+        runner.rollouts.cancel()
+    runner, _, sampler = make_runner("training.num_iterations=3")
+    runner.run(IterationStart(6, Phase.POLICY_OPTIMIZATION, 1))
+    runner.rollouts.wait()
+    assert len(sampler.calls) == 1, "off, nothing runs ahead"

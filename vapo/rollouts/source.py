@@ -1,0 +1,117 @@
+"""Where an iteration's rollouts come from: sampled now, sampled ahead, or kept on the disk."""
+
+from __future__ import annotations
+
+from vapo.config import FitConfig
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
+from vapo.rollouts.sampling_ahead import SampledRollouts, Stage, WorkAhead
+from vapo.runs.weights_lineage import Lineage
+from vapo.system.distributed import all_ranks, rank, world_size
+from vapo.system.progress import Progress
+from vapo.types import IterationStart, RolloutBatch
+
+
+class RolloutSource:
+    """Hands out each iteration's rollouts once.
+
+    Args:
+        lineage: names the weights that the kept rollouts must be of.
+        kept: the rollouts on the disk; None: they are not kept.
+    """
+
+    def __init__(
+        self,
+        config: FitConfig,
+        collection: RolloutCollection,
+        lineage: Lineage,
+        progress: Progress,
+        kept: KeptRollouts | None = None,
+    ) -> None:
+        self.config = config
+        self.collection = collection
+        self.lineage = lineage
+        self.progress = progress
+        self.kept = kept
+        self._ahead = WorkAhead()
+
+    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
+        """The rollouts that were sampled ahead, or kept by a run that was stopped; else fresh ones.
+
+        Those of value pretraining, which keeps all prompts, are not what dynamic sampling wants.
+        Every rank must call this.
+        """
+        found = self._ahead.take()
+        times = {} if found is None else {"rollout/ahead_s": self._ahead.seconds}
+        found = found or self._kept_rollouts(start.index)
+        changes = self.config.algorithm.dynamic_sampling_attempts > 0
+        if (
+            found is None
+            or found.iteration != start.index
+            or (changes and found.phase is not start.phase)
+        ):
+            batch, metrics = self.collection.sample_batch(start.index, start.phase)
+            self._keep(
+                SampledRollouts(start.index, start.policy_iterations, start.phase, batch, metrics)
+            )
+            return batch, metrics | {"rollout/staleness_iterations": 0.0}
+        staleness = start.policy_iterations - found.policy_iterations
+        metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
+        return found.batch, metrics | times
+
+    # ---- sampling ahead ----------------------------------------------------------------------
+
+    def sample_ahead(self, start: IterationStart) -> None:
+        """Begin the rollouts of the iteration after this one in a thread.
+
+        The engine's weights are its own, and stay until `wait` has returned.
+        """
+
+        def work(stage: Stage) -> SampledRollouts:
+            batch, metrics = self.collection.sample_batch(start.index + 1, start.phase, stage)
+            return SampledRollouts(
+                start.index + 1, start.policy_iterations, start.phase, batch, metrics
+            )
+
+        self._ahead.start(work)
+
+    def wait(self) -> None:
+        """Until the rollouts ahead are there, so that engine and scorer are free."""
+        if self._ahead.is_pending:
+            with self.progress.stage("rollout_wait"):
+                ahead = self._ahead.wait()
+            if ahead is not None:
+                self._keep(ahead)
+
+    def cancel(self) -> None:
+        """End what is sampled ahead: no thread outlives the run."""
+        self._ahead.cancel()
+
+    # ---- rollouts kept for a run that is stopped ---------------------------------------------
+
+    def _keep(self, sampled: SampledRollouts) -> None:
+        """Onto the disk, until the iteration's checkpoint is written."""
+        if self.kept is None:
+            return
+        try:
+            self.kept.write(self.origin(sampled.iteration), sampled)
+        except OSError as error:  # they can be sampled again
+            self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
+
+    def _kept_rollouts(self, iteration: int) -> SampledRollouts | None:
+        """Those of exactly this iteration and these weights, if every process has its own."""
+        if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
+            return None
+        found = self.kept.read(self.origin(iteration))
+        if not all_ranks(found is not None):
+            self.progress.note(
+                "the kept rollouts are of other weights, data or config, or damaged: "
+                "the iteration's are sampled again"
+            )
+            return None
+        self.progress.note("the iteration's rollouts were kept: they are not sampled again")
+        return found
+
+    def origin(self, iteration: int) -> Origin:
+        assert self.kept is not None
+        return Origin(iteration, rank(), world_size(), self.kept.identity, self.lineage.weights)

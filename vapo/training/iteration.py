@@ -1,0 +1,203 @@
+"""One iteration, from prompts to minibatches: the stages in the order of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.config import FitConfig, resolve
+from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.diagnostics.position_profiles import Profile, position_profile
+from vapo.diagnostics.value_page.contents import PageContents, page_contents
+from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
+from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.source import RolloutSource
+from vapo.system.distributed import all_ranks, rank
+from vapo.system.progress import Progress
+from vapo.system.seeding import derive_seed
+from vapo.training.faults import Faults
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, TrainingBatch
+
+
+class Networks(Protocol):
+    """What the stages need of actor and critic."""
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether both read packed rows."""
+
+    def evaluate_rollouts(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
+        """The batch with the log-probs and values that the phase needs."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration trains on, and its rollouts as they were before its update."""
+
+    start: IterationStart
+    minibatches: list[Minibatch]
+    metrics: dict[str, float]
+    batch: TrainingBatch
+    checked: CheckedBatch
+
+    @property
+    def number(self) -> int:
+        """1 for the first iteration of the run."""
+        return self.start.number
+
+    @property
+    def phase(self) -> Phase:
+        return self.start.phase
+
+    def positions(self, config: FitConfig) -> Profile:
+        """The table by token position. Every rank must call this."""
+        return position_profile(
+            self.batch,
+            resolve(config),
+            max_response_tokens=config.rollouts.max_response_tokens,
+        )
+
+    def page(self, config: FitConfig) -> PageContents | None:
+        """The value page; None where nothing could be trained on. Every rank must call this."""
+        batch = self.checked.whole_groups(self.batch)
+        if self.checked.fault is not None or not all_ranks(len(batch) > 0):
+            return None
+        return page_contents(batch, config, self.positions(config), self.start.index)
+
+
+class IterationRunner:
+    """Runs the stages of an iteration; every rank runs the same ones.
+
+    Args:
+        total: iterations of the whole run, as far as they are known.
+        safe_point: called between stages; may raise, to stop the run.
+    """
+
+    def __init__(
+        self,
+        config: FitConfig,
+        *,
+        rollouts: RolloutSource,
+        sampler: Sampler,
+        networks: Networks,
+        faults: Faults,
+        progress: Progress,
+        pad_id: int,
+        total: int,
+        safe_point: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.hyperparameters = resolve(config)
+        self.rollouts = rollouts
+        self.sampler = sampler
+        self.networks = networks
+        self.faults = faults
+        self.progress = progress
+        self.pad_id = pad_id
+        self.total = total
+        self.safe_point = safe_point
+
+    def run(self, start: IterationStart) -> Iteration:
+        """Prompts, rollouts, rewards, values, advantages, minibatches."""
+        self.progress.iteration(start.number, self.total, start.phase.value)
+        self.safe_point()
+        rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
+        self.safe_point()
+        self.sampler.sleep()
+        evaluated = self.evaluate(rollouts, start)
+        self.safe_point()
+        checked = self.check(evaluated, start)
+        batch = self.estimate(checked.batch, start)
+        metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
+        minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
+        if self.config.training.overlap_rollouts and not self.is_last(start):
+            self.rollouts.sample_ahead(start)
+        return Iteration(start, minibatches, metrics, batch, checked)
+
+    def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
+        """With the networks' own log-probs and values; entropies where a page shows them."""
+        with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
+            evaluated = self.networks.evaluate_rollouts(
+                batch, start.phase, with_entropy=page_is_due(self.config, start, ends_phase=False)
+            )
+            advance(len(batch))
+        return evaluated
+
+    def check(self, batch: EvaluatedBatch, start: IterationStart) -> CheckedBatch:
+        """Without the rollouts that have numbers which are not finite; they are counted."""
+        place = f"iteration {start.number}"
+        checked = check_batch(
+            batch,
+            num_minibatches=self.num_minibatches,
+            by_group=self.config.algorithm.compares_groups,
+            records=self.faults.rollouts,
+            place=place,
+        )
+        self.faults.left_out(checked.num_left_out, place, checked.reason)
+        return checked
+
+    def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
+        """With advantages, value targets, and the correction of the engine's mismatch."""
+        with self.progress.stage("advantages"):
+            estimated = estimate_advantages(
+                batch, start.phase, self.hyperparameters, self.config.algorithm
+            )
+            return correct_mismatch(estimated, self.config.algorithm.mismatch)
+
+    def cut(
+        self, batch: TrainingBatch, start: IterationStart, fault: str | None
+    ) -> list[Minibatch]:
+        """Shuffled and split; with a `fault` they are not trained on."""
+        minibatches = make_minibatches(
+            batch,
+            num_minibatches=self.num_minibatches,
+            max_tokens=self.config.training.microbatch_tokens,
+            pad_id=self.pad_id,
+            packed=self.networks.reads_packed,
+            seed=derive_seed(self.config.seed, "minibatches", start.index, rank()),
+        )
+        return [replace(minibatch, fault=fault) for minibatch in minibatches]
+
+    @property
+    def num_minibatches(self) -> int:
+        return num_minibatches(self.config)
+
+    def is_last(self, start: IterationStart) -> bool:
+        """Whether nothing follows the iteration, as far as one can know before its update."""
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            return start.policy_iterations + 1 >= self.config.training.num_iterations
+        return start.number >= self.total
+
+
+def num_minibatches(config: FitConfig) -> int:
+    """Optimizer steps of an iteration."""
+    hyperparameters = resolve(config)
+    total = hyperparameters.num_prompts * hyperparameters.group_size
+    return total // (config.training.minibatch_size or total)
+
+
+def is_due(config: FitConfig, start: IterationStart, every_n: int, *, ends_phase: bool) -> bool:
+    """First and last iteration of the phase, and every n-th.
+
+    Args:
+        ends_phase: whether the iteration has ended value pretraining, which is known after it.
+    """
+    if start.phase is Phase.POLICY_OPTIMIZATION:
+        number = start.policy_iterations + 1
+        is_last = number >= config.training.num_iterations
+    else:
+        number, is_last = start.number, ends_phase
+    return number == 1 or is_last or number % every_n == 0
+
+
+def page_is_due(config: FitConfig, start: IterationStart, *, ends_phase: bool) -> bool:
+    """Whether the iteration gets a value page."""
+    every_n = config.value_pages.every_n_iterations
+    return every_n is not None and is_due(config, start, every_n, ends_phase=ends_phase)
