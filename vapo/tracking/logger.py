@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch.loggers import MLFlowLogger
-from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
@@ -35,6 +34,7 @@ from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from mlflow import MlflowClient
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
@@ -76,8 +76,8 @@ def make_run_logger(
     return logger
 
 
-class RunLogger(MLFlowLogger):
-    """Lightning's MLflow logger with delivery in the background.
+class RunLogger(Logger):
+    """A Lightning logger to MLflow, with delivery in the background.
 
     Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
     store fails, the run goes on: records wait in the journal and are sent again, and `close`
@@ -97,20 +97,13 @@ class RunLogger(MLFlowLogger):
         tags: Mapping[str, str] = {},
         note: Callable[[str], None] = print,
     ) -> None:
-        if is_main_process():
-            super().__init__(
-                experiment_name=experiment,
-                run_name=run_name,
-                tracking_uri=store.client_uri,
-                tags=dict(tags),
-                run_id=run_id,
-            )
-        else:
-            Logger.__init__(self)  # MLFlowLogger's opens the store
-            self._tracking_uri, self._experiment_id, self._run_id = store.client_uri, None, run_id
-            self._initialized, self._log_model = True, False
+        super().__init__()
         self.store = store
+        self.tags = dict(tags)
         self._experiment_name = experiment
+        self._experiment_id: str | None = None
+        self._run_name = run_name
+        self._run_id = run_id
         self._resumed = run_id is not None
         self._note: Callable[[str], None] = lambda text: note(store.redact(text))
         self._delivery: Delivery | None = None
@@ -124,29 +117,34 @@ class RunLogger(MLFlowLogger):
 
     def begin(self, experiment_id: str, journal: Journal) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
+        from mlflow import MlflowClient, set_tracking_uri
         from mlflow.exceptions import MlflowException
 
+        set_tracking_uri(self.store.client_uri)  # what a client does with artifacts asks for it
         self._experiment_id = experiment_id
         earlier = self._run_id
+        client = MlflowClient(self.store.client_uri)
+        tags: Mapping[str, str] = {}
         try:
-            if earlier and run_is_gone(self._mlflow_client, earlier):
+            if earlier and run_is_gone(client, earlier):
                 self._run_id, self._resumed = None, False
-                self.tags = {**(self.tags or {}), "continues": earlier}
-            client = self.experiment  # creates the run
-            tags = client.get_run(self._run_id).data.tags if self._resumed else {}
+                self.tags["continues"] = earlier
+            if self._run_id is None:
+                self._run_id = self._create_run(client, experiment_id)
+            else:
+                tags = client.get_run(self._run_id).data.tags
         except MlflowException as error:
             what = f"resume run {self._run_id}" if self._resumed else "begin a run"
             raise UserError(
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
             ) from error
-        assert self._run_id
         self._journal = journal
         take_over(journal, self.store, self._run_id, earlier, self._note)
         self._recorded = recorded_so_far(journal, self._clock)
         self._tables = {**tags, **self._recorded.tags}.get(TABLES_TAG, "[]")
         if earlier and not self._resumed:
             self._tables = only_tables(self._tables, {record.name for record in journal.records()})
-            self.tags = {**(self.tags or {}), TABLES_TAG: self._tables}
+            self.tags[TABLES_TAG] = self._tables
         self._delivery = Delivery(
             MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
         )
@@ -154,7 +152,25 @@ class RunLogger(MLFlowLogger):
         if self._resumed:
             self._submit(Record("status", ("RUNNING", self._clock.now_ms())))
         if earlier:
-            self.set_tags(self.tags or {})
+            self.set_tags(self.tags)
+
+    def _create_run(self, client: MlflowClient, experiment_id: str) -> str:
+        """A run with our tags, and with those by which MLflow says who started what, and where."""
+        from mlflow.tracking.context.registry import resolve_tags
+
+        run = client.create_run(
+            experiment_id, run_name=self._run_name, tags=resolve_tags(self.tags)
+        )
+        return str(run.info.run_id)
+
+    @property
+    def name(self) -> str | None:
+        """Lightning's name of a logger: the experiment's id, as its own MLflow logger has it."""
+        return self._experiment_id
+
+    @property
+    def version(self) -> str | None:
+        return self._run_id
 
     @property
     def run_id(self) -> str | None:

@@ -114,7 +114,7 @@ class ValuePages(Callback):
             return
         place = f"#/experiments/{self.logger.experiment_id}/runs/{self.logger.run_id}"
         line = f"[What the value model believes, token by token]({place}/artifacts/value_pages)"
-        given = (self.logger.tags or {}).get(_NOTE)
+        given = self.logger.tags.get(_NOTE)
         self.logger.set_tags({_NOTE: f"{given}\n\n{line}" if given else line})
         self._linked = True
 
