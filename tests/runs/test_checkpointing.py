@@ -76,7 +76,7 @@ class Iterations:
         self.folder = tmp_path / "checkpoints"
         kept = SimpleNamespace(forget=self._forget)
         monkeypatch.setattr(checkpointing, "datamodule_of", lambda _: SimpleNamespace(kept=kept))
-        monkeypatch.setattr(checkpointing, "collect_state", self._state)
+        monkeypatch.setattr(checkpointing, "checkpoint_state", self._state)
         monkeypatch.setattr(checkpoint_saving, "_write_state", self._write)
         self.callback.on_fit_start(self.trainer, self.module)
 

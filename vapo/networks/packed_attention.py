@@ -24,6 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from vapo.errors import UserError
 from vapo.networks.token_inputs import TokenInputs
+from vapo.system.private_attributes import attention_implementation, can_change_attention
 
 PACKED_SDPA = "vapo_packed_sdpa"
 
@@ -54,9 +55,9 @@ def choose_packing(
 def why_not_packed(model: PreTrainedModel) -> str | None:
     """What keeps a network from reading packed rows; None when nothing does."""
     name = type(model).__name__
-    if not (model._supports_attention_backend and model._can_set_attn_implementation()):
+    if not can_change_attention(model):
         return f"{name} computes attention without Transformers' AttentionInterface"
-    implementation = model.config._attn_implementation
+    implementation = attention_implementation(model)
     if implementation not in ("sdpa", "flash_attention_2", PACKED_SDPA):
         return f"attn_implementation {implementation} reads padded rows only"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
@@ -66,7 +67,7 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
 
 def enable_packing(model: PreTrainedModel) -> None:
     """Let a network read packed rows; what it does with others stays as it was."""
-    if model.config._attn_implementation == "sdpa":
+    if attention_implementation(model) == "sdpa":
         model.set_attn_implementation(PACKED_SDPA)
 
 
@@ -92,11 +93,11 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
         "max_length_k": max(lengths),
         "attention_mask": None,
     }
-    if model.config._attn_implementation == PACKED_SDPA:
+    if attention_implementation(model) == PACKED_SDPA:
         # a mask of four dimensions is handed on as it is: none of [S, S] is made
         options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
         options["sequence_lengths"] = lengths
-    elif model.config._attn_implementation != "flash_attention_2":
+    elif attention_implementation(model) != "flash_attention_2":
         raise ValueError("packed inputs for a network without packed attention")
     return options
 

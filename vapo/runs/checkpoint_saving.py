@@ -32,11 +32,6 @@ _AFTER = (
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 
 
-def collect_state(trainer: L.Trainer) -> dict[str, Any]:
-    """The whole state of the run, partly the live tensors; every process must call it."""
-    return trainer._checkpoint_connector.dump_checkpoint()
-
-
 def write_checkpoint(
     state: dict[str, Any],
     final: Path,

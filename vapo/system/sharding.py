@@ -10,7 +10,6 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.device_dtype_mixin import _update_properties
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -25,6 +24,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from vapo.config.schema import TrainerConfig
+from vapo.system.private_attributes import make_root, set_device
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:
@@ -58,7 +58,7 @@ class Sharding(ModelParallelStrategy):
             return
         assert self.model is not None
         move_buffers(self.model, self.root_device)
-        _update_properties(self.model, device=self.root_device)
+        set_device(self.model, self.root_device)
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
         super().setup_optimizers(trainer)
@@ -139,8 +139,7 @@ def gathered(network: nn.Module) -> Iterator[None]:
         yield
         return
     modules = [m for m in network.modules() if isinstance(m, FSDPModule)]
-    # the sampler calls inner modules; the root must have taken its role before they run
-    network._get_fsdp_state()._lazy_init()
+    make_root(network)
     for module in modules:
         module.unshard()
         module.set_reshard_after_forward(False, recurse=False)

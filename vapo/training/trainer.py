@@ -10,6 +10,7 @@ from vapo.config import FitConfig
 from vapo.runs.other_processes import Peers
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Stopping
+from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.system.sharding import lightning_precision, make_strategy
 from vapo.tracking.logger import RunLogger
@@ -18,7 +19,7 @@ from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages
 from vapo.training.callbacks.evaluation import Evaluation
 from vapo.training.callbacks.profiling import Profiling
 from vapo.training.callbacks.recording import Recording
-from vapo.training.callbacks.stopping import NoSignals, StopAtSafePoints
+from vapo.training.callbacks.stopping import StopAtSafePoints
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.watch import Watch
 from vapo.training.callbacks.weight_sync import WeightSync
@@ -93,5 +94,5 @@ def make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer._signal_connector = NoSignals(trainer)
+    leave_signals_alone(trainer)
     return trainer

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from vapo.system.private_attributes import storage_key
+
 
 class MemoryTracker(TorchDispatchMode):
     """Counts the storages made while it is active: `live` now, `peak` at most, in bytes.
@@ -55,7 +57,7 @@ class MemoryTracker(TorchDispatchMode):
         if tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._known:
             return
         size = storage.nbytes() if num_bytes is None else num_bytes

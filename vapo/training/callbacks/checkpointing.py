@@ -17,7 +17,6 @@ from vapo.runs.atomic_files import point_link
 from vapo.runs.background_saving import BackgroundSaves
 from vapo.runs.checkpoint_saving import (
     check_space,
-    collect_state,
     expected_bytes,
     one_line,
     together,
@@ -28,6 +27,7 @@ from vapo.runs.compatibility import adapter_options, parameters_of
 from vapo.runs.manifests import Manifest
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
 from vapo.system.distributed import rank
+from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import datamodule_of
 from vapo.training.module import VapoModule
@@ -171,7 +171,7 @@ class Checkpointing(Checkpoint):
             together(put_in_order, trouble, first_only=True, group=group)
             return written
 
-        state = collect_state(trainer)
+        state = checkpoint_state(trainer)
         if saves is not None:
             saves.start(state, write)
         else:

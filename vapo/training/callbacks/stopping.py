@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from vapo.runs.other_processes import Peers
 from vapo.runs.stopping import Stopping
@@ -35,13 +34,3 @@ class StopAtSafePoints(Callback):
     ) -> None:
         if self.stopping.requested:
             self.peers.close()
-
-
-class NoSignals(_SignalConnector):
-    """Lightning's handlers broadcast from inside a handler, and requeue a SLURM job by themselves.
-
-    With several processes the first can hang; `vapo.runs.stopping` takes the signals instead.
-    """
-
-    def register_signal_handlers(self) -> None:
-        pass

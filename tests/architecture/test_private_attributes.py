@@ -1,0 +1,86 @@
+"""Private attributes of other libraries stand in one file, and are still there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+
+import torch
+from lightning.pytorch import Trainer
+
+from tests.architecture.test_doors import PACKAGE, imports_of, sources
+from tests.tiny_model import tiny_model
+from vapo.system.private_attributes import (
+    attention_implementation,
+    can_change_attention,
+    leave_signals_alone,
+    storage_key,
+)
+
+HOME = "system/private_attributes.py"
+LIBRARIES = ("torch", "lightning", "mlflow", "transformers")
+# Private modules with what the documentation names without a public place to import it from.
+MODULES = {
+    "torch._subclasses.fake_tensor",  # FakeTensorMode
+    "torch.utils._mode_utils",  # no_dispatch
+    "torch.utils._python_dispatch",  # TorchDispatchMode
+    "torch.utils._pytree",  # tree_iter
+    "lightning.fabric.utilities.device_dtype_mixin._update_properties",
+    "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector",
+}
+STANDARD = {"_replace", "_asdict", "_fields", "_actions", "_exit", "_getframe"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_they_are_touched_in_one_file() -> None:
+    """Every `x._name` elsewhere is a name of our own: a class or module of ours assigns it."""
+    trees = {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sources()}
+    ours = {"_bootstrap"}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                ours.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                ours.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                ours.add(node.attr)
+    foreign = {
+        f"{path}:{node.lineno} {node.attr}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and is_private(node.attr)
+        and node.attr not in ours | STANDARD
+        and path != HOME
+    }
+    assert not foreign
+
+
+def test_private_modules_are_those_without_a_public_name() -> None:
+    imported = {
+        name
+        for path in sources()
+        for name in imports_of(path)
+        if name.split(".")[0] in LIBRARIES and any(map(is_private, name.split(".")))
+    }
+    found = {max((m for m in MODULES if name.startswith(m)), default=name) for name in imported}
+    assert found == MODULES
+    for name in MODULES:
+        if name.startswith("torch."):
+            importlib.import_module(name)
+
+
+def test_they_are_still_there() -> None:
+    """What needs a run or two processes is held by the tests of checkpoints and of sharding."""
+    trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
+    assert hasattr(trainer, "_signal_connector"), "Lightning has another place for its handlers"
+    leave_signals_alone(trainer)
+    assert callable(trainer._checkpoint_connector.dump_checkpoint)
+    model = tiny_model()
+    assert can_change_attention(model)
+    assert attention_implementation(model) == "sdpa"
+    tensor = torch.ones(3)
+    assert storage_key(tensor) == storage_key(tensor[1:]) != storage_key(torch.ones(3))

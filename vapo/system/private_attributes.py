@@ -1,0 +1,69 @@
+"""Every private attribute of another library that the package touches, each with its reason.
+
+A test fails when one of them goes, and when another one is touched elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.device_dtype_mixin import _update_properties
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+
+class _NoSignals(_SignalConnector):
+    def register_signal_handlers(self) -> None:
+        pass
+
+
+def leave_signals_alone(trainer: L.Trainer) -> None:
+    """Lightning's handlers broadcast from inside a handler, and requeue a SLURM job by themselves.
+
+    With several processes the first can hang, and no option turns them off;
+    `vapo.runs.stopping` takes the signals instead.
+    """
+    trainer._signal_connector = _NoSignals(trainer)
+
+
+def checkpoint_state(trainer: L.Trainer) -> dict[str, Any]:
+    """The whole state of the run; every process must call it.
+
+    Lightning's public way writes it in the same call, in the foreground, through its own files.
+    """
+    return trainer._checkpoint_connector.dump_checkpoint()
+
+
+def make_root(network: FSDPModule) -> None:
+    """Let a sharded network take its role as root before an inner module is called.
+
+    Otherwise the first inner module that a sampler calls would become a root of its own. FSDP2
+    does it in the root's forward pass, and has no other call for it.
+    """
+    network._get_fsdp_state()._lazy_init()
+
+
+def set_device(module: torch.nn.Module, device: torch.device) -> None:
+    """What `module.device` says; the public `to` would move the parameters, which stay on the host.
+
+    For CPU offload: the buffers and the computation are on the device.
+    """
+    _update_properties(module, device=device)
+
+
+def attention_implementation(model: PreTrainedModel) -> str:
+    """The name in force; Transformers has a public setter and no getter."""
+    return str(model.config._attn_implementation)
+
+
+def can_change_attention(model: PreTrainedModel) -> bool:
+    """Whether attention goes through Transformers' AttentionInterface, which has no public flag."""
+    return bool(model._supports_attention_backend and model._can_set_attn_implementation())
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identifies a storage, fake ones too: their `data_ptr` is 0."""
+    return int(tensor.untyped_storage()._cdata)
