@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
-from vapo.config.checkpoints import identity_values, run_identity
+from vapo.config.checkpoints import identity_values, config_identity
 from vapo.config.layers import read_text
 from vapo.config.loading import flatten_deciding, flatten_tree, to_yaml
 from vapo.errors import UserError
@@ -114,7 +114,7 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
 
 
 def identity_of(config: FitConfig) -> str:
-    return run_identity(flatten_deciding(config))
+    return config_identity(flatten_deciding(config))
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
