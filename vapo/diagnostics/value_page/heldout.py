@@ -85,7 +85,7 @@ def load_readers(
         temperature=config.evaluation.temperature,
         max_tokens=config.training.microbatch_tokens,
         pad_id=int(tokenizer.pad_token_id),
-        packed=choose_packing(config.training.packing, models, device),
+        packed=choose_packing(config.training.packing, models),
         device=device,
     )
 
