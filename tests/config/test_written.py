@@ -17,7 +17,7 @@ from vapo.errors import UserError
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.runs.run_dirs import changed_keys, identity_of, open_run_dir
-from vapo.sweep.identity import run_identity
+from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import pretraining_config, set_key
 from vapo.tracking.inputs import dataset_inputs, model_tags, params
 
@@ -203,7 +203,7 @@ def test_a_run_keeps_its_identity_when_a_credential_changes(
 
     def identities(*overrides: str) -> list[str]:
         config = fit_config(tmp_path, *overrides)
-        return [identity_of(config), run_identity(config), config_hash(config)]
+        return [identity_of(config), task_identity(config), config_hash(config)]
 
     before = identities(*source, "tracking.uri=http://me:old@host", "seed=7")
     monkeypatch.setenv("VAPO_TEST_TOKEN", "rotated-since")

@@ -48,7 +48,7 @@ def tiny_fit(
     minibatch = [] if system in ONE_STEP else ["training.minibatch_size=8"]
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
     config = system_config(system, *TINY, *PRETRAINING, *minibatch, *where, *overrides)
-    return run(config, ckpt_path=None if ckpt_path is None else str(ckpt_path)).run_dir
+    return run(config, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -107,7 +107,7 @@ def test_on_an_iterations_tokens_are_the_previous_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spies = spied(monkeypatch)
-    run_dir = fit.run(config(tmp_path, ON, *FAST)).run_dir
+    run_dir = fit.run(config(tmp_path, ON, *FAST))
     (spy,) = spies
     assert isinstance(spy.inner, DetachedTransformersSampler)
     # weights 0 and 1 are the initial ones, before and behind value pretraining (iterations 0, 1);
@@ -140,7 +140,7 @@ def test_off_everything_is_sampled_from_the_actor_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spies = spied(monkeypatch)
-    run_dir = fit.run(config(tmp_path)).run_dir
+    run_dir = fit.run(config(tmp_path))
     assert type(spies[0].inner) is TransformersSampler
     calls = [spies[0].calls[i][:2] for i in range(5)]
     assert calls == [(0, False), (0, False), (1, False), (2, False), (3, False)]
@@ -173,7 +173,7 @@ def test_an_error_in_the_thread_is_the_runs_and_the_checkpoint_stays(
     monkeypatch.undo()
     monkeypatch.chdir(ROOT)
     spies = spied(monkeypatch)
-    resumed = fit.run(config(tmp_path, ON), ckpt_path="last").run_dir
+    resumed = fit.run(config(tmp_path, ON), ckpt_path="last")
     assert {i: call[1] for i, call in spies[0].calls.items()} == {3: True, 4: True}
     staleness = history(resumed, "rollout/staleness_iterations", tmp_path)
     assert staleness == [0, 0, 0, 1, 1]

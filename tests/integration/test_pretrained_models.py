@@ -65,7 +65,7 @@ def metric(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
     """Tied they stay one tensor, untied both are trained; either way the engine has them."""
-    run_dir = fit.run(config(tmp_path, tied=tied)).run_dir
+    run_dir = fit.run(config(tmp_path, tied=tied))
     model = exported(run_dir, tmp_path / "out")
     before, saved = (
         tiny_model(tie_word_embeddings=tied),
@@ -84,7 +84,7 @@ def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
 def test_adapters(tmp_path: Path) -> None:
     """Trained beside weights that stay bit for bit; resumed, validated and exported merged."""
     overrides = [*LORA, "algorithm.kl.coef=0.01", "algorithm.kl.placement=loss"]
-    whole = fit.run(config(tmp_path, *overrides)).run_dir
+    whole = fit.run(config(tmp_path, *overrides))
     state = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]
     start = tiny_model(tie_word_embeddings=False).state_dict()
     actor = {n.removeprefix("actor.model."): t for n, t in state.items() if n.startswith("actor.")}
@@ -99,9 +99,9 @@ def test_adapters(tmp_path: Path) -> None:
 
     again = config(tmp_path, *overrides, runs="again")
     again.training.num_iterations = 1
-    first = fit.run(again).run_dir
+    first = fit.run(again)
     again.training.num_iterations = 2
-    assert fit.run(again, ckpt_path="last").run_dir == first
+    assert fit.run(again, ckpt_path="last") == first
     resumed = read_checkpoint(first / "checkpoints/last.ckpt")["state_dict"]
     for name in adapters:
         torch.testing.assert_close(resumed[f"actor.model.{name}"], actor[name], atol=1e-6, rtol=0)
@@ -121,7 +121,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 def test_adapters_and_rollouts_sampled_ahead(tmp_path: Path) -> None:
     """The engine's copy is plain, and takes merged weights at each sync."""
-    run_dir = fit.run(config(tmp_path, *LORA, "training.overlap_rollouts=true")).run_dir
+    run_dir = fit.run(config(tmp_path, *LORA, "training.overlap_rollouts=true"))
     assert len(metric(run_dir, "rollout/logprob_gap_mean", tmp_path)) == 2
 
 

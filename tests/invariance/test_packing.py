@@ -39,7 +39,6 @@ from vapo.networks.packed_attention import (
 )
 from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 
-CPU = torch.device("cpu")
 PAIRS = [((5, 6, 7), (8, 9)), ((3,), (4, 5, 6, 7, 8, 9, 2)), ((9, 8), (7,)), ((2,), (3, 4, 5))]
 SMALL: dict[str, Any] = {
     "vocab_size": 30,
@@ -102,7 +101,7 @@ def test_packed_padded_and_alone_agree(name: str) -> None:
     padded = states_before_responses(model, token_inputs(PAIRS, pad_id=0))
     assert relative(padded, alone) < 1e-6
     assert relative(gradient(model, padded), expected) < 1e-5
-    assert choose_packing("packed", [model], CPU)
+    assert choose_packing("packed", [model])
     packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, packed=True))
     assert relative(packed, alone) < 1e-6
     assert relative(gradient(model, packed), expected) < 1e-5
@@ -124,7 +123,7 @@ def test_critic_reads_packed_rows() -> None:
     config.num_labels = 1
     model = Qwen2ForSequenceClassification(config)
     alone = states_alone(model.model)
-    assert choose_packing("auto", [model], CPU)
+    assert choose_packing("auto", [model])
     packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, packed=True))
     assert relative(packed, alone) < 1e-6
 
@@ -197,7 +196,7 @@ def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
         .last_hidden_state[0][len(prompt) - 1 : -1]
         for prompt, response in PAIRS
     ]  # fmt: skip
-    assert choose_packing("auto", [model], torch.device("cuda"))
+    assert choose_packing("auto", [model])
     inputs = token_inputs(PAIRS, pad_id=0, packed=True).to(torch.device("cuda"))
     assert relative(states_before_responses(model, inputs), torch.cat(alone)) < 1e-2
 
@@ -207,9 +206,9 @@ def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
 
 def test_eager_attention_is_refused_if_packing_is_demanded() -> None:
     model = tiny_model(attn_implementation="eager")
-    assert not choose_packing("auto", [model], CPU)
+    assert not choose_packing("auto", [model])
     with pytest.raises(UserError, match=r"training\.packing is packed, but attn_impl.* eager"):
-        choose_packing("packed", [tiny_model(), model], CPU)
+        choose_packing("packed", [tiny_model(), model])
     with pytest.raises(ValueError, match="without packed attention"):
         last_hidden_states(model, token_inputs(PAIRS, pad_id=0, packed=True))
 
@@ -217,12 +216,12 @@ def test_eager_attention_is_refused_if_packing_is_demanded() -> None:
 def test_sliding_windows_are_not_packed() -> None:
     model = MistralModel(MistralConfig(**SMALL, sliding_window=4))
     assert "full attention" in (why_not_packed(model) or "")
-    assert not choose_packing("auto", [model], CPU)
+    assert not choose_packing("auto", [model])
 
 
 def test_padded_leaves_the_network_alone() -> None:
     model = tiny_model()
-    assert not choose_packing("padded", [model], CPU)
+    assert not choose_packing("padded", [model])
     assert model.config._attn_implementation == "sdpa"
 
 

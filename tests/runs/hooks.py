@@ -79,7 +79,7 @@ def _find(place: str) -> tuple[Any, str]:
     from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule
     from vapo.runs import checkpoint_saving
-    from vapo.runs import atomic_files as durable
+    from vapo.system import atomic_files as durable
     from vapo.runs import manifests
     from vapo.rollouts.kept_rollouts import KeptRollouts
     from vapo.rollouts.collection import RolloutCollection

@@ -113,14 +113,14 @@ def test_identity_is_of_values_code_and_models(
     same = replace(config, output_dir="elsewhere")
     same = set_key(same, "trainer.num_threads", 7)
     same = set_key(same, "tracking.tags", {"a": "b"})
-    assert identity.run_identity(same) == identity.run_identity(config)
-    assert identity.run_identity(replace(config, seed=1)) != identity.run_identity(config)
-    before = identity.run_identity(config)
+    assert identity.task_identity(same) == identity.task_identity(config)
+    assert identity.task_identity(replace(config, seed=1)) != identity.task_identity(config)
+    before = identity.task_identity(config)
     monkeypatch.setattr(identity, "fingerprint", lambda folder: f"rewritten {folder}")
-    assert identity.run_identity(config) != before
+    assert identity.task_identity(config) != before
     monkeypatch.undo()
     monkeypatch.setattr(identity, "code_version", lambda: "0.1.0+other")
-    assert identity.run_identity(config) != before
+    assert identity.task_identity(config) != before
 
 
 def test_code_version_follows_what_a_training_process_loads(

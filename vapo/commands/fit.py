@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -49,17 +48,8 @@ from vapo.training.module import VapoModule
 from vapo.training.trainer import RunCallbacks, make_trainer
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """What a run came to, for callers in Python."""
-
-    run_dir: Path
-    before: dict[str, float]
-    after: dict[str, float]
-
-
-def run(config: FitConfig, *, ckpt_path: str | None = None) -> FitResult:
-    """Train; returns the folder of the run and the first and last evaluation.
+def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
+    """Train; returns the folder of the run.
 
     Raises: StoppedRun, once the run's summary is written, when the run ended itself.
     """
@@ -92,7 +82,7 @@ def train(
     prompts: PromptSplit,
     stopping: Stopping,
     started: float,
-) -> FitResult:
+) -> Path:
     """The run itself, once everything has been checked."""
     critic = critic_path(config) if config.algorithm.has_critic else None
     with (
@@ -148,7 +138,7 @@ def train(
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
     if stop is not None:
         raise stop
-    return FitResult(run_dir.path, callbacks.evaluation.first, callbacks.evaluation.latest)
+    return run_dir.path
 
 
 def begin_record(

@@ -7,7 +7,6 @@ sampled and judged.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
+from vapo.system.atomic_files import write_text
+from vapo.system.file_locks import try_lock
 from vapo.types import Prompt, Verdict
 
 
@@ -75,12 +76,10 @@ class PassRateFile:
         except OSError as error:
             raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(self._file, with_children=True):
+                raise UserError(f"--output {path}: another `vapo filter` is writing it")
             self._check(settings)
             self._read_finished()
-        except BlockingIOError:
-            self._file.close()
-            raise UserError(f"--output {path}: another `vapo filter` is writing it") from None
         except BaseException:
             self._file.close()
             raise
@@ -120,7 +119,7 @@ class PassRateFile:
         beside = self.path.with_name(f"{self.path.name}.settings.json")
         is_empty = self.path.stat().st_size == 0
         if is_empty:
-            beside.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+            write_text(beside, json.dumps(settings, indent=1) + "\n")
             return
         try:
             written = json.loads(beside.read_text(encoding="utf-8"))

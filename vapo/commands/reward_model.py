@@ -23,10 +23,11 @@ from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
+from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import Sampler, sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.rollouts.sampling_ahead import Stage
 from vapo.system.devices import pick_device, set_threads
-from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.training.supervised import (
@@ -69,25 +70,11 @@ def run(config: RewardModelConfig) -> None:
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
     with recorded_run(config, "reward-model", prompts) as (progress, scorer, logger):
-
-        def scored(
-            sampler: Sampler,
-            source: list[Prompt] | TrainingSet,
-            num_batches: int,
-            purpose: str,
-        ) -> list[Scored]:
-            chosen = group_sampling(
-                source,
-                num_prompts=-(-num_batches * config.batch_size // config.group_size),
-                seed=config.seed,
-                iteration=0,
-            )
-            return sample_and_score(config, chosen, sampler, scorer, purpose, progress)
-
         with closing(make_sampler(sampling, access_to(policy, device), tokenizer)) as sampler:
-            train = scored(sampler, prompts.training, config.num_steps, "train")
-            heldout = scored(sampler, prompts.heldout, NUM_HELDOUT_BATCHES, "heldout")
-        del policy, sampler
+            how = (config, sampler, scorer, progress.stage)
+            train = scored_responses(prompts.training, config.num_steps, "train", *how)
+            heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
+        del policy, sampler, how
         train_supervised(
             SupervisedModule(
                 critic,
@@ -117,26 +104,31 @@ def run(config: RewardModelConfig) -> None:
     print(f"{recorded}\n{Path(config.export_dir)}")
 
 
-def sample_and_score(
+def scored_responses(
+    source: list[Prompt] | TrainingSet,
+    num_batches: int,
+    purpose: str,
     config: RewardModelConfig,
-    prompts: Sequence[Prompt],
     sampler: Sampler,
     scorer: Scorer,
-    purpose: str,
-    progress: Progress,
+    stage: Stage,
 ) -> list[Scored]:
-    """Responses of the policy with their verdicts."""
-    total = len(prompts) * config.group_size
-    with progress.stage("rollout", total=total, unit="responses") as advance:
-        rollouts = sampler.sample(
-            prompts,
-            group_size=config.group_size,
-            settings=sampling_settings(config.rollouts),
-            seed=derive_seed(config.seed, "reward model", purpose),
-            advance=advance,
-        )
-    with progress.stage("scoring", total=total, unit="responses") as advance:
-        verdicts = scorer.score(rollouts, advance=advance)
+    """The policy's responses for so many batches, with their verdicts."""
+    prompts = group_sampling(
+        source,
+        num_prompts=-(-num_batches * config.batch_size // config.group_size),
+        seed=config.seed,
+        iteration=0,
+    )
+    rollouts, verdicts = sample_and_score(
+        prompts,
+        sampler,
+        scorer,
+        stage,
+        group_size=config.group_size,
+        settings=sampling_settings(config.rollouts),
+        seed=derive_seed(config.seed, "reward model", purpose),
+    )
     return list(zip(rollouts, verdicts, strict=True))
 
 

@@ -69,7 +69,10 @@ def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_identity(values: Mapping[str, Any]) -> str:
-    """12 hex digits of a flattened config's `identity_values`."""
+def config_identity(values: Mapping[str, Any]) -> str:
+    """12 hex digits of a flattened config's `identity_values`: configs that can resume one run.
+
+    A sweep's `task_identity` is stricter: there the code and the models must be the same too.
+    """
     canonical = json.dumps(identity_values(values), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -78,8 +78,6 @@ def approx_kl(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
-    *,
-    reduce: Reduce = identity,
 ) -> Float[Tensor, ""]:
     """Estimate KL(pi_old || pi_theta), tokens sampled from pi_old, by the mean of k3.
 
@@ -89,7 +87,7 @@ def approx_kl(
     Padding: ignored; NaN when there is no token.
     """
     log_ratio = zero_outside(logprobs - old_logprobs, mask)
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask, reduce=reduce)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
 
 
 class PositionProfile(NamedTuple):

@@ -30,9 +30,7 @@ PACKED_SDPA = "vapo_packed_sdpa"
 
 
 def choose_packing(
-    option: Literal["auto", "padded", "packed"],
-    models: Sequence[PreTrainedModel],
-    device: torch.device,
+    option: Literal["auto", "padded", "packed"], models: Sequence[PreTrainedModel]
 ) -> bool:
     """Whether micro-batches are packed; then every network is made to read them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -101,13 +102,15 @@ class RolloutCollection:
             rank=rank(),
             world_size=world_size(),
         )
-        rollouts, verdicts = self.sample_and_score(
+        rollouts, verdicts = sample_and_score(
             prompts,
+            self.sampler,
+            self.scorer,
             stage,
             group_size=hp.group_size,
             settings=sampling_settings(self.config.rollouts),
             seed=derive_seed(seed, "rollouts", *keys),
-            shuffle_seed=derive_seed(seed, "shuffled verdicts", *keys),
+            shuffle_seed=self.shuffle_seed("shuffled verdicts", *keys),
         )
         return [
             Group(rollouts[i : i + hp.group_size], verdicts[i : i + hp.group_size])
@@ -117,38 +120,21 @@ class RolloutCollection:
     def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
-        rollouts, verdicts = self.sample_and_score(
+        rollouts, verdicts = sample_and_score(
             prompts,
+            self.sampler,
+            self.scorer,
             stage,
             group_size=1,
             settings=replace(sampling_settings(self.config.rollouts), greedy=True),
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
-            shuffle_seed=derive_seed(seed, "shuffled greedy verdicts", iteration, rank()),
+            shuffle_seed=self.shuffle_seed("shuffled greedy verdicts", iteration, rank()),
         )
         return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
 
-    def sample_and_score(
-        self,
-        prompts: list[Prompt],
-        stage: Stage,
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        shuffle_seed: int,
-    ) -> tuple[list[Rollout], list[Verdict]]:
-        num_rollouts = len(prompts) * group_size
-        with stage("rollout", total=num_rollouts, unit="responses") as advance:
-            rollouts = self.sampler.sample(
-                prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
-            )
-        with stage("scoring", total=num_rollouts, unit="responses") as advance:
-            verdicts = self.scorer.score(
-                rollouts,
-                advance=advance,
-                shuffle_seed=shuffle_seed if self.config.rewards.shuffle else None,
-            )
-        return rollouts, verdicts
+    def shuffle_seed(self, *keys: str | int) -> int | None:
+        """What `rewards.shuffle` deals the verdicts by; None where it is off."""
+        return derive_seed(self.config.seed, *keys) if self.config.rewards.shuffle else None
 
     def rollout_batch(
         self, rollouts: list[Rollout], verdicts: list[Verdict], *, group_size: int
@@ -160,3 +146,25 @@ class RolloutCollection:
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
+
+
+def sample_and_score(
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    scorer: Scorer,
+    stage: Stage,
+    *,
+    group_size: int,
+    settings: SamplingSettings,
+    seed: int,
+    shuffle_seed: int | None = None,
+) -> tuple[list[Rollout], list[Verdict]]:
+    """`group_size` responses to each prompt, groups contiguous, and their verdicts."""
+    total = len(prompts) * group_size
+    with stage("rollout", total=total, unit="responses") as advance:
+        rollouts = sampler.sample(
+            prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
+        )
+    with stage("scoring", total=total, unit="responses") as advance:
+        verdicts = scorer.score(rollouts, advance=advance, shuffle_seed=shuffle_seed)
+    return rollouts, verdicts

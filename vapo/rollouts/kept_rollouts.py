@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vapo.rollouts.sampling_ahead import SampledRollouts
-from vapo.runs.atomic_files import write_whole
 from vapo.runs.run_dirs import RunDir
+from vapo.system.atomic_files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 

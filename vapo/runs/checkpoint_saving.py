@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from vapo.system.distributed import leave_together, rank, world_size
 from vapo.errors import InterruptedRunError
 from vapo.runs.checkpoints import SHARDS_NAME, STATE_NAME
-from vapo.runs.atomic_files import replace_folder, sync
+from vapo.system.atomic_files import replace_folder, sync
 from vapo.runs.manifests import Manifest, describe_file
 
 _SPARE_BYTES = 1 << 20

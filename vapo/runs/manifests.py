@@ -17,7 +17,7 @@ from typing import Any
 
 from vapo import __version__
 from vapo.errors import UserError
-from vapo.runs.atomic_files import sha256, write_text
+from vapo.system.atomic_files import sha256, write_text
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1  # of folder and contents; another one is not read

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 from collections.abc import Callable
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
-from vapo.config.checkpoints import identity_values, run_identity
+from vapo.config.checkpoints import identity_values, config_identity
 from vapo.config.layers import read_text
 from vapo.config.loading import flatten_deciding, flatten_tree, to_yaml
 from vapo.errors import UserError
+from vapo.system.file_locks import try_lock
 from vapo.system.main_process import is_main_process
 from vapo.runs.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
-from vapo.runs.atomic_files import write_text
+from vapo.system.atomic_files import write_text
 from vapo.runs.manifests import read_manifest
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 
@@ -69,13 +69,9 @@ class RunDir:
         if not is_main_process():
             return
         self._lock = (self.path / ".lock").open("a")
-        try:  # of the process, so that nothing that it started can hold on to it
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(self._lock):
             self._lock.close()
-            raise UserError(
-                f"{self.path}: this run is still at work; wait for it or stop it"
-            ) from None
+            raise UserError(f"{self.path}: this run is still at work; wait for it or stop it")
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -118,7 +114,7 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
 
 
 def identity_of(config: FitConfig) -> str:
-    return run_identity(flatten_deciding(config))
+    return config_identity(flatten_deciding(config))
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import InterruptedRunError, UserError
+from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds
 from vapo.tracking.provenance import versions
 from vapo.tracking.stores import locate_store
@@ -122,10 +123,8 @@ def write_summary(run_dir: Path, summary: RunSummary) -> Path:
     Raises: InterruptedRunError if the run's folder was deleted, or cannot be written.
     """
     path = run_dir / SUMMARY_NAME
-    temporary = run_dir / f".{SUMMARY_NAME}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(_finite(asdict(summary)), indent=2) + "\n")
-        temporary.replace(path)
+        write_text(path, json.dumps(_finite(asdict(summary)), indent=2) + "\n")
     except OSError as error:
         why = "the folder was deleted or moved" if not run_dir.is_dir() else error.strerror
         raise InterruptedRunError(

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 
 from vapo import __version__
 from vapo.config import FitConfig
-from vapo.config.checkpoints import run_identity
+from vapo.config.checkpoints import config_identity
 from vapo.config.loading import flatten
 from vapo.system.distributed import world_size
 
@@ -44,7 +44,7 @@ class Lineage:
         Args:
             loads_weights: from the model's folder; else a checkpoint has them, and their name.
         """
-        identity = run_identity(flatten(config))
+        identity = config_identity(flatten(config))
         computed_by = [
             *(__version__, torch.__version__, torch.backends.cpu.get_cpu_capability()),
             *(device.type, torch.get_num_threads()),

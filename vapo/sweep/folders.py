@@ -12,17 +12,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from vapo.errors import UserError
 from vapo.sweep.plan import Task
+from vapo.system.atomic_files import write_text
+from vapo.system.file_locks import try_lock
 
 State = Literal["finished", "failed", "blocked", "waiting"]
 _LOG_LINES = 15
@@ -84,7 +84,7 @@ class TaskFolder:
         outcome = self._read(returncode, seconds)
         task = {"name": self.task.name, "identity": self.task.identity}
         contents = {**task, "outcome": asdict(outcome), "provenance": provenance}
-        write_json(self.path / "status.json", contents)
+        write_text(self.path / "status.json", json.dumps(contents, indent=2) + "\n")
         return outcome
 
     def _read(self, returncode: int, seconds: float) -> Outcome:
@@ -123,14 +123,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-").lower()
 
 
-def write_json(path: Path, contents: Any) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(contents, indent=2) + "\n")
-    temporary.replace(path)
-
-
 @contextlib.contextmanager
 def locked(sweep_dir: Path) -> Iterator[int]:
     """Hold the sweep's folder; yields the lock's file descriptor, which the runs inherit.
@@ -145,11 +137,9 @@ def locked(sweep_dir: Path) -> Iterator[int]:
     except OSError as error:
         raise UserError(f"--sweep_dir: cannot write in {sweep_dir}: {error.strerror}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock, with_children=True):
             raise UserError(
                 f"another sweep, or a run that it left behind, is at work in {sweep_dir}: wait "
                 "for it or stop it, or give another --sweep_dir"
-            ) from None
+            )
         yield lock.fileno()

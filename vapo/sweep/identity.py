@@ -1,4 +1,4 @@
-"""When two runs are the same run: equal config, equal code, equal models to start from."""
+"""When two tasks have one result: equal config, equal code, equal models to start from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGE = Path(vapo.__file__).parent
 _AFTERWARDS = ("sweep", "report", "cli.py", "commands/sweep.py", "commands/report.py")
 
 
-def run_identity(config: FitConfig) -> str:
+def task_identity(config: FitConfig) -> str:
     """12 hex digits: of the values that decide a run's numbers, the code, the model folders.
 
     Left out: where the run is written and recorded, credentials, and the number of threads,

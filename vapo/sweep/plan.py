@@ -30,7 +30,7 @@ from vapo.config.loading import Scalar, compose_layers, flatten_written
 from vapo.config.options import describe
 from vapo.errors import UserError
 from vapo.sweep.grid import Grid, Row
-from vapo.sweep.identity import run_identity
+from vapo.sweep.identity import task_identity
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (
@@ -133,12 +133,12 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
     """The row's value pretraining, if it has one, and its run."""
     config = replace(config, seed=seed)
     if not pretrains(config):
-        return None, Task(row, seed, config, run_identity(config))
-    needs = run_identity(pretraining_config(config, FitConfig()))
+        return None, Task(row, seed, config, task_identity(config))
+    needs = task_identity(pretraining_config(config, FitConfig()))
     first = pretraining_config(config, base)
     pretraining = Task(row, seed, first, needs, is_pretraining=True)
     config = start_from_critic(config, f"pretraining {needs}")
-    return pretraining, Task(row, seed, config, run_identity(config), needs)
+    return pretraining, Task(row, seed, config, task_identity(config), needs)
 
 
 def pretrains(config: FitConfig) -> bool:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
 from vapo.sweep.describe import describe_differences, describe_plan
-from vapo.sweep.folders import Outcome, write_json
+from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
+from vapo.system.atomic_files import write_text
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.stores import locate_store, open_store
 
@@ -124,9 +125,9 @@ class Parent:
             self.client.set_tag(run_id, "role", "abandoned")
 
     def record(self) -> None:
-        contents = self.contents()
-        write_json(self.path, contents)
-        self.client.log_text(self.run_id, json.dumps(contents, indent=2), RECORD)
+        text = json.dumps(self.contents(), indent=2)
+        write_text(self.path, text + "\n")
+        self.client.log_text(self.run_id, text, RECORD)
 
     def contents(self) -> dict[str, Any]:
         plan, grid = self.plan, self.plan.grid

@@ -119,7 +119,6 @@ class VapoModule(L.LightningModule):
         self.reads_packed = choose_packing(
             self.config.training.packing,
             [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
-            self.trainer.strategy.root_device,
         )
 
     def on_fit_start(self) -> None:

@@ -37,9 +37,19 @@ def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
     return optimizer
 
 
-def make_scheduler(optimizer: Optimizer, warmup_steps: int) -> LambdaLR:
-    """Linear warmup, then constant. The first step already moves: (step + 1) / warmup."""
-    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(warmup_steps, 1)))
+def make_scheduler(
+    optimizer: Optimizer, warmup_steps: int, *, num_steps: int = 0, decay_steps: int = 0
+) -> LambdaLR:
+    """Linear warmup, then constant; the last `decay_steps` of `num_steps` fall linearly to 0.
+
+    The first step already moves: (step + 1) / warmup.
+    """
+
+    def factor(step: int) -> float:
+        warmup = min(1.0, (step + 1) / max(warmup_steps, 1))
+        return min(warmup, max(num_steps - step, 0) / decay_steps) if decay_steps else warmup
+
+    return LambdaLR(optimizer, factor)
 
 
 def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -28,6 +28,7 @@ from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.training.optimizers import make_optimizer, make_scheduler
 
 
 @dataclass(frozen=True)
@@ -134,22 +135,15 @@ class SupervisedModule(L.LightningModule):
         cast(LRScheduler, schedule).step()
         return {"mean_loss": total}
 
-    def configure_optimizers(self) -> Any:
-        options = self.options
-        optimizer = AdamW(
-            self.network.parameters(),
-            lr=options.lr,
-            betas=(options.beta1, options.beta2),
-            weight_decay=options.weight_decay,
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
+        optimizer = make_optimizer(self.network, self.options)
+        schedule = make_scheduler(
+            optimizer,
+            self.options.warmup_steps,
+            num_steps=self.num_steps,
+            decay_steps=self.decay_steps,
         )
-        schedule = LambdaLR(optimizer, self.lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def lr_factor(self, step: int) -> float:
-        warmup = min(1.0, (step + 1) / max(self.options.warmup_steps, 1))
-        if not self.decay_steps:
-            return warmup
-        return min(warmup, max(self.num_steps - step, 0) / self.decay_steps)
+        return [optimizer], [schedule]
 
 
 class SupervisedRecording(Callback):

@@ -29,8 +29,8 @@ from vapo.networks.packed_attention import choose_packing
 from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
-from vapo.runs.atomic_files import write_whole
 from vapo.runs.checkpoints import Checkpoint
+from vapo.system.atomic_files import write_text
 from vapo.types import Phase, TrainingBatch
 
 
@@ -85,7 +85,7 @@ def load_readers(
         temperature=config.evaluation.temperature,
         max_tokens=config.training.microbatch_tokens,
         pad_id=int(tokenizer.pad_token_id),
-        packed=choose_packing(config.training.packing, models, device),
+        packed=choose_packing(config.training.packing, models),
         device=device,
     )
 
@@ -151,7 +151,7 @@ def write_page(
     about = heldout_about(config, contents, rollouts, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
     try:
-        write_whole(path, lambda aside: aside.write_text(page, encoding="utf-8"))
+        write_text(path, page)
     except OSError as error:
         raise _cannot_write(path, error) from None
     return value_metrics(batch, hyperparameters.gamma)

@@ -13,7 +13,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
-from vapo.runs.atomic_files import point_link
 from vapo.runs.background_saving import BackgroundSaves
 from vapo.runs.checkpoint_saving import (
     check_space,
@@ -26,6 +25,7 @@ from vapo.runs.checkpoints import FOLDERS, checkpoint_name, iteration_of
 from vapo.runs.compatibility import adapter_options, parameters_of
 from vapo.runs.manifests import Manifest
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
+from vapo.system.atomic_files import point_link
 from vapo.system.distributed import rank
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger

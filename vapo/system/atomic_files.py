@@ -32,7 +32,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda aside: aside.write_text(text))
+    write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def point_link(link: Path, target: str) -> None:
