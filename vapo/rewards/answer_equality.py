@@ -13,8 +13,8 @@ from vapo.rewards.answers import FLIPPED, Form, parse_answer
 from vapo.rewards.hostile_text import UnsafeTextError
 
 _PI = Node("constant", value="pi")
-_RANGE = re.compile(r"[0-9]+-[0-9]+(?:-[0-9]+)?")
-"""A reference that is a range or a date, and no difference."""
+_RANGE = re.compile(r"[0-9]+-[0-9]+|[0-9]+([-/])[0-9]+\1[0-9]+")
+"""A reference that is a range or a date: no difference, no quotient."""
 
 
 def is_same_answer(reference: str, response: str) -> bool:
@@ -36,17 +36,20 @@ def is_same_answer(reference: str, response: str) -> bool:
         return False
 
 
-def same_either_way(first: str, second: str) -> bool:
-    """Whether two responses' answers are one answer, whichever were the reference."""
-    return is_same_answer(first, second) or is_same_answer(second, first)
+def same_both_ways(first: str, second: str) -> bool:
+    r"""Whether two responses' answers are one answer, whichever were the reference.
+
+    So `50\%` votes with `0.5`, and not with 50, which is no `0.5`.
+    """
+    return is_same_answer(first, second) and is_same_answer(second, first)
 
 
 def vote_classes(answers: Sequence[str]) -> list[int]:
-    """For each answer the index of the first one that is the same: at most k(k-1)/2 comparisons."""
+    """For each answer the index of the first one that is the same, in at most k(k-1)/2 pairs."""
     firsts: list[int] = []
     classes = []
     for index, answer in enumerate(answers):
-        found = next((i for i in firsts if same_either_way(answers[i], answer)), None)
+        found = next((i for i in firsts if same_both_ways(answers[i], answer)), None)
         if found is None:
             firsts.append(index)
             found = index
