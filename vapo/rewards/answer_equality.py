@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from vapo.rewards.answer_nodes import Node, number
-from vapo.rewards.answer_units import DEGREES, DOLLARS, PERCENT
+from vapo.rewards.answer_nodes import Node, constants_of, number, symbols_of
+from vapo.rewards.answer_units import DEGREES, DOLLARS, NO_UNITS, PERCENT
 from vapo.rewards.answer_values import constant_ratio, values_equal
 from vapo.rewards.answers import FLIPPED, Form, parse_answer
 from vapo.rewards.hostile_text import UnsafeTextError
 
 _PI = Node("constant", value="pi")
+_RANGE = re.compile(r"[0-9]+-[0-9]+|[0-9]+([-/])[0-9]+\1[0-9]+")
+"""A reference that is a range or a date: no difference, no quotient."""
 
 
 def is_same_answer(reference: str, response: str) -> bool:
     """Whether the response's answer, whole, is the reference's.
 
     A unit or a name that the reference has may be left out, not the other way round: `42 million`
-    is not 42. Dollars and degrees may be added.
+    is not 42. Dollars, degrees and `units` may be added.
     """
     gold, answer = parse_answer(reference), parse_answer(response)
     if gold.written and gold.written == answer.written:
         return True
+    if _RANGE.fullmatch(gold.written):
+        return False
+    if answer.mark == "quantity" and gold.kind == "value":  # m + n = 42
+        answer = answer.items[0]
     try:
         return _same(gold, answer)
     except UnsafeTextError:
         return False
 
 
-def same_either_way(first: str, second: str) -> bool:
-    """Whether two responses' answers are one answer, whichever were the reference."""
-    return is_same_answer(first, second) or is_same_answer(second, first)
+def same_both_ways(first: str, second: str) -> bool:
+    r"""Whether two responses' answers are one answer, whichever were the reference.
+
+    So `50\%` votes with `0.5`, and not with 50, which is no `0.5`.
+    """
+    return is_same_answer(first, second) and is_same_answer(second, first)
 
 
 def vote_classes(answers: Sequence[str]) -> list[int]:
-    """For each answer the index of the first one that is the same: at most k(k-1)/2 comparisons."""
+    """For each answer the index of the first one that is the same, in at most k(k-1)/2 pairs."""
     firsts: list[int] = []
     classes = []
     for index, answer in enumerate(answers):
-        found = next((i for i in firsts if same_either_way(answers[i], answer)), None)
+        found = next((i for i in firsts if same_both_ways(answers[i], answer)), None)
         if found is None:
             firsts.append(index)
             found = index
@@ -76,14 +86,24 @@ def _same(gold: Form, answer: Form) -> bool:
 
 def _same_equation(gold: Form, answer: Form) -> bool:
     if gold.kind != "equation":
-        return bool(answer.items) and _same(gold, answer.items[0])
+        if _is_choice(gold) and re.fullmatch("[A-Z]", answer.label):  # A = B is two choices
+            return False
+        return bool(answer.label) and _same(gold, answer.items[0])
     if answer.kind != "equation":
-        return bool(gold.items) and _same(gold.items[0], answer)
+        return bool(gold.label) and _same(gold.items[0], answer)
     if gold.label and gold.label == answer.label:
         return _same(gold.items[0], answer.items[0])
+    is_solved = gold.label not in ("", "y", "z")  # 2x = 10 restates the problem that x = 5 solves
+    if is_solved or (gold.label and gold.items[0].node and not symbols_of(gold.items[0].node)):
+        return False
     if gold.node is None or answer.node is None:
         return False
     return constant_ratio(gold.node, answer.node) is not None
+
+
+def _is_choice(form: Form) -> bool:
+    node = form.node
+    return node is not None and node.kind == "symbol" and str(node.value).isupper()
 
 
 def _same_words(gold: Form, answer: Form) -> bool:
@@ -105,7 +125,10 @@ def _same_value(gold: Form, answer: Form) -> bool:
     if gold.unit is not None and answer.unit is not None:
         return False
     if gold.unit is None:
-        if answer.unit in (DOLLARS, DEGREES) and values_equal(gold.node, answer.node):
+        may_be_added = answer.unit in (DOLLARS, *NO_UNITS) or (
+            answer.unit == DEGREES and "pi" not in constants_of(gold.node)
+        )
+        if may_be_added and values_equal(gold.node, answer.node):
             return True
         return values_equal(gold.node, _without_unit(answer))
     return values_equal(gold.node, answer.node) or values_equal(_without_unit(gold), answer.node)

@@ -55,6 +55,11 @@ def symbols_of(node: Node) -> frozenset[str]:
     return own.union(*(symbols_of(child) for child in node.children))
 
 
+def constants_of(node: Node) -> frozenset[str]:
+    own = frozenset([str(node.value)]) if node.kind == "constant" else frozenset()
+    return own.union(*(constants_of(child) for child in node.children))
+
+
 def is_number(token: str) -> bool:
     return token[:1].isdigit() or (token[:1] == "." and len(token) > 1)
 

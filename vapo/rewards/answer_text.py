@@ -20,7 +20,12 @@ _ENDINGS = (
     re.compile(r"(?:\b(?:is|are|get|equals)|:)\s+(?P<answer>[^\s].*)$"),
     re.compile(r"(?:^|[a-z,:]\s+)(?P<answer>[A-Za-z]\s*=[^=]+)$"),
 )
-_DENIAL = re.compile(r"\b(?:not|no|never|cannot|wrong|incorrect|unless|if)\b|n't|\u2019t", re.I)
+_DENIAL = re.compile(
+    r"\b(?:not?|non|never|nobody|cannot|wrong|incorrect|false|hardly|doubt|unless|if|or|either|but"
+    r"|maybe|perhaps)\b|n't|\u2019t",
+    re.IGNORECASE,
+)
+_CLAUSE_END = re.compile(r"[.,;:!?]|\b(?:and|so|but|then|thus|hence|therefore)\b", re.IGNORECASE)
 _SETTING = (
     re.compile(r"\$\$([^$]*)\$\$"),
     re.compile(r"\$([^$]+)\$"),
@@ -116,10 +121,14 @@ def plain_answer(text: str, is_answer: Callable[[str], bool]) -> str | None:
     lines = [line.strip() for line in readable.splitlines() if line.strip()]
     if not lines:
         return None
+    if len(lines) > 2 and (lines[-3][-2:], lines[-1]) in (("$$", "$$"), (r"\[", r"\]")):
+        lines[-3:] = ["".join(lines[-3:])]
     last = without_setting(lines[-1])
     previous = _MARKER.search(lines[-2]) if len(lines) > 1 else None
-    if marked := _last_marked(last):
-        return without_setting(marked)
+    marked, before = _last_marked(last)
+    if marked:
+        is_denied = _DENIAL.search(_CLAUSE_END.split(before)[-1])
+        return None if is_denied else without_setting(marked)
     if is_answer(last) or (previous and not previous.group("answer").strip(" *")):
         return last
     if _DENIAL.search(last):
@@ -134,13 +143,14 @@ def plain_answer(text: str, is_answer: Callable[[str], bool]) -> str | None:
     return None
 
 
-def _last_marked(line: str) -> str | None:
-    found = None
+def _last_marked(line: str) -> tuple[str, str]:
+    """What follows the line's last marker, without the stars that set it bold; what is before."""
+    found = before = ""
     match = _MARKER.search(line)
     while match:
-        found = match.group("answer").strip()
+        found, before = match.group("answer"), line[: match.start()]
         match = _MARKER.search(line, match.start() + 1)
-    return found
+    return re.sub(r"\*\*(\.?)$", r"\1", found.strip()).removeprefix("**").strip(), before
 
 
 def without_setting(text: str) -> str:
@@ -148,7 +158,7 @@ def without_setting(text: str) -> str:
     while True:
         before = text
         text = text.strip()
-        if text.endswith(".") and not text.endswith("\\."):
+        if re.search(r"(?<![\\.,;])\.$", text):  # 0.3... goes on: its periods are no sentence's
             text = text[:-1].rstrip()
         for marks in _SETTING:
             if match := marks.fullmatch(text):

@@ -6,6 +6,9 @@ import re
 
 from vapo.rewards.answer_nodes import NotUnderstoodError
 
+NO_UNITS = ("unit", "unit^2", "unit^3")
+"""`5 square units` is 5."""
+
 PERCENT, DEGREES, DOLLARS = "%", "\u00b0", "$"
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SPELLINGS = {
@@ -18,10 +21,11 @@ _SPELLINGS = {
 }  # fmt: skip
 _UNITS = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
 _NO_UNIT = frozenset({
-    "a", "an", "and", "approximately", "base", "but", "dozen", "except", "false", "for",
-    "half", "hundred", "if", "is", "less", "mod", "modulo", "more", "no", "not", "of",
-    "only", "or", "over", "pair", "per", "than", "times", "to", "true", "undefined",
-    "unless", "when", "where", "wrong",
+    "a", "an", "and", "approximately", "base", "bn", "but", "cubed", "dozen", "e", "except",
+    "factorial", "false", "for", "gross", "half", "halve", "hundred", "hundredth", "i", "if", "is",
+    "less", "mn", "mod", "modulo", "more", "no", "not", "of", "only", "or", "over", "pair", "per",
+    "pi", "score", "squared", "tenth", "than", "third", "thousandth", "times", "to", "true",
+    "undefined", "unless", "when", "where", "wrong", "x",
 })  # fmt: skip
 _TEXT = re.compile(r"(?P<value>.*?) ?\\text\{(?P<words>[^{}]*)\} ?(?:\^ ?\{?(?P<power>[23])\}?)?$")
 _BARE = re.compile(r"(?P<value>.*[0-9}).]) ?(?P<words>[A-Za-z]{2,}(?: [a-z]+)?) ?"
@@ -77,7 +81,9 @@ def _unit(words: str, power: str | None, *, known: bool) -> tuple[str | None, in
 def _name(word: str) -> str:
     lower = word.lower()
     singular = lower[:-1] if lower.endswith("s") and len(lower) > 2 else lower
-    return _UNITS.get(lower) or _UNITS.get(singular) or (word if len(word) == 1 else singular)
+    if len(word) == 1:  # M is no meter
+        return "l" if word == "L" else _UNITS.get(word, word)
+    return _UNITS.get(lower) or _UNITS.get(singular) or singular
 
 
 def _is_unit(name: str) -> bool:

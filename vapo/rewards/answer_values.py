@@ -25,6 +25,9 @@ from vapo.rewards.answer_nodes import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
 
 NUM_POINTS = 6
+FAR_POINTS = ((40, 1), (40, -1), (-20, 1), (-20, -1))
+"""Exponent of 2 and sign of the points that only expressions made of cases are compared at."""
+
 MIN_POINTS = 2
 """So many points at which both are defined are needed."""
 
@@ -66,14 +69,25 @@ def value_of(node: Node) -> Number | None:
 
 def _values(first: Node, second: Node) -> list[tuple[Number, Number]]:
     """The values of both at every point at which both have one; none if that is too few points."""
+    used = slice(None if _has_cases(first) or _has_cases(second) else NUM_POINTS)
     pairs = [
         (a, b)
-        for a, b in zip(_at_points(first), _at_points(second), strict=True)
+        for a, b in zip(_at_points(first)[used], _at_points(second)[used], strict=True)
         if a is not None and b is not None
     ]
     if not symbols_of(first) and not symbols_of(second):
         return pairs[:1]
     return pairs if len(pairs) >= MIN_POINTS else []
+
+
+def _has_cases(node: Node) -> bool:
+    """Whether a symbol's size may decide what it is: |x + 100| - 100 is x from -100 on only."""
+    kinds = ("abs", "floor", "ceiling", "root", "power")
+    if node.kind in kinds and symbols_of(node.children[0]):
+        exponent = node.children[1] if node.kind == "power" else None
+        if exponent is None or (exponent.kind != "number" and not symbols_of(exponent)):
+            return True
+    return any(_has_cases(child) for child in node.children)
 
 
 def _at_points(node: Node) -> tuple[Number | None, ...]:
@@ -88,20 +102,28 @@ def _computed(node: Node) -> tuple[Number | None, ...] | UnsafeTextError:
     """The value at each point, None where there is none; computed once for all comparisons."""
     symbols = symbols_of(node)
     values: list[Number | None] = []
-    for index in range(NUM_POINTS if symbols else 1):
+    for index in range(NUM_POINTS + len(FAR_POINTS) if symbols else 1):
         try:
             values.append(_evaluate(node, {name: _coordinate(name, index) for name in symbols}))
         except UndefinedError:
             values.append(None)
         except UnsafeTextError as error:
-            return UnsafeTextError(str(error))
-    return tuple(values) if symbols else tuple(values * NUM_POINTS)
+            if index < NUM_POINTS:
+                return UnsafeTextError(str(error))
+            values.append(None)
+    return tuple(values) if symbols else tuple(values * (NUM_POINTS + len(FAR_POINTS)))
 
 
 def _coordinate(symbol: str, index: int) -> Number:
-    """Between -16 and 16, as if drawn at random; all of the first two points' are positive."""
+    """Between -16 and 16, as if drawn at random; all of the first two points' are positive.
+
+    Those of the far points are far from zero, or close to it.
+    """
     digest = hashlib.sha256(f"{index}/{symbol}".encode()).digest()
     size = mp.mpf(int.from_bytes(digest[:16], "big") + 1) / 2**124
+    if index >= NUM_POINTS:
+        exponent, sign = FAR_POINTS[index - NUM_POINTS]
+        return sign * (size + 16) * mp.mpf(2) ** exponent
     return -size if index > 1 and digest[16] % 2 else size
 
 

@@ -37,6 +37,12 @@ _LABEL = re.compile(
     rf"|(?:[fghpq]|[A-Z]){_SUBSCRIPT}'* ?\([^()=<>]*\)"  # f(2), P(A)
     r"|[A-Z]{2,3}|\\overline ?\{[A-Z]{2}\}|(?:m ?)?\\angle ?[A-Z]{1,3}"  # AB, an angle
 )
+_QUANTITY = re.compile(  # what a problem asks for, by a name that holds no number
+    r"[A-Za-z](?: ?\+ ?[A-Za-z])+|\| ?[A-Z]{2} ?\||\[ ?[A-Z]{3,4} ?\]"
+    r"|\\text\{ ?(?:[Tt]he )?(?:[Tt]otal |[Ff]inal )?"
+    r"(?i:answer|area|average|cost|distance|length|mean|number|perimeter|probability|product|profit"
+    r"|ratio|remainder|speed|sum|time|total|volume) ?\}"
+)
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*|[A-Za-z](?:[ -][A-Za-z]+)+")
 _MAY_BE_PRODUCT = re.compile(r"[abcdfghjkmnpqrstvwxyz]{2,3}")
 _BASED = re.compile(
@@ -92,7 +98,12 @@ def _any(text: str) -> Form:
     is_named = items[0].label and all(item.kind == "equation" for item in items if item.label)
     if is_one_name and is_named:  # x = 1, x = 2; x = 1, 2
         items = [item.items[0] if item.label else item for item in items]
-    return Form("list", tuple(items))
+    return Form("list", _flat(items))
+
+
+def _flat(items: list[Form]) -> tuple[Form, ...]:
+    r"""`1 \pm \sqrt{5}, -2` are three."""
+    return tuple(i for item in items for i in (item.items if item.kind == "list" else (item,)))
 
 
 def _one(text: str) -> Form:
@@ -116,7 +127,10 @@ def _one(text: str) -> Form:
         return special
     parts, _ = split(text, (":",))
     if 1 < len(parts) < 5:
-        return Form("ratio", tuple(_value(part) for part in parts))
+        ratio = tuple(_value(part) for part in parts)
+        if any(part.kind != "value" for part in ratio):  # Total: 18
+            raise NotUnderstoodError("a ratio of other things than values")
+        return Form("ratio", ratio)
     if text.count(r"\pm") == 1 and re.search(r"\\pm(?![A-Za-z])", text):
         both = [_value(text.replace(r"\pm", sign)) for sign in "+-"]
         return Form("list", tuple(both))
@@ -149,7 +163,7 @@ def _special(text: str) -> Form | None:
     if len(parts) > MAX_ITEMS:
         raise NotUnderstoodError("a long list")
     if (opening, closing) == (r"\{", r"\}"):
-        return Form("set", tuple(_one(part) for part in parts) if inside else ())
+        return Form("set", _flat([_one(part) for part in parts]) if inside else ())
     if opening not in "([" or closing not in ")]":
         return None
     if len(parts) == 1:
@@ -158,7 +172,10 @@ def _special(text: str) -> Form | None:
         return None
     if opening + closing in ("(]", "[)") and len(parts) != 2:
         raise NotUnderstoodError("an interval of more than two ends")
-    return Form("bracket", tuple(_one(part) for part in parts), mark=opening + closing)
+    items = tuple(_one(part) for part in parts)
+    if any(item.kind == "equation" for item in items):  # (y=1, x=2) is not (1, 2)
+        raise NotUnderstoodError("an equation in a point")
+    return Form("bracket", items, mark=opening + closing)
 
 
 def _interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
@@ -196,7 +213,10 @@ def _related(parts: list[str], relations: list[str]) -> Form:
 
 def _equation(parts: list[str]) -> Form:
     r"""`x = 5` with its name, `6 \cdot 7 = 42` as 42 if it is true, else the sides' difference."""
-    label = parts[0] if _LABEL.fullmatch(parts[0]) else ""
+    if len(parts) == 2 and re.fullmatch(_SYMBOL, parts[1]) and not _LABEL.fullmatch(parts[0]):
+        parts = [parts[1], parts[0]]  # 5 = x
+    is_quantity = bool(_QUANTITY.fullmatch(parts[0]))
+    label = parts[0] if is_quantity or _LABEL.fullmatch(parts[0]) else ""
     forms = [_one(part) for part in parts[bool(label) :]]
     nodes = [form.node for form in forms]
     if len(forms) > 1 and (label or not any(map(_has_symbols, forms))):
@@ -211,6 +231,10 @@ def _equation(parts: list[str]) -> Form:
             node = _difference(parse_expression(parts[0]), value.node) if value.node else None
         except NotUnderstoodError:
             node = None
+        if is_quantity:
+            return Form("equation", (value,), node, mark="quantity")
+        if _is_in(label, value):  # x = 2x + 1 is no value
+            return Form("equation", (), node)
         return Form("equation", (value,), node, label=as_written(label))
     if not any(map(_has_symbols, forms)):
         return value
@@ -247,6 +271,10 @@ def _words(text: str) -> Form | None:
 
 def _difference(left: Node, right: Node) -> Node:
     return Node("add", (left, Node("multiply", (number(-1), right))))
+
+
+def _is_in(label: str, form: Form) -> bool:
+    return form.node is not None and as_written(label) in symbols_of(form.node)
 
 
 def _has_symbols(form: Form) -> bool:
