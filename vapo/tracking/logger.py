@@ -17,17 +17,11 @@ from lightning.pytorch.loggers import Logger
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.system.main_process import is_main_process
-from vapo.tracking.delivery import Delivery, DeliveryReport
-from vapo.tracking.journal import Journal
+from vapo.tracking.delivery import Delivery, DeliveryReport, what_was_not_sent
+from vapo.tracking.journal import Journal, cannot_write, set_aside_others
+from vapo.tracking.partial_uploads import remove_partial_uploads
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.run_journals import (
-    Recorded,
-    recorded_so_far,
-    set_aside_others,
-    take_over,
-    what_was_not_sent,
-)
 from vapo.tracking.store_errors import run_is_gone
 from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
 from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
@@ -112,7 +106,7 @@ class RunLogger(Logger):
         self._nonfinite: set[str] = set()
         self._clock = Clock()
         self._journal = Journal(None)
-        self._recorded = Recorded()
+        self._recorded_steps: dict[str, int] = {}
         self._skip_up_to: Mapping[str, int] = {}
 
     def begin(self, experiment_id: str, journal: Journal) -> None:
@@ -138,13 +132,7 @@ class RunLogger(Logger):
             raise UserError(
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
             ) from error
-        self._journal = journal
-        take_over(journal, self.store, self._run_id, earlier, self._note)
-        self._recorded = recorded_so_far(journal, self._clock)
-        self._tables = {**tags, **self._recorded.tags}.get(TABLES_TAG, "[]")
-        if earlier and not self._resumed:
-            self._tables = only_tables(self._tables, {record.name for record in journal.records()})
-            self.tags[TABLES_TAG] = self._tables
+        self._take_over(journal, self._run_id, earlier, tags)
         self._delivery = Delivery(
             MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
         )
@@ -162,6 +150,45 @@ class RunLogger(Logger):
             experiment_id, run_name=self._run_name, tags=resolve_tags(self.tags)
         )
         return str(run.info.run_id)
+
+    def _take_over(
+        self, journal: Journal, run_id: str, earlier: str | None, tags: Mapping[str, str]
+    ) -> None:
+        """The journal is the run's from now on; it was that of the run `earlier`, if not None.
+
+        Where that is another run, because the store has lost it, all its records are to be sent
+        again, but for what the process that continues says by itself: params, inputs, the status.
+        The clock is set behind the journal's times, too: this host's may have gone back.
+        """
+        self._journal = journal
+        is_lost = earlier is not None and not self._resumed
+        try:
+            if is_lost:
+                journal.start_over(without=("params", "inputs", "status"))
+                self._note(
+                    f"tracking: the run {earlier} is not in {self.store.shown_uri} any more; it is "
+                    f"continued in the new run {run_id}, which gets the {len(journal)} records of "
+                    "its history that are still in the run's folder"
+                )
+            elif journal:
+                self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
+            journal.bind(self.store.shown_uri, run_id)
+        except OSError as error:
+            raise cannot_write(journal.folder, error) from None
+        has_it_alone = self._resumed and journal.folder is not None
+        remove_partial_uploads(self.store, run_id if has_it_alone else None)
+        self._tables = tags.get(TABLES_TAG, "[]")
+        names = set[str]()
+        for record in journal.records():
+            names.add(record.name)
+            if record.kind == "tags":
+                self._tables = record.payload.get(TABLES_TAG, self._tables)
+            for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
+                self._clock.after(at_ms)
+                self._recorded_steps[key] = max(step, self._recorded_steps.get(key, step))
+        if is_lost:
+            self._tables = only_tables(self._tables, names)
+            self.tags[TABLES_TAG] = self._tables
 
     @property
     def name(self) -> str | None:
@@ -187,7 +214,7 @@ class RunLogger(Logger):
     @property
     def recorded_steps(self) -> Mapping[str, int]:
         """The last step of each metric that earlier processes of this run recorded."""
-        return self._recorded.steps
+        return self._recorded_steps
 
     def skip_recorded(self) -> None:
         """From now on leave out every metric at a step that an earlier process recorded.
@@ -195,7 +222,7 @@ class RunLogger(Logger):
         For a resumed run that computes the same values again, from its last checkpoint up to
         where it was interrupted.
         """
-        self._skip_up_to = self._recorded.steps
+        self._skip_up_to = self._recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Values at one step. Infinite ones are recorded as nan, with a note for each key.

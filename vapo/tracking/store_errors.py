@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vapo.tracking.delivery import RefusedError
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -33,10 +35,6 @@ _OUTAGE_CODES = frozenset(
         "CANCELLED",
     }
 )
-
-
-class InvalidRecordError(ValueError):
-    """A record that no store could take."""
 
 
 def quiet_stores() -> None:
@@ -68,7 +66,7 @@ def is_outage(error: Exception) -> bool:
 
 def is_records_fault(error: Exception) -> bool:
     """Whether the error is about what is in the record, so that it stays as it is."""
-    if isinstance(error, (InvalidRecordError, UnicodeError)):
+    if isinstance(error, (RefusedError, UnicodeError)):
         return True
     if getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE":
         return True

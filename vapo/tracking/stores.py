@@ -17,10 +17,9 @@ from urllib.parse import unquote, urlsplit
 from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
 from vapo.tracking.credentials import Address, check_server, completed
-from vapo.tracking.delivery import OutageError
+from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.store_errors import (
-    InvalidRecordError,
     is_outage,
     is_records_fault,
     quiet_stores,
@@ -208,24 +207,24 @@ class MlflowSink:
         self._client = client
         self._run_id = run_id
 
-    def may_pass_later(self, error: Exception) -> bool:
-        return not is_records_fault(error)
+    def send(self, records: Sequence[Record]) -> None:
+        """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
+        else what MLflow raises. A run that is deleted is an outage, too."""
+        try:
+            self._send(records)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            if is_outage(error) or not self._has_run():
+                raise OutageError(reason) from error
+            if is_records_fault(error):
+                raise RefusedError(reason) from error
+            raise
 
-    def answers(self) -> bool:
-        """A run that is deleted, or that these credentials may not see, is an outage too."""
+    def _has_run(self) -> bool:
         try:
             return not run_is_gone(self._client, self._run_id)
         except Exception:
             return False
-
-    def send(self, records: Sequence[Record]) -> None:
-        """Raises: OutageError if the store's state is to blame; else what MLflow raises."""
-        try:
-            self._send(records)
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            raise OutageError(str(error) or type(error).__name__) from error
 
     def _send(self, records: Sequence[Record]) -> None:
         first = records[0]
@@ -245,7 +244,7 @@ class MlflowSink:
         elif first.kind == "status":
             self._send_status(*first.payload)
         elif not Path(first.payload).is_file():
-            raise InvalidRecordError(f"there is no file {first.payload}")
+            raise RefusedError(f"there is no file {first.payload}")
         else:
             self._client.log_artifact(self._run_id, first.payload, first.name or None)
 
