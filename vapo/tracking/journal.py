@@ -96,10 +96,8 @@ class Journal:
         return len(self) if self.is_gone else self._num_not_written
 
     def records(self) -> Iterator[Record]:
-        """What is in the file, sent or not; files by path."""
-        for line in self._lines():
-            with suppress(KeyError, TypeError, ValueError):
-                yield from_json(json.loads(line))
+        """What is in the file, sent or not; files by their paths, whether they are there or not."""
+        return filter(None, map(self._parse, self._lines()))
 
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
@@ -145,8 +143,9 @@ class Journal:
         self._sent_bytes += sum(map(len, lines))
         with suppress(OSError):  # records sent but not marked are sent again: stored once
             self._mark()
-            for path in filter(None, map(self._file_of, lines if refused_for is None else [])):
-                shutil.rmtree(path.parent, ignore_errors=True)
+            for record in map(self._parse, lines if refused_for is None else []):
+                if record and record.is_file:
+                    shutil.rmtree(record.payload.parent, ignore_errors=True)
 
     def start_over(self, without: Container[str]) -> None:
         """Everything is to be sent, to another run: all but kinds `without`, and sent files."""
@@ -154,9 +153,9 @@ class Journal:
             return
         lines = []
         for line in self._lines():
-            record, path = self._read(line), self._file_of(line)
-            if record and record.kind not in without and (path is None or path.exists()):
-                lines.append(line)
+            record = self._parse(line)
+            if record and record.kind not in without:
+                lines += [line] if not record.is_file or record.payload.exists() else []
         self._sent_bytes = 0
         self._mark()
         aside = self.folder / f".{JOURNAL_NAME}.new"
@@ -243,25 +242,26 @@ class Journal:
         payload = str(path.relative_to(self.folder))
         return {"kind": record.kind, "payload": payload, "name": record.name}
 
-    def _file_of(self, line: bytes) -> Path | None:
-        with suppress(KeyError, TypeError, ValueError):
+    def _parse(self, line: bytes) -> Record | None:
+        """The payload of a file is its path; None for a damaged line."""
+        assert self.folder is not None
+        try:
             record = from_json(json.loads(line))
-            if record.is_file and self.folder is not None:
-                return self.folder / record.payload
-        return None
+            path = self.folder / record.payload if record.is_file else None
+        except (KeyError, TypeError, ValueError):
+            return None
+        return record if path is None else Record(record.kind, path, record.name)
 
     def _read(self, line: bytes) -> Record | None:
+        record = self._parse(line)
+        if record is None or record.kind not in ("text", "bytes"):
+            return record
         try:
-            record, path = from_json(json.loads(line)), self._file_of(line)
-            if path is None:
-                return record
-            if record.kind == "file":
-                return Record("file", str(path), record.name)
-            content = path.read_bytes()
-            text = record.kind == "text"
-            return Record(record.kind, content.decode() if text else content, record.name)
-        except (KeyError, TypeError, ValueError, FileNotFoundError):
+            content = record.payload.read_bytes()
+        except FileNotFoundError:
             return None
+        text = content.decode("utf-8", "replace") if record.kind == "text" else content
+        return Record(record.kind, text, record.name)
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:

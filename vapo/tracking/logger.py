@@ -22,13 +22,12 @@ from vapo.tracking.journal import Journal, cannot_write, set_aside_others
 from vapo.tracking.partial_uploads import remove_partial_uploads
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.store_errors import run_is_gone
+from vapo.tracking.store_errors import active_run
 from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
 from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from mlflow import MlflowClient
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
@@ -98,7 +97,7 @@ class RunLogger(Logger):
         self._experiment_id: str | None = None
         self._run_name = run_name
         self._run_id = run_id
-        self._resumed = run_id is not None
+        self._resumed = False
         self._note: Callable[[str], None] = lambda text: note(store.redact(text))
         self._delivery: Delivery | None = None
         self._report: DeliveryReport | None = None
@@ -113,26 +112,26 @@ class RunLogger(Logger):
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
         from mlflow import MlflowClient, set_tracking_uri
         from mlflow.exceptions import MlflowException
+        from mlflow.tracking.context.registry import resolve_tags
 
         set_tracking_uri(self.store.client_uri)  # what a client does with artifacts asks for it
-        self._experiment_id = experiment_id
-        earlier = self._run_id
-        client = MlflowClient(self.store.client_uri)
-        tags: Mapping[str, str] = {}
+        self._experiment_id, self._journal = experiment_id, journal
+        client, earlier = MlflowClient(self.store.client_uri), self._run_id
         try:
-            if earlier and run_is_gone(client, earlier):
-                self._run_id, self._resumed = None, False
-                self.tags["continues"] = earlier
-            if self._run_id is None:
-                self._run_id = self._create_run(client, experiment_id)
-            else:
-                tags = client.get_run(self._run_id).data.tags
+            run = active_run(client, earlier) if earlier else None
+            self._resumed = run is not None
+            if run is None:
+                self.tags.update({"continues": earlier} if earlier else {})
+                tags = resolve_tags(self.tags)  # and MLflow's own: who started what, and where
+                run = client.create_run(experiment_id, run_name=self._run_name, tags=tags)
         except MlflowException as error:
-            what = f"resume run {self._run_id}" if self._resumed else "begin a run"
+            what = f"resume run {earlier}" if earlier else "begin a run"
             raise UserError(
                 self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
             ) from error
-        self._take_over(journal, self._run_id, earlier, tags)
+        self._run_id = str(run.info.run_id)
+        self._take_over(journal, self._run_id, earlier)
+        self._read_history(journal, run.data.tags.get(TABLES_TAG, "[]"))
         self._delivery = Delivery(
             MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
         )
@@ -142,28 +141,14 @@ class RunLogger(Logger):
         if earlier:
             self.set_tags(self.tags)
 
-    def _create_run(self, client: MlflowClient, experiment_id: str) -> str:
-        """A run with our tags, and with those by which MLflow says who started what, and where."""
-        from mlflow.tracking.context.registry import resolve_tags
-
-        run = client.create_run(
-            experiment_id, run_name=self._run_name, tags=resolve_tags(self.tags)
-        )
-        return str(run.info.run_id)
-
-    def _take_over(
-        self, journal: Journal, run_id: str, earlier: str | None, tags: Mapping[str, str]
-    ) -> None:
+    def _take_over(self, journal: Journal, run_id: str, earlier: str | None) -> None:
         """The journal is the run's from now on; it was that of the run `earlier`, if not None.
 
         Where that is another run, because the store has lost it, all its records are to be sent
         again, but for what the process that continues says by itself: params, inputs, the status.
-        The clock is set behind the journal's times, too: this host's may have gone back.
         """
-        self._journal = journal
-        is_lost = earlier is not None and not self._resumed
         try:
-            if is_lost:
+            if earlier and not self._resumed:
                 journal.start_over(without=("params", "inputs", "status"))
                 self._note(
                     f"tracking: the run {earlier} is not in {self.store.shown_uri} any more; it is "
@@ -177,18 +162,21 @@ class RunLogger(Logger):
             raise cannot_write(journal.folder, error) from None
         has_it_alone = self._resumed and journal.folder is not None
         remove_partial_uploads(self.store, run_id if has_it_alone else None)
-        self._tables = tags.get(TABLES_TAG, "[]")
+
+    def _read_history(self, journal: Journal, tables: str) -> None:
+        """What the processes before this one recorded, and at which times: no time is used again,
+        even if this host's clock has gone back."""
         names = set[str]()
         for record in journal.records():
             names.add(record.name)
             if record.kind == "tags":
-                self._tables = record.payload.get(TABLES_TAG, self._tables)
+                tables = record.payload.get(TABLES_TAG, tables)
             for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
                 self._clock.after(at_ms)
                 self._recorded_steps[key] = max(step, self._recorded_steps.get(key, step))
-        if is_lost:
-            self._tables = only_tables(self._tables, names)
-            self.tags[TABLES_TAG] = self._tables
+        self._tables = tables
+        if "continues" in self.tags and not self._resumed:  # the new run has not all of them
+            self._tables = self.tags[TABLES_TAG] = only_tables(tables, names)
 
     @property
     def name(self) -> str | None:

@@ -20,10 +20,10 @@ from vapo.tracking.credentials import Address, check_server, completed
 from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.store_errors import (
+    active_run,
     is_outage,
     is_records_fault,
     quiet_stores,
-    run_is_gone,
 )
 
 if TYPE_CHECKING:
@@ -85,48 +85,44 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
     Raises: UserError within seconds if the store cannot be written or does not answer.
     """
-    store.hand_over_credentials()
-    for name, value in _RUN.items():
-        os.environ.setdefault(name, value)
-    quiet_stores()
-    with _only_one_opener(store), short_patience():
+    with _only_one_opener(store):
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
+        with _client_without_patience(store) as client:
+            return _experiment_id(client, experiment, store.artifact_location)
+
+
+def client_of(store: Store, run_id: str) -> MlflowClient:
+    """A client of a store that answers and has this run. Raises: UserError within seconds."""
+    if store.database and not store.database.is_file():
+        raise UserError(f"tracking_uri: there is no file {store.database}")
+    with _client_without_patience(store) as client:
+        if active_run(client, run_id):
+            return client
+    raise UserError(
+        f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
+        "resume the training with --ckpt_path, which sends its records to a new run"
+    )
+
+
+@contextmanager
+def _client_without_patience(store: Store) -> Iterator[MlflowClient]:
+    """Requests to a server fail after 5 seconds in here. Raises: UserError for what they raise."""
+    quiet_stores()
+    store.hand_over_credentials()
+    before = {name: os.environ.get(name, value) for name, value in _RUN.items()}
+    os.environ.update(_PING)
+    try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            client = MlflowClient(store.client_uri)
-            return _experiment_id(client, experiment, store.artifact_location)
+            yield MlflowClient(store.client_uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise UserError(_startup_message(store, error)) from error
-
-
-def client_of(store: Store, run_id: str) -> MlflowClient:
-    """A client of a store that answers and has this run. Raises: UserError within seconds."""
-    quiet_stores()
-    store.hand_over_credentials()
-    for name, value in _RUN.items():
-        os.environ.setdefault(name, value)
-    if store.database and not store.database.is_file():
-        raise UserError(f"tracking_uri: there is no file {store.database}")
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    with short_patience():
-        try:
-            client = MlflowClient(store.client_uri)
-            is_gone = run_is_gone(client, run_id)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            raise UserError(_startup_message(store, error)) from error
-    if is_gone:
-        raise UserError(
-            f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
-            "resume the training with --ckpt_path, which sends its records to a new run"
-        )
-    return client
+    finally:
+        os.environ.update(before)
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
@@ -185,21 +181,6 @@ def _only_one_opener(store: Store) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def short_patience() -> Iterator[None]:
-    """Requests to a server fail after 5 seconds in here."""
-    before = {name: os.environ.get(name) for name in _PING}
-    os.environ.update(_PING)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 class MlflowSink:
     """Writes records to one MLflow run."""
 
@@ -222,7 +203,7 @@ class MlflowSink:
 
     def _has_run(self) -> bool:
         try:
-            return not run_is_gone(self._client, self._run_id)
+            return active_run(self._client, self._run_id) is not None
         except Exception:
             return False
 
@@ -246,20 +227,14 @@ class MlflowSink:
         elif not Path(first.payload).is_file():
             raise RefusedError(f"there is no file {first.payload}")
         else:
-            self._client.log_artifact(self._run_id, first.payload, first.name or None)
+            self._client.log_artifact(self._run_id, str(first.payload), first.name or None)
 
     def _send_metrics(self, items: list[tuple[str, float, int, int]]) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(*item) for item in items]
-        for start in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
-
-    def _send_status(self, status: str, at_ms: int) -> None:
-        if status == "RUNNING":
-            self._client.update_run(self._run_id, status)
-        else:
-            self._client.set_terminated(self._run_id, status, end_time=at_ms)
+        for start in range(0, len(items), _MAX_METRICS):
+            metrics = [Metric(*item) for item in items[start : start + _MAX_METRICS]]
+            self._client.log_batch(self._run_id, metrics=metrics)
 
     def _send_params(self, params: dict[str, str]) -> None:
         from mlflow.entities import Param
@@ -268,25 +243,21 @@ class MlflowSink:
         for start in range(0, len(entries), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=entries[start : start + _MAX_PARAMS])
 
+    def _send_status(self, status: str, at_ms: int) -> None:
+        if status == "RUNNING":
+            self._client.update_run(self._run_id, status)
+        else:
+            self._client.set_terminated(self._run_id, status, end_time=at_ms)
+
     def _send_inputs(self, inputs: list[InputData]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        self._client.log_inputs(
-            self._run_id,
-            datasets=[
-                DatasetInput(
-                    Dataset(
-                        name=data.name,
-                        digest=data.digest,
-                        source_type="local",
-                        source=data.source,
-                        profile=json.dumps({"num_rows": data.num_rows}),
-                    ),
-                    tags=[InputTag("mlflow.data.context", data.context)],
-                )
-                for data in inputs
-            ],
-        )
+        datasets = []
+        for data in inputs:
+            profile = json.dumps({"num_rows": data.num_rows})
+            dataset = Dataset(data.name, data.digest, "local", data.source, profile=profile)
+            datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data.context)]))
+        self._client.log_inputs(self._run_id, datasets=datasets)
 
     def _send_bytes(self, content: bytes, name: str) -> None:
         folder, _, file_name = name.rpartition("/")
