@@ -10,11 +10,12 @@ from mlflow import MlflowClient
 
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
-from vapo.tracking.delivery import DeliveryReport, OutageError, what_was_not_sent
+from vapo.tracking.delivery import DeliveryReport, OutageError
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Record
 from vapo.tracking.stores import MlflowSink, Store, locate_store
+from vapo.tracking.undelivered import what_was_not_sent
 
 
 @pytest.fixture

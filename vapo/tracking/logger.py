@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.errors import UserError
 from vapo.system.main_process import is_main_process
-from vapo.tracking.delivery import Delivery, DeliveryReport, what_was_not_sent
+from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
 from vapo.tracking.partial_uploads import remove_partial_uploads
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.store_errors import active_run
-from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
+from vapo.tracking.stores import MlflowSink, Store, begin_run, locate_store, open_store
 from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
+from vapo.tracking.undelivered import what_was_not_sent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +96,7 @@ class RunLogger(Logger):
         self._experiment_id: str | None = None
         self._run_name = run_name
         self._run_id = run_id
-        self._resumed = False
+        self._resumed = run_id is not None
         self._note: Callable[[str], None] = lambda text: note(store.redact(text))
         self._delivery: Delivery | None = None
         self._report: DeliveryReport | None = None
@@ -110,26 +109,12 @@ class RunLogger(Logger):
 
     def begin(self, experiment_id: str, journal: Journal) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
-        from mlflow import MlflowClient, set_tracking_uri
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking.context.registry import resolve_tags
-
-        set_tracking_uri(self.store.client_uri)  # what a client does with artifacts asks for it
-        self._experiment_id, self._journal = experiment_id, journal
-        client, earlier = MlflowClient(self.store.client_uri), self._run_id
-        try:
-            run = active_run(client, earlier) if earlier else None
-            self._resumed = run is not None
-            if run is None:
-                self.tags.update({"continues": earlier} if earlier else {})
-                tags = resolve_tags(self.tags)  # and MLflow's own: who started what, and where
-                run = client.create_run(experiment_id, run_name=self._run_name, tags=tags)
-        except MlflowException as error:
-            what = f"resume run {earlier}" if earlier else "begin a run"
-            raise UserError(
-                self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
-            ) from error
+        self._experiment_id, self._journal, earlier = experiment_id, journal, self._run_id
+        client, run = begin_run(self.store, experiment_id, earlier, self._run_name, self.tags)
         self._run_id = str(run.info.run_id)
+        self._resumed = self._run_id == earlier
+        if earlier and not self._resumed:
+            self.tags["continues"] = earlier
         self._take_over(journal, self._run_id, earlier)
         self._read_history(journal, run.data.tags.get(TABLES_TAG, "[]"))
         self._delivery = Delivery(

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from vapo.tracking.store_errors import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -90,6 +91,35 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
         with _client_without_patience(store) as client:
             return _experiment_id(client, experiment, store.artifact_location)
+
+
+def begin_run(
+    store: Store,
+    experiment_id: str,
+    earlier: str | None,
+    name: str | None,
+    tags: Mapping[str, str],
+) -> tuple[MlflowClient, Run]:
+    """The run `earlier`; a new one where there is none, or where the store has lost it.
+
+    Raises: UserError if the store gives neither.
+    """
+    from mlflow import MlflowClient, set_tracking_uri
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking.context.registry import resolve_tags
+
+    set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
+    client = MlflowClient(store.client_uri)
+    try:
+        if earlier and (run := active_run(client, earlier)):
+            return client, run
+        ours_and_mlflows = resolve_tags(dict(tags))  # MLflow's: who started what, and where
+        return client, client.create_run(experiment_id, run_name=name, tags=ours_and_mlflows)
+    except MlflowException as error:
+        what = f"resume run {earlier}" if earlier else "begin a run"
+        raise UserError(
+            store.redact(f"tracking.uri: cannot {what} in {store.shown_uri}: {error}")
+        ) from error
 
 
 def client_of(store: Store, run_id: str) -> MlflowClient:
