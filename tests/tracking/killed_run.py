@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from vapo.config.schema import TrackingConfig
+from vapo.tracking.delivery import OutageError
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.stores import MlflowSink
@@ -25,13 +26,12 @@ def main(uri: str, journal: str, when: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self: object, records: object) -> None:
-        raise ConnectionError("away")
+        raise OutageError("away")
 
     if when == "sent, not marked":
         Journal.settle = die  # type: ignore[method-assign]
     else:
         MlflowSink.send = fail  # type: ignore[method-assign]
-        MlflowSink.answers = lambda self: False  # type: ignore[method-assign]
     for step in range(NUM_STEPS):
         logger.log_metrics({"a": step / 7, "b": 1.0}, step=step)
     logger.log_text("text", "notes/a.txt")

@@ -10,12 +10,12 @@ from mlflow import MlflowClient
 
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
-from vapo.tracking.delivery import DeliveryReport
+from vapo.tracking.delivery import DeliveryReport, OutageError
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Record
-from vapo.tracking.run_journals import bind, what_was_not_sent
 from vapo.tracking.stores import MlflowSink, Store, locate_store
+from vapo.tracking.undelivered import what_was_not_sent
 
 
 @pytest.fixture
@@ -29,11 +29,10 @@ def undelivered(tracking: TrackingConfig, tmp_path: Path, monkeypatch) -> tuple[
     logger.finalize()
 
     def fail(self, records):
-        raise ConnectionError("server went away")
+        raise OutageError("server went away")
 
     with monkeypatch.context() as patched:
         patched.setattr(MlflowSink, "send", fail)
-        patched.setattr(MlflowSink, "answers", lambda self: False)
         for step in (1, 2):
             logger.log_metrics({"a": step / 3}, step=step)
         logger.log_text("hello", "notes/a.txt")
@@ -94,7 +93,7 @@ def test_a_password_is_left_for_the_user_to_add(tmp_path):
     assert "refused 1 records" in lines[2]
     assert not any("secret" in line for line in lines)
     journal = Journal(tmp_path / "tracking")
-    bind(journal, store, "0123456789abcdef")
+    journal.bind(store.shown_uri, "0123456789abcdef")
     journal.close()
     assert json.loads((tmp_path / "tracking/target.json").read_text()) == {
         "tracking_uri": "https://host:5000/x",
@@ -105,12 +104,8 @@ def test_a_password_is_left_for_the_user_to_add(tmp_path):
 def test_sent_records_are_removed_from_the_count(undelivered):
     folder, _ = undelivered
     journal = Journal(folder / "tracking")
-    assert [record.kind for record in journal.records(unsent=True)] == [
-        "metrics",
-        "metrics",
-        "text",
-        "status",
-    ]
+    kinds = [record.kind for record in journal.waiting() if record]
+    assert kinds == ["metrics", "metrics", "text", "status"]
     journal.append(Record("tags", {}))
     assert len(journal) == 5
     journal.close()

@@ -16,11 +16,10 @@ from mlflow import MlflowClient
 from tests.tracking.killed_run import NUM_STEPS
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.tracking.delivery import Delivery
+from vapo.tracking.delivery import Delivery, OutageError, RefusedError
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.run_journals import bind, recorded_so_far
 from vapo.tracking.stores import MlflowSink, locate_store
 
 RECORDS = [
@@ -48,7 +47,7 @@ def test_what_is_written_is_what_another_process_reads(tmp_path: Path):
     (tmp_path / "file.bin").unlink()  # the journal has a copy
     journal = Journal(tmp_path / "j")
     assert len(journal) == 8
-    *found, copy = journal.peek(100)
+    *found, copy = journal.waiting()
     expected = list(RECORDS)
     expected[2] = Record("text", "two\nlines, \u0663 and ?", "notes/a.txt")
     assert found == expected
@@ -61,7 +60,7 @@ def test_what_is_written_is_what_another_process_reads(tmp_path: Path):
 def test_nan_is_null_in_the_file_and_nan_again(tmp_path: Path):
     journal = journal_with(tmp_path, Record("metrics", [("a", math.nan, 1, 0)]))
     assert "null" in (tmp_path / "journal.jsonl").read_text()
-    (record,) = journal.peek(1)
+    (record,) = journal.waiting()
     assert record is not None
     assert math.isnan(record.payload[0][1])
 
@@ -69,11 +68,10 @@ def test_nan_is_null_in_the_file_and_nan_again(tmp_path: Path):
 def test_sent_records_are_not_sent_again_and_their_files_go(tmp_path: Path):
     journal = journal_with(tmp_path, *RECORDS)
     assert len(list((tmp_path / "files").rglob("content"))) == 2
-    journal.peek(4)
     journal.settle(3)
     journal.close()
     again = Journal(tmp_path)
-    assert again.peek(100) == RECORDS[3:]
+    assert list(again.waiting()) == RECORDS[3:]
     assert len(list((tmp_path / "files").rglob("content"))) == 1
 
 
@@ -83,29 +81,19 @@ def test_half_a_line_and_a_damaged_line(tmp_path: Path):
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b"\x00\x00 damaged\n" + second + second[:9])
     journal = journal_with(tmp_path, RECORDS[6])  # the half line is cut before this one
-    assert journal.peek(9) == [RECORDS[0], None, RECORDS[4], RECORDS[6]]
+    assert list(journal.waiting()) == [RECORDS[0], None, RECORDS[4], RECORDS[6]]
     assert list(journal.records()) == [RECORDS[0], RECORDS[4], RECORDS[6]]
 
 
 def test_a_mark_beyond_the_journals_end_is_not_believed(tmp_path: Path):
     """After a power cut: the mark was on the disk, the lines were not. They are all sent again."""
     journal = journal_with(tmp_path, *RECORDS[4:])
-    journal.peek(2)
     journal.settle(2)
     journal.close()
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     again = Journal(tmp_path)
-    assert (len(again), again.peek(9)) == (1, [RECORDS[4]])
-
-
-def test_the_clock_starts_behind_what_was_recorded(tmp_path: Path):
-    """The host's clock went back: a time given twice would be two rows of one step, or one lost."""
-    later = 10**14
-    journal = journal_with(tmp_path, Record("metrics", [("a", 0.5, later, 7)]))
-    clock = Clock()
-    assert recorded_so_far(journal, clock).steps == {"a": 7}
-    assert clock.now_ms() == later + 1
+    assert (len(again), list(again.waiting())) == (1, [RECORDS[4]])
 
 
 def test_two_processes_do_not_share_a_journal(tmp_path: Path):
@@ -129,17 +117,13 @@ class Taking:
             raise self.error
         self.taken += records
 
-    def may_pass_later(self, error):
-        return False
 
-    def answers(self):
-        return self.error is None
-
-
-def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("away", [False, True])
+def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatch, away: bool):
+    """Once there is room again, those that no store has taken are written."""
     notes: list[str] = []
     sink = Taking()
-    sink.error = ConnectionError("away")
+    sink.error = OutageError("away")
     journal = Journal(tmp_path)
     delivery = Delivery(sink, notes.append, journal)
     records = [Record("tags", {"n": str(n)}) for n in range(6)]
@@ -153,33 +137,23 @@ def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatc
     for record in records[1:4]:
         delivery.submit(record)
     assert sum("No space left" in note for note in notes) == 1
+    assert journal.num_in_process == 3
     monkeypatch.setattr(journal, "_write", write)
     for record in records[4:]:
         delivery.submit(record)
-    sink.error = None
+    sink.error = OutageError("away") if away else None
     report = delivery.close()
-    assert sink.taken == records
-    assert (report.delivered, report.undelivered) == (6, 0)
-
-
-def test_records_of_a_full_disk_are_written_once_there_is_room(tmp_path: Path, monkeypatch):
-    sink = Taking()
-    sink.error = ConnectionError("away")
-    journal = Journal(tmp_path)
-    monkeypatch.setattr(os, "ftruncate", lambda *args: None)
-    delivery = Delivery(sink, lambda text: None, journal)
-    journal._in_memory.append(RECORDS[4])
-    delivery.submit(RECORDS[6])
-    assert delivery.close().undelivered == 2
     journal.close()
-    assert Journal(tmp_path).peek(9) == [RECORDS[4], RECORDS[6]]
+    assert sink.taken == ([] if away else records)
+    assert (report.delivered, report.undelivered, report.lost) == ((0, 6, 0) if away else (6, 0, 0))
+    assert list(Journal(tmp_path).waiting()) == (records if away else [])
 
 
 def test_a_refused_record_is_kept_aside_with_the_reason(tmp_path: Path):
     class Picky(Taking):
         def send(self, records):
             if records[0].kind == "text":
-                raise ValueError("too long")
+                raise RefusedError("too long")
             super().send(records)
 
     sink = Picky()
@@ -197,7 +171,7 @@ def test_the_clock_never_gives_a_time_twice():
     clock = Clock()
     times = [clock.now_ms() for _ in range(1000)]
     assert times == sorted(set(times))
-    clock.after([Record("metrics", [("a", 1.0, times[-1] + 10**9, 0)])])
+    clock.after(times[-1] + 10**9)
     assert clock.now_ms() == times[-1] + 10**9 + 1
 
 
@@ -265,7 +239,7 @@ def test_a_row_that_is_sent_twice_is_stored_once(tracking):
 def test_another_runs_journal_is_set_aside(tracking, tmp_path: Path):
     journal = tmp_path / "tracking"
     earlier = journal_with(journal, *RECORDS)
-    bind(earlier, locate_store(tracking.uri), "0123456789abcdef")
+    earlier.bind(locate_store(tracking.uri).shown_uri, "0123456789abcdef")
     earlier.close()
     notes: list[str] = []
     logger = make_run_logger(tracking, run_name="x", journal=journal, note=notes.append)
@@ -273,7 +247,24 @@ def test_another_runs_journal_is_set_aside(tracking, tmp_path: Path):
     logger.discard_journal()
     assert not journal.exists()
     assert str(tmp_path / "tracking-0123456789ab") in notes[0]
-    assert Journal(tmp_path / "tracking-0123456789ab").peek(9)[0] == RECORDS[0]
+    assert next(Journal(tmp_path / "tracking-0123456789ab").waiting()) == RECORDS[0]
+
+
+def test_the_clock_starts_behind_what_was_recorded(tracking, tmp_path: Path):
+    """The host's clock went back: a time given twice would be two rows of one step, or one lost."""
+    later = 10**14
+    first = make_run_logger(tracking, run_name="x", journal=tmp_path)
+    first.close("FAILED")
+    journal_with(tmp_path, Record("metrics", [("a", 0.5, later, 7)])).close()
+    logger = make_run_logger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path)
+    assert logger.run_id is not None
+    assert dict(logger.recorded_steps) == {"a": 7}
+    logger.log_metrics({"a": 0.5}, step=8)
+    assert logger.close() == 0
+    client = MlflowClient(locate_store(tracking.uri).uri)
+    earlier, point = client.get_metric_history(logger.run_id, "a")
+    assert (earlier.step, earlier.timestamp, point.step) == (7, later, 8)
+    assert point.timestamp > later
 
 
 def test_a_resumed_run_skips_what_was_recorded(tracking, tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tracking.trouble import Waiting, client_of, steps_of, wait_for
 from vapo.config.schema import TrackingConfig
-from vapo.tracking.delivery import Delivery
+from vapo.tracking.delivery import Delivery, OutageError
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.records import Record
@@ -24,20 +24,20 @@ def test_an_error_of_the_journal_does_not_end_the_delivery(tmp_path: Path, monke
     sink.away = False
     journal = Journal(tmp_path)
     tries = 0
-    peek = journal.peek
+    waiting = journal.waiting
 
-    def broken(limit):
+    def broken():
         nonlocal tries
         tries += 1
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(journal, "peek", broken)
+    monkeypatch.setattr(journal, "waiting", broken)
     delivery = Delivery(sink, notes.append, journal)
     for number in range(3):
         delivery.submit(Record("tags", {"n": str(number)}))
     wait_for(lambda: tries > 3)
     assert sum("Input/output error" in note for note in notes) == 1
-    monkeypatch.setattr(journal, "peek", peek)
+    monkeypatch.setattr(journal, "waiting", waiting)
     wait_for(lambda: len(sink.taken) == 3)
     report = delivery.close()
     assert sink.taken == [{"n": str(number)} for number in range(3)]
@@ -60,7 +60,7 @@ def test_a_deleted_folder_is_said_and_its_records_are_still_sent(
 
     def maybe(self, records):
         if is_away:
-            raise ConnectionError("away")
+            raise OutageError("away")
         send(self, records)
 
     monkeypatch.setattr(MlflowSink, "send", maybe)
@@ -92,7 +92,8 @@ def test_a_file_that_is_gone_costs_only_itself(tmp_path: Path):
     journal = Journal(tmp_path)
     for record in (Record("text", "a", "a.txt"), Record("text", "b", "b.txt")):
         journal.append(record)
-    shutil.rmtree(tmp_path / "files/0")
+    (content,) = (path for path in tmp_path.rglob("content") if path.read_text() == "a")
+    shutil.rmtree(content.parent)
     sink = Waiting()
     sink.away = False
     report = Delivery(sink, notes.append, journal).close()
@@ -106,7 +107,6 @@ def test_a_journal_that_starts_over_overwrites_no_file(tmp_path: Path):
     journal.append(Record("params", {"lr": "1"}))
     for name in ("sent", "unsent"):
         journal.append(Record("text", name, name))
-    journal.peek(2)
     journal.settle(2)
     journal.start_over(without=("params",))
     journal.append(Record("tags", {"a": "1"}))
@@ -115,5 +115,5 @@ def test_a_journal_that_starts_over_overwrites_no_file(tmp_path: Path):
     journal.close()
     again = Journal(tmp_path)
     assert len(again) == 4
-    found = [record.payload for record in again.peek(9) if record is not None]
+    found = [record.payload for record in again.waiting() if record is not None]
     assert found == ["unsent", {"a": "1"}, "new", "newer"]

@@ -9,8 +9,13 @@ from pathlib import Path
 from tests.tracking.trouble import interrupted, wait_for
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
+from vapo.tracking.delivery import OutageError
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.stores import MlflowSink, locate_store
+
+
+def away(self: MlflowSink, records: object) -> None:
+    raise OutageError("away")
 
 
 def leave_upload(config: TrackingConfig, run_id: str | None, *, hours_ago: float = 0) -> Path:
@@ -38,8 +43,7 @@ def test_a_resumed_run_removes_the_uploads_that_a_kill_left(own_store, tmp_path:
 
 def test_deliver_removes_the_uploads_that_a_kill_left(own_store, tmp_path: Path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowSink, "answers", lambda self: False)
-        patched.setattr(MlflowSink, "send", lambda self, records: 1 / 0)
+        patched.setattr(MlflowSink, "send", away)
         first = interrupted(own_store, tmp_path / "tracking")
     left = leave_upload(own_store, first.run_id)
     assert main(["deliver", str(tmp_path)]) == 0

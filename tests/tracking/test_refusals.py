@@ -7,10 +7,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import requests
 import sqlalchemy
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.protos.databricks_pb2 import (
     INTERNAL_ERROR,
@@ -121,46 +125,59 @@ def test_what_the_store_finds_invalid_in_a_record_is_refused_at_once(own_store, 
     assert "exceeds" in (tmp_path / "tracking/refused.jsonl").read_text()
 
 
+def test_records_of_a_run_that_is_deleted_wait_until_it_is_restored(own_store, tmp_path: Path):
+    """MLflow calls them invalid then."""
+    logger = make_run_logger(own_store, run_name="x", journal=tmp_path / "tracking")
+    assert logger.run_id is not None
+    logger.finalize()
+    client_of(own_store).delete_run(logger.run_id)
+    for step in range(3):
+        logger.log_metrics({"a": float(step)}, step=step)
+    assert logger.close() == 4
+    assert not (tmp_path / "tracking/refused.jsonl").exists()
+    client_of(own_store).restore_run(logger.run_id)
+    assert main(["deliver", str(tmp_path)]) == 0
+    assert steps_of(own_store, logger.run_id) == [0, 1, 2]
+
+
+class Client:
+    """Of a store that has the run, and raises `error` for metrics whose key `is_bad` says so."""
+
+    def __init__(self, error: Exception, is_bad: Callable[[str], bool]) -> None:
+        self.error, self.is_bad = error, is_bad
+        self.taken: set[str] = set()
+
+    def get_run(self, run_id: str) -> object:
+        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage="active"))
+
+    def log_batch(self, run_id: str, metrics: list[Metric]) -> None:
+        keys = {metric.key for metric in metrics}
+        if any(map(self.is_bad, keys)):
+            raise self.error
+        self.taken |= keys
+
+
 @pytest.mark.usefixtures("fast_retries")
 @pytest.mark.parametrize("others_pass", [True, False])
 def test_an_unclear_error_is_the_records_if_the_store_takes_the_next_one(others_pass: bool):
-    taken: list[object] = []
-
-    class Unclear:
-        def send(self, records):
-            if not others_pass or any(record.payload == "bad" for record in records):
-                raise MlflowException("no reason", INTERNAL_ERROR)
-            taken.extend(record.payload for record in records)
-
-        may_pass_later = MlflowSink.may_pass_later
-
-        def answers(self):
-            return True
-
-    delivery = Delivery(Unclear(), lambda text: None)
-    for payload in (1, "bad", 2):
-        delivery.submit(Record("metrics", payload))
+    error = MlflowException("no reason", INTERNAL_ERROR)
+    client = Client(error, lambda key: key == "bad" or not others_pass)
+    delivery = Delivery(MlflowSink(cast(MlflowClient, client), "run"), lambda text: None)
+    for key in ("1", "bad", "2"):
+        delivery.submit(Record("metrics", [(key, 1.0, 1, 0)]))
     report = delivery.close()
     left_and_refused = (report.undelivered, report.refused)
     assert left_and_refused == ((0, 1) if others_pass else (3, 0))
-    assert set(taken) == ({1, 2} if others_pass else set())
+    assert client.taken == ({"1", "2"} if others_pass else set())
 
 
 def test_reasons_are_written_without_the_stores_credentials(tmp_path: Path) -> None:
     """A database driver repeats its URI in an error."""
     uri = "postgresql://keeper:pa55word@127.0.0.1/runs"
-
-    class Telling:
-        def send(self, records):
-            raise MlflowException(f"{uri}: too long", INVALID_PARAMETER_VALUE)
-
-        may_pass_later = MlflowSink.may_pass_later
-
-        def answers(self):
-            return True
-
+    client = Client(MlflowException(f"{uri}: too long", INVALID_PARAMETER_VALUE), lambda key: True)
+    sink = MlflowSink(cast(MlflowClient, client), "run")
     journal, notes = Journal(tmp_path / "tracking"), list[str]()
-    delivery = Delivery(Telling(), notes.append, journal, redact=locate_store(uri).redact)
+    delivery = Delivery(sink, notes.append, journal, redact=locate_store(uri).redact)
     delivery.submit(Record("metrics", [("a", 1.0, 1, 0)]))
     report = delivery.close()
     journal.close()

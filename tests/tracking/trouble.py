@@ -9,6 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from vapo.config.schema import TrackingConfig
+from vapo.tracking.delivery import OutageError
 from vapo.tracking.logger import RunLogger, make_run_logger
 from vapo.tracking.stores import locate_store
 
@@ -38,14 +39,8 @@ class Waiting:
 
     def send(self, records):
         if self.away:
-            raise ConnectionError("away")
+            raise OutageError("away")
         self.taken += [record.payload for record in records]
-
-    def may_pass_later(self, error):
-        return False
-
-    def answers(self):
-        return not self.away
 
 
 def interrupted(config: TrackingConfig, journal: Path | None) -> RunLogger:

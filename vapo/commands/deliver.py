@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from vapo.config.uris import without_credentials
 from vapo.errors import UserError
-from vapo.tracking.journal import JournalInUseError
-from vapo.tracking.run_journals import deliver, journals_in, tidy, what_is_left
+from vapo.tracking.delivery import Delivery
+from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
+from vapo.tracking.partial_uploads import remove_partial_uploads
+from vapo.tracking.stores import MlflowSink, client_of, locate_store
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
@@ -16,27 +20,59 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
 
     Raises: UserError if a store does not answer, or records are still left at the end.
     """
-    journals = [folder for run_dir in run_dirs for folder in journals_in(run_dir.absolute())]
     num_left = 0
-    for folder in journals:
+    for folder in [folder for run_dir in run_dirs for folder in _journals_in(run_dir.absolute())]:
         try:
-            left = what_is_left(folder)
+            with closing(Journal(folder)) as journal:
+                num_left += _deliver(folder, journal, tracking_uri, only_list)
         except JournalInUseError as error:
             if not only_list:
                 raise
             print(error)
-            continue
-        shown = without_credentials(tracking_uri or left.tracking_uri)
-        print(f"{folder}: {left.describe()} to send to {shown}")
-        if not only_list and not left.num_records:
-            tidy(left, tracking_uri)
-        if only_list or not left.num_records:
-            continue
-        report = deliver(left, tracking_uri)
-        print(f"  run {left.run_id}: {report.delivered} sent", end="")
-        print(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
-        if report.undelivered:
-            print(f"  {report.undelivered} not sent: {report.last_error}")
-        num_left += report.undelivered
-    if num_left:
+    if num_left and not only_list:
         raise UserError(f"{num_left} records were not delivered; run `vapo deliver` again later")
+
+
+def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
+    """How many records are left. A killed run may have left half-written artifacts, too."""
+    target = read_target(folder)
+    if target is None:
+        raise UserError(
+            f"{folder}: no readable target.json, so the run of these records is unknown"
+        )
+    uri, run_id = tracking_uri or target["tracking_uri"], target["mlflow_run_id"]
+    kinds = Counter(record.kind if record else "damaged" for record in journal.waiting())
+    what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    what = f"{len(journal)} records ({what})" if journal else "nothing"
+    print(f"{folder}: {what} to send to {without_credentials(uri)}")
+    if only_list:
+        return len(journal)
+    store = locate_store(uri)
+    client = client_of(store, run_id) if journal else None
+    remove_partial_uploads(store, run_id)
+    if client is None:
+        return 0
+    # the report has it all
+    delivery = Delivery(MlflowSink(client, run_id), lambda _: None, journal, redact=store.redact)
+    report = delivery.close(while_it_moves=True)
+    print(f"  run {run_id}: {report.delivered} sent", end="")
+    print(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
+    if report.undelivered:
+        print(f"  {report.undelivered} not sent: {report.last_error}")
+    return report.undelivered
+
+
+def _journals_in(run_dir: Path) -> list[Path]:
+    """The journals of a run's folder, or the folder itself if it is one.
+
+    Raises: UserError if there is none.
+    """
+    if (run_dir / JOURNAL_NAME).is_file():
+        return [run_dir]
+    found = sorted(path.parent for path in run_dir.glob(f"tracking*/{JOURNAL_NAME}"))
+    if not found:
+        what = "has no records waiting" if run_dir.is_dir() else "is no folder"
+        raise UserError(
+            f"{run_dir} {what}: give the folder of a run, as the last line of `vapo fit` names it"
+        )
+    return found

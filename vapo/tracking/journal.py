@@ -16,16 +16,18 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from vapo.errors import UserError
 from vapo.tracking.records import Record, from_json, to_json
 
 JOURNAL_NAME = "journal.jsonl"
-_CHUNK = 1 << 16
+_TARGET = "target.json"
 
 
 class JournalInUseError(UserError):
@@ -35,52 +37,45 @@ class JournalInUseError(UserError):
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
-    Without a folder, while the folder's disk is full, and once the folder was deleted, records
-    wait in memory. A line is with the operating system when `append` returns, so it outlives
-    the process; `sync` makes it outlive a power cut too. Lines are read through the open file:
-    they can still be sent when their folder was deleted.
+    A record is a line of the file first; the lines that were not sent are in memory too. Without
+    a folder, while its disk is full, and once it was deleted, a record is only there. A line is
+    with the operating system when `append` returns, so it outlives the process; `sync` makes it
+    outlive a power cut too.
 
     Raises: UserError if the folder cannot be written, or another process uses it.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.trouble: str | None = None
-        self._in_memory: deque[Record] = deque()
-        self._peeked: list[bytes] = []  # lines of the records looked at; b"": in memory
-        self._end = self._sent_bytes = self.num_lines = self._num_sent = 0
+        self.trouble: str | None = None  # why records are in memory only
+        self._waiting: deque[bytes | Record] = deque()  # lines of the file; then what is not in it
+        self._num_not_written = 0
         self._unsynced: list[Path] = []
-        if folder is not None:
-            self._open(folder)
-
-    def _open(self, folder: Path) -> None:
+        if folder is None:
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
-            self._file = (folder / JOURNAL_NAME).open("a+b", buffering=0)
+            self._file = (folder / JOURNAL_NAME).open("ab", buffering=0)
         except OSError as error:
-            raise UserError(
-                f"cannot write the run's records in {folder}: {error.strerror}; choose another "
-                "output_dir or export_dir"
-            ) from None
+            raise cannot_write(folder, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise JournalInUseError(
                 f"{folder} is in use: its run, or a `vapo deliver`, is still going"
             ) from None
-        for line in self._lines():
-            self._end += len(line)
-            self.num_lines += 1
+        self._end = sum(map(len, self._lines()))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
+        self._sent_bytes = 0
         with suppress(OSError, ValueError, KeyError, TypeError):
-            mark = json.loads((folder / "sent.json").read_text())
-            if mark["bytes"] <= self._end:
-                self._sent_bytes, self._num_sent = int(mark["bytes"]), int(mark["lines"])
+            marked = int(json.loads((folder / "sent.json").read_text())["bytes"])
+            self._sent_bytes = marked if marked <= self._end else 0
+        self._waiting.extend(self._lines(self._sent_bytes))
 
     def __len__(self) -> int:
         """How many records were not sent."""
-        return self.num_lines - self._num_sent + len(self._in_memory)
+        return len(self._waiting)
 
     @property
     def is_gone(self) -> bool:
@@ -98,89 +93,59 @@ class Journal:
     @property
     def num_in_process(self) -> int:
         """How many of the records that were not sent no other process will find on the disk."""
-        return len(self) if self.folder is None or self.is_gone else len(self._in_memory)
+        return len(self) if self.is_gone else self._num_not_written
 
-    def records(self, *, unsent: bool = False) -> Iterator[Record]:
-        """What is on disk, from the first or from the first that was not sent; files by path."""
-        for line in self._lines(self._sent_bytes if unsent else 0):
-            with suppress(KeyError, TypeError, ValueError):
-                yield from_json(json.loads(line))
+    def records(self) -> Iterator[Record]:
+        """What is in the file, sent or not; files by their paths, whether they are there or not."""
+        return filter(None, map(self._parse, self._lines()))
 
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
-        if self.folder is None or self._in_memory:
-            self._in_memory.append(record)
-            return
+        self._waiting.append(record)
+        self._num_not_written += 1
+        self.retry_disk()
+
+    def retry_disk(self) -> None:
+        """Write what is in memory only, in order, if there is room."""
         try:
-            self._write(record)
+            while self.folder and self._num_not_written:
+                record = self._waiting[-self._num_not_written]
+                assert isinstance(record, Record)
+                self._waiting[-self._num_not_written] = self._write(record)
+                self._num_not_written -= 1
+            self.trouble = None
         except OSError as error:
             reason = "it was deleted or moved" if self.is_gone else error.strerror or error
             self.trouble = f"{self.folder}: {reason}"
-            self._in_memory.append(record)
 
-    def retry_disk(self) -> None:
-        """Write what waits in memory, if there is room again. Not between `peek` and `settle`."""
-        if self.folder is None:
-            return
-        with suppress(OSError):
-            while self._in_memory:
-                self._write(self._in_memory[0])
-                self._in_memory.popleft()
+    def waiting(self) -> Iterator[Record | None]:
+        """The records that were not sent; None for a damaged line. `settle` takes them off.
 
-    def peek(self, limit: int) -> list[Record | None]:
-        """The next records, up to `limit`; None for a damaged line. `settle` takes them off.
-
-        Raises: OSError if the journal cannot be read.
+        Raises: OSError if a file of theirs cannot be read.
         """
-        found: list[Record | None] = []
-        self._peeked = []
-        for line in self._lines(self._sent_bytes):
-            if len(found) == limit:
-                return found
-            found.append(self._read(line))
-            self._peeked.append(line)
-        for record in self._in_memory:
-            if len(found) == limit:
-                break
-            found.append(record)
-            self._peeked.append(b"")
-        return found
+        for item in self._waiting:
+            yield item if isinstance(item, Record) else self._read(item)
 
     def settle(self, num: int, *, refused_for: str | None = None) -> None:
-        """The first `num` of the records that `peek` gave need not be sent any more.
+        """The first `num` that are waiting need not be sent any more.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
         """
-        settled = self._peeked[:num]
-        lines = [line for line in settled if line]
-        if refused_for is not None:
+        lines = [item for item in islice(self._waiting, num) if isinstance(item, bytes)]
+        is_kept = self.folder is not None and not self.is_gone
+        if is_kept and refused_for is not None:
             self._keep_refused(lines, refused_for)
-        for line in settled:
-            if not line:
-                self._in_memory.popleft()
-        self._num_sent += len(lines)
-        self._sent_bytes += sum(map(len, lines))
-        self._peeked = self._peeked[num:]
-        if self.is_gone:
+        for _ in range(num):
+            self._waiting.popleft()
+        self._num_not_written -= num - len(lines)
+        if not is_kept or not lines:
             return
+        self._sent_bytes += sum(map(len, lines))
         with suppress(OSError):  # records sent but not marked are sent again: stored once
             self._mark()
-            if refused_for is None:
-                for path in filter(None, map(self._file_of, lines)):
-                    shutil.rmtree(path.parent, ignore_errors=True)
-
-    def _mark(self) -> None:
-        if self.folder is not None:
-            temporary = self.folder / ".sent.json"
-            temporary.write_text(json.dumps({"bytes": self._sent_bytes, "lines": self._num_sent}))
-            temporary.replace(self.folder / "sent.json")
-
-    def _keep_refused(self, lines: list[bytes], reason: str) -> None:
-        if self.folder is None or self.is_gone:
-            return
-        entries = [{"reason": reason, "record": line.decode("utf-8", "replace")} for line in lines]
-        with (self.folder / "refused.jsonl").open("ab") as refused:
-            refused.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+            for record in map(self._parse, lines if refused_for is None else []):
+                if record and record.is_file:
+                    shutil.rmtree(record.payload.parent, ignore_errors=True)
 
     def start_over(self, without: Container[str]) -> None:
         """Everything is to be sent, to another run: all but kinds `without`, and sent files."""
@@ -188,17 +153,24 @@ class Journal:
             return
         lines = []
         for line in self._lines():
-            record, path = self._read(line), self._file_of(line)
-            if record and record.kind not in without and (path is None or path.exists()):
-                lines.append(line)
-        self._end, self.num_lines = sum(map(len, lines)), len(lines)
-        self._sent_bytes = self._num_sent = 0
+            record = self._parse(line)
+            if record and record.kind not in without:
+                lines += [line] if not record.is_file or record.payload.exists() else []
+        self._sent_bytes = 0
         self._mark()
         aside = self.folder / f".{JOURNAL_NAME}.new"
         aside.write_bytes(b"".join(lines))
         aside.replace(self.folder / JOURNAL_NAME)
         self._file.close()
-        self._file = (self.folder / JOURNAL_NAME).open("a+b", buffering=0)
+        self._file = (self.folder / JOURNAL_NAME).open("ab", buffering=0)
+        self._end = sum(map(len, lines))
+        self._waiting = deque(lines)
+
+    def bind(self, tracking_uri: str, run_id: str) -> None:
+        """Note whose records these are. Raises: OSError."""
+        if self.folder is not None:
+            target = {"tracking_uri": tracking_uri, "mlflow_run_id": run_id}
+            (self.folder / _TARGET).write_text(json.dumps(target) + "\n")
 
     def sync(self) -> None:
         """Through the operating system to the disk."""
@@ -206,10 +178,9 @@ class Journal:
             return
         with suppress(OSError):
             paths, self._unsynced = self._unsynced, []
-            for path in paths:
-                if path.exists():
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())
+            for path in filter(Path.exists, paths):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -219,15 +190,24 @@ class Journal:
             self._lock.close()
 
     def _lines(self, start: int = 0) -> Iterator[bytes]:
-        if self.folder is None:
-            return
-        rest = b""
-        while chunk := os.pread(self._file.fileno(), _CHUNK, start):
-            start += len(chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line + b"\n" for line in lines)
+        if self.folder is not None:
+            with (self.folder / JOURNAL_NAME).open("rb") as file:
+                file.seek(start)
+                yield from (line for line in file if line.endswith(b"\n"))
 
-    def _write(self, record: Record) -> None:
+    def _mark(self) -> None:
+        assert self.folder is not None
+        temporary = self.folder / ".sent.json"
+        temporary.write_text(json.dumps({"bytes": self._sent_bytes}))
+        temporary.replace(self.folder / "sent.json")
+
+    def _keep_refused(self, lines: list[bytes], reason: str) -> None:
+        assert self.folder is not None
+        entries = [{"reason": reason, "record": line.decode("utf-8", "replace")} for line in lines]
+        with (self.folder / "refused.jsonl").open("ab") as refused:
+            refused.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+
+    def _write(self, record: Record) -> bytes:
         """One line, and its file first: whole, or as if nothing had been written."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
@@ -240,15 +220,17 @@ class Journal:
             os.ftruncate(self._file.fileno(), self._end)
             raise
         self._end += len(line)
-        self.num_lines += 1
+        return line
 
     def _with_file(self, record: Record) -> dict[str, Any]:
         assert self.folder is not None
-        source = Path(record.payload) if record.kind == "file" else Path("content")
-        path = self._new_folder(self.folder / "files") / source.name
+        name = Path(record.payload).name if record.kind == "file" else "content"
+        path = self.folder / "files" / uuid4().hex / name
         try:
+            path.parent.parent.mkdir(exist_ok=True)  # but never the journal's own folder again
+            path.parent.mkdir()
             if record.kind == "file":
-                shutil.copyfile(source, path)
+                shutil.copyfile(record.payload, path)
             elif record.kind == "text":
                 path.write_bytes(record.payload.encode("utf-8", "replace"))
             else:
@@ -257,39 +239,53 @@ class Journal:
             shutil.rmtree(path.parent, ignore_errors=True)
             raise
         self._unsynced.append(path)
-        return {
-            "kind": record.kind,
-            "payload": str(path.relative_to(self.folder)),
-            "name": record.name,
-        }
+        payload = str(path.relative_to(self.folder))
+        return {"kind": record.kind, "payload": payload, "name": record.name}
 
-    def _new_folder(self, parent: Path) -> Path:
-        """Numbered as the line, or above: a journal that started over counts from there."""
-        parent.mkdir(exist_ok=True)  # but never the journal's own folder again
-        number = self.num_lines
-        while (found := parent / str(number)).exists():
-            number += 1
-        found.mkdir()
-        return found
-
-    def _file_of(self, line: bytes) -> Path | None:
-        with suppress(KeyError, TypeError, ValueError):
-            record = from_json(json.loads(line))
-            if record.is_file and self.folder is not None:
-                return self.folder / record.payload
-        return None
-
-    def _read(self, line: bytes) -> Record | None:
+    def _parse(self, line: bytes) -> Record | None:
+        """The payload of a file is its path; None for a damaged line."""
         assert self.folder is not None
         try:
             record = from_json(json.loads(line))
-            if not record.is_file:
-                return record
-            path = self.folder / record.payload
-            if record.kind == "file":
-                return Record("file", str(path), record.name)
-            content = path.read_bytes()
-        except (KeyError, TypeError, ValueError, FileNotFoundError):
+            path = self.folder / record.payload if record.is_file else None
+        except (KeyError, TypeError, ValueError):
             return None
-        text = record.kind == "text"
-        return Record(record.kind, content.decode() if text else content, record.name)
+        return record if path is None else Record(record.kind, path, record.name)
+
+    def _read(self, line: bytes) -> Record | None:
+        record = self._parse(line)
+        if record is None or record.kind not in ("text", "bytes"):
+            return record
+        try:
+            content = record.payload.read_bytes()
+        except FileNotFoundError:
+            return None
+        text = content.decode("utf-8", "replace") if record.kind == "text" else content
+        return Record(record.kind, text, record.name)
+
+
+def read_target(folder: Path) -> dict[str, Any] | None:
+    """What `Journal.bind` noted: `tracking_uri` and `mlflow_run_id`; None if nothing readable."""
+    try:
+        target = json.loads((folder / _TARGET).read_text())
+    except (OSError, ValueError):
+        return None
+    return target if isinstance(target, dict) and "tracking_uri" in target else None
+
+
+def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
+    """Another run's journal in this folder keeps its records under another name."""
+    target = read_target(folder)
+    if target is None or target.get("mlflow_run_id") == run_id:
+        return
+    other = folder.with_name(f"{folder.name}-{str(target.get('mlflow_run_id'))[:12]}")
+    if not other.exists():
+        folder.rename(other)
+        note(f"tracking: the records of an earlier run in {folder} are now in {other}")
+
+
+def cannot_write(folder: Path | None, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write the run's records in {folder}: {error.strerror}; make room, or choose "
+        "another output_dir or export_dir"
+    )

@@ -15,26 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.errors import UserError
 from vapo.system.main_process import is_main_process
 from vapo.tracking.delivery import Delivery, DeliveryReport
-from vapo.tracking.journal import Journal
+from vapo.tracking.journal import Journal, cannot_write, set_aside_others
+from vapo.tracking.partial_uploads import remove_partial_uploads
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.run_journals import (
-    Recorded,
-    recorded_so_far,
-    set_aside_others,
-    take_over,
-    what_was_not_sent,
-)
-from vapo.tracking.store_errors import run_is_gone
-from vapo.tracking.stores import MlflowSink, Store, locate_store, open_store
+from vapo.tracking.stores import MlflowSink, Store, begin_run, locate_store, open_store
 from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
+from vapo.tracking.undelivered import what_was_not_sent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from mlflow import MlflowClient
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
@@ -112,39 +104,19 @@ class RunLogger(Logger):
         self._nonfinite: set[str] = set()
         self._clock = Clock()
         self._journal = Journal(None)
-        self._recorded = Recorded()
+        self._recorded_steps: dict[str, int] = {}
         self._skip_up_to: Mapping[str, int] = {}
 
     def begin(self, experiment_id: str, journal: Journal) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
-        from mlflow import MlflowClient, set_tracking_uri
-        from mlflow.exceptions import MlflowException
-
-        set_tracking_uri(self.store.client_uri)  # what a client does with artifacts asks for it
-        self._experiment_id = experiment_id
-        earlier = self._run_id
-        client = MlflowClient(self.store.client_uri)
-        tags: Mapping[str, str] = {}
-        try:
-            if earlier and run_is_gone(client, earlier):
-                self._run_id, self._resumed = None, False
-                self.tags["continues"] = earlier
-            if self._run_id is None:
-                self._run_id = self._create_run(client, experiment_id)
-            else:
-                tags = client.get_run(self._run_id).data.tags
-        except MlflowException as error:
-            what = f"resume run {self._run_id}" if self._resumed else "begin a run"
-            raise UserError(
-                self.store.redact(f"tracking.uri: cannot {what} in {self.store.shown_uri}: {error}")
-            ) from error
-        self._journal = journal
-        take_over(journal, self.store, self._run_id, earlier, self._note)
-        self._recorded = recorded_so_far(journal, self._clock)
-        self._tables = {**tags, **self._recorded.tags}.get(TABLES_TAG, "[]")
+        self._experiment_id, self._journal, earlier = experiment_id, journal, self._run_id
+        client, run = begin_run(self.store, experiment_id, earlier, self._run_name, self.tags)
+        self._run_id = str(run.info.run_id)
+        self._resumed = self._run_id == earlier
         if earlier and not self._resumed:
-            self._tables = only_tables(self._tables, {record.name for record in journal.records()})
-            self.tags[TABLES_TAG] = self._tables
+            self.tags["continues"] = earlier
+        self._take_over(journal, self._run_id, earlier)
+        self._read_history(journal, run.data.tags.get(TABLES_TAG, "[]"))
         self._delivery = Delivery(
             MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
         )
@@ -154,14 +126,42 @@ class RunLogger(Logger):
         if earlier:
             self.set_tags(self.tags)
 
-    def _create_run(self, client: MlflowClient, experiment_id: str) -> str:
-        """A run with our tags, and with those by which MLflow says who started what, and where."""
-        from mlflow.tracking.context.registry import resolve_tags
+    def _take_over(self, journal: Journal, run_id: str, earlier: str | None) -> None:
+        """The journal is the run's from now on; it was that of the run `earlier`, if not None.
 
-        run = client.create_run(
-            experiment_id, run_name=self._run_name, tags=resolve_tags(self.tags)
-        )
-        return str(run.info.run_id)
+        Where that is another run, because the store has lost it, all its records are to be sent
+        again, but for what the process that continues says by itself: params, inputs, the status.
+        """
+        try:
+            if earlier and not self._resumed:
+                journal.start_over(without=("params", "inputs", "status"))
+                self._note(
+                    f"tracking: the run {earlier} is not in {self.store.shown_uri} any more; it is "
+                    f"continued in the new run {run_id}, which gets the {len(journal)} records of "
+                    "its history that are still in the run's folder"
+                )
+            elif journal:
+                self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
+            journal.bind(self.store.shown_uri, run_id)
+        except OSError as error:
+            raise cannot_write(journal.folder, error) from None
+        has_it_alone = self._resumed and journal.folder is not None
+        remove_partial_uploads(self.store, run_id if has_it_alone else None)
+
+    def _read_history(self, journal: Journal, tables: str) -> None:
+        """What the processes before this one recorded, and at which times: no time is used again,
+        even if this host's clock has gone back."""
+        names = set[str]()
+        for record in journal.records():
+            names.add(record.name)
+            if record.kind == "tags":
+                tables = record.payload.get(TABLES_TAG, tables)
+            for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
+                self._clock.after(at_ms)
+                self._recorded_steps[key] = max(step, self._recorded_steps.get(key, step))
+        self._tables = tables
+        if "continues" in self.tags and not self._resumed:  # the new run has not all of them
+            self._tables = self.tags[TABLES_TAG] = only_tables(tables, names)
 
     @property
     def name(self) -> str | None:
@@ -187,7 +187,7 @@ class RunLogger(Logger):
     @property
     def recorded_steps(self) -> Mapping[str, int]:
         """The last step of each metric that earlier processes of this run recorded."""
-        return self._recorded.steps
+        return self._recorded_steps
 
     def skip_recorded(self) -> None:
         """From now on leave out every metric at a step that an earlier process recorded.
@@ -195,7 +195,7 @@ class RunLogger(Logger):
         For a resumed run that computes the same values again, from its last checkpoint up to
         where it was interrupted.
         """
-        self._skip_up_to = self._recorded.steps
+        self._skip_up_to = self._recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Values at one step. Infinite ones are recorded as nan, with a note for each key.

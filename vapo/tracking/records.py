@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -79,12 +78,9 @@ class Clock:
     def __init__(self) -> None:
         self._last = 0
 
-    def after(self, records: Sequence[Record]) -> None:
-        """Never again a time of these."""
-        times = [
-            at for record in records if record.kind == "metrics" for _, _, at, _ in record.payload
-        ]
-        self._last = max([self._last, *times])
+    def after(self, at_ms: int) -> None:
+        """Never again this time, or one before it."""
+        self._last = max(self._last, at_ms)
 
     def now_ms(self) -> int:
         self._last = max(self._last + 1, int(time.time() * 1000))

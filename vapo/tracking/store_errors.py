@@ -6,8 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vapo.tracking.delivery import RefusedError
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 _LEVELS = {
     "alembic": logging.WARNING,
@@ -33,10 +36,6 @@ _OUTAGE_CODES = frozenset(
         "CANCELLED",
     }
 )
-
-
-class InvalidRecordError(ValueError):
-    """A record that no store could take."""
 
 
 def quiet_stores() -> None:
@@ -68,7 +67,7 @@ def is_outage(error: Exception) -> bool:
 
 def is_records_fault(error: Exception) -> bool:
     """Whether the error is about what is in the record, so that it stays as it is."""
-    if isinstance(error, (InvalidRecordError, UnicodeError)):
+    if isinstance(error, (RefusedError, UnicodeError)):
         return True
     if getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE":
         return True
@@ -76,19 +75,20 @@ def is_records_fault(error: Exception) -> bool:
     return too_large or "failed with error code 413 " in str(error)
 
 
-def run_is_gone(client: MlflowClient, run_id: str) -> bool:
-    """Whether a store that answers has no such run, or has it among its deleted ones.
+def active_run(client: MlflowClient, run_id: str) -> Run | None:
+    """None where a store that answers has no such run, or has it among its deleted ones.
 
     Raises: MlflowException if the store does not answer.
     """
     from mlflow.exceptions import MlflowException
 
     try:
-        return bool(client.get_run(run_id).info.lifecycle_stage != "active")
+        run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return True
+            return None
         raise
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +17,18 @@ from urllib.parse import unquote, urlsplit
 from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
 from vapo.tracking.credentials import Address, check_server, completed
-from vapo.tracking.delivery import OutageError
+from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.store_errors import (
-    InvalidRecordError,
+    active_run,
     is_outage,
     is_records_fault,
     quiet_stores,
-    run_is_gone,
 )
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -86,48 +86,73 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
     Raises: UserError within seconds if the store cannot be written or does not answer.
     """
-    store.hand_over_credentials()
-    for name, value in _RUN.items():
-        os.environ.setdefault(name, value)
-    quiet_stores()
-    with _only_one_opener(store), short_patience():
+    with _only_one_opener(store):
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
+        with _client_without_patience(store) as client:
+            return _experiment_id(client, experiment, store.artifact_location)
+
+
+def begin_run(
+    store: Store,
+    experiment_id: str,
+    earlier: str | None,
+    name: str | None,
+    tags: Mapping[str, str],
+) -> tuple[MlflowClient, Run]:
+    """The run `earlier`; a new one where there is none, or where the store has lost it.
+
+    Raises: UserError if the store gives neither.
+    """
+    from mlflow import MlflowClient, set_tracking_uri
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking.context.registry import resolve_tags
+
+    set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
+    client = MlflowClient(store.client_uri)
+    try:
+        if earlier and (run := active_run(client, earlier)):
+            return client, run
+        ours_and_mlflows = resolve_tags(dict(tags))  # MLflow's: who started what, and where
+        return client, client.create_run(experiment_id, run_name=name, tags=ours_and_mlflows)
+    except MlflowException as error:
+        what = f"resume run {earlier}" if earlier else "begin a run"
+        raise UserError(
+            store.redact(f"tracking.uri: cannot {what} in {store.shown_uri}: {error}")
+        ) from error
+
+
+def client_of(store: Store, run_id: str) -> MlflowClient:
+    """A client of a store that answers and has this run. Raises: UserError within seconds."""
+    if store.database and not store.database.is_file():
+        raise UserError(f"tracking_uri: there is no file {store.database}")
+    with _client_without_patience(store) as client:
+        if active_run(client, run_id):
+            return client
+    raise UserError(
+        f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
+        "resume the training with --ckpt_path, which sends its records to a new run"
+    )
+
+
+@contextmanager
+def _client_without_patience(store: Store) -> Iterator[MlflowClient]:
+    """Requests to a server fail after 5 seconds in here. Raises: UserError for what they raise."""
+    quiet_stores()
+    store.hand_over_credentials()
+    before = {name: os.environ.get(name, value) for name, value in _RUN.items()}
+    os.environ.update(_PING)
+    try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            client = MlflowClient(store.client_uri)
-            return _experiment_id(client, experiment, store.artifact_location)
+            yield MlflowClient(store.client_uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise UserError(_startup_message(store, error)) from error
-
-
-def client_of(store: Store, run_id: str) -> MlflowClient:
-    """A client of a store that answers and has this run. Raises: UserError within seconds."""
-    quiet_stores()
-    store.hand_over_credentials()
-    for name, value in _RUN.items():
-        os.environ.setdefault(name, value)
-    if store.database and not store.database.is_file():
-        raise UserError(f"tracking_uri: there is no file {store.database}")
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    with short_patience():
-        try:
-            client = MlflowClient(store.client_uri)
-            is_gone = run_is_gone(client, run_id)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            raise UserError(_startup_message(store, error)) from error
-    if is_gone:
-        raise UserError(
-            f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
-            "resume the training with --ckpt_path, which sends its records to a new run"
-        )
-    return client
+    finally:
+        os.environ.update(before)
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
@@ -186,21 +211,6 @@ def _only_one_opener(store: Store) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def short_patience() -> Iterator[None]:
-    """Requests to a server fail after 5 seconds in here."""
-    before = {name: os.environ.get(name) for name in _PING}
-    os.environ.update(_PING)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 class MlflowSink:
     """Writes records to one MLflow run."""
 
@@ -208,24 +218,24 @@ class MlflowSink:
         self._client = client
         self._run_id = run_id
 
-    def may_pass_later(self, error: Exception) -> bool:
-        return not is_records_fault(error)
-
-    def answers(self) -> bool:
-        """A run that is deleted, or that these credentials may not see, is an outage too."""
-        try:
-            return not run_is_gone(self._client, self._run_id)
-        except Exception:
-            return False
-
     def send(self, records: Sequence[Record]) -> None:
-        """Raises: OutageError if the store's state is to blame; else what MLflow raises."""
+        """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
+        else what MLflow raises. A run that is deleted is an outage, too."""
         try:
             self._send(records)
         except Exception as error:
-            if not is_outage(error):
-                raise
-            raise OutageError(str(error) or type(error).__name__) from error
+            reason = str(error) or type(error).__name__
+            if is_outage(error) or not self._has_run():
+                raise OutageError(reason) from error
+            if is_records_fault(error):
+                raise RefusedError(reason) from error
+            raise
+
+    def _has_run(self) -> bool:
+        try:
+            return active_run(self._client, self._run_id) is not None
+        except Exception:
+            return False
 
     def _send(self, records: Sequence[Record]) -> None:
         first = records[0]
@@ -245,22 +255,16 @@ class MlflowSink:
         elif first.kind == "status":
             self._send_status(*first.payload)
         elif not Path(first.payload).is_file():
-            raise InvalidRecordError(f"there is no file {first.payload}")
+            raise RefusedError(f"there is no file {first.payload}")
         else:
-            self._client.log_artifact(self._run_id, first.payload, first.name or None)
+            self._client.log_artifact(self._run_id, str(first.payload), first.name or None)
 
     def _send_metrics(self, items: list[tuple[str, float, int, int]]) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(*item) for item in items]
-        for start in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
-
-    def _send_status(self, status: str, at_ms: int) -> None:
-        if status == "RUNNING":
-            self._client.update_run(self._run_id, status)
-        else:
-            self._client.set_terminated(self._run_id, status, end_time=at_ms)
+        for start in range(0, len(items), _MAX_METRICS):
+            metrics = [Metric(*item) for item in items[start : start + _MAX_METRICS]]
+            self._client.log_batch(self._run_id, metrics=metrics)
 
     def _send_params(self, params: dict[str, str]) -> None:
         from mlflow.entities import Param
@@ -269,25 +273,21 @@ class MlflowSink:
         for start in range(0, len(entries), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=entries[start : start + _MAX_PARAMS])
 
+    def _send_status(self, status: str, at_ms: int) -> None:
+        if status == "RUNNING":
+            self._client.update_run(self._run_id, status)
+        else:
+            self._client.set_terminated(self._run_id, status, end_time=at_ms)
+
     def _send_inputs(self, inputs: list[InputData]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        self._client.log_inputs(
-            self._run_id,
-            datasets=[
-                DatasetInput(
-                    Dataset(
-                        name=data.name,
-                        digest=data.digest,
-                        source_type="local",
-                        source=data.source,
-                        profile=json.dumps({"num_rows": data.num_rows}),
-                    ),
-                    tags=[InputTag("mlflow.data.context", data.context)],
-                )
-                for data in inputs
-            ],
-        )
+        datasets = []
+        for data in inputs:
+            profile = json.dumps({"num_rows": data.num_rows})
+            dataset = Dataset(data.name, data.digest, "local", data.source, profile=profile)
+            datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", data.context)]))
+        self._client.log_inputs(self._run_id, datasets=datasets)
 
     def _send_bytes(self, content: bytes, name: str) -> None:
         folder, _, file_name = name.rpartition("/")
