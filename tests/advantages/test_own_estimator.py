@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def own(system: str, *overrides: str, function: str = "estimate") -> FitConfig:
 def in_float32(config: FitConfig) -> EvaluatedBatch:
     """A made-up batch in the dtype of a run's own."""
     batch, _ = made_up_batch(config)
-    return replace(batch, **{name: x.float() for name, x in float_columns(batch).items()})
+    columns: dict[str, Any] = {name: x.float() for name, x in float_columns(batch).items()}
+    return replace(batch, **columns)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
 from tests.integration.commands import ROOT, fit, vapo
 from vapo.config import FitConfig
@@ -17,8 +19,6 @@ from vapo.errors import UserError
 from vapo.networks.build import make_critic
 from vapo.networks.own_head import check_own_head, make_own_head
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.sweep.grid import Row
-from vapo.sweep.plan import _tasks_of
 
 MODULE = "own_head_of_a_test"
 TWO_LAYERS = "return nn.Sequential(nn.Linear(hidden_size, 5), nn.Dropout(0.5), nn.Linear(5, 1))"
@@ -60,7 +60,7 @@ def test_it_takes_the_place_of_the_linear_head(
     write(TWO_LAYERS)
     critic = make_critic(config(), None)
     head = critic.model.get_submodule("score")
-    first, dropout, last = head.children()
+    first, dropout, last = cast("tuple[nn.Linear, nn.Dropout, nn.Linear]", (*head.children(),))
     assert (first.out_features, last.in_features, dropout.p) == (5, 5, 0.0)
     width = first.in_features
     assert critic.forward_flops.per_state == 2 * (5 * width + 5 + 5 + 1)
@@ -114,13 +114,6 @@ def test_it_is_looked_for_before_a_model_is_loaded(write: Write) -> None:
     message = r"critic.head_function: cannot import .*: AttributeError"
     with pytest.raises(UserError, match=message):
         check_own_head(config(f"actor.path={ROOT / 'models/state_tracking/policy'}", function="f"))
-
-
-def test_a_sweep_cannot_hand_it_on(write: Write) -> None:
-    row = Row("full", {})
-    with pytest.raises(UserError, match="row 'full': a sweep hands a pretrained critic on"):
-        _tasks_of(row, config(), config(), 0)
-    _tasks_of(row, config("components.value_pretraining.enabled=false"), config(), 0)
 
 
 def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
         raise UserError(
             f"row '{row.name}': a sweep hands a pretrained critic on as a model folder, which has "
             "no place for critic.head_function: set critic.head_function=null, or "
-            "components.value_pretraining.enabled=false, in the base config"
+            "components.value_pretraining.enabled=false"
         )
     needs = run_identity(pretraining_config(config, FitConfig()))
     first = pretraining_config(config, base)
