@@ -10,6 +10,7 @@ import pytest
 
 from tests.sweep.conftest import ablation, grid, plan
 from vapo.config import FitConfig, resolve
+from vapo.errors import UserError
 from vapo.sweep import identity
 from vapo.sweep.plan import (
     PRETRAINING_SEED_OFFSET,
@@ -103,6 +104,14 @@ def test_what_the_pretrained_critic_depends_on(
     text = f"{{full_system: VAPO, rows: [{{row: VAPO}}, {{product: {{{key}: [{value}]}}}}]}}"
     planned = plan(grid(tmp_path, text))
     assert len({t.identity for t in planned.tasks if t.is_pretraining}) == (1 if shared else 2)
+
+
+def test_a_critic_with_a_head_of_ones_own_cannot_be_handed_on(tmp_path: Path) -> None:
+    own = ("critic.init=policy", "critic.head_function=mine:make_head")
+    rows = grid(tmp_path, "{full_system: VAPO, rows: [{row: VAPO}]}")
+    with pytest.raises(UserError, match="row 'VAPO': a sweep hands a pretrained critic on"):
+        plan(rows, *own)
+    assert len(plan(rows, *own, "components.value_pretraining.enabled=false").tasks) == 1
 
 
 def test_identity_is_of_values_code_and_models(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.contract import Estimate, Estimator
+from vapo.advantages.own_estimator import own_estimator
 from vapo.config import Hyperparameters
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
@@ -53,21 +52,6 @@ def policy_lambda(
     if hyperparameters.alpha is None:
         return hyperparameters.lambda_policy
     return length_adaptive_lambda(batch.response_lengths, alpha=hyperparameters.alpha)
-
-
-class Estimate(NamedTuple):
-    """What an estimator says. Rows that are not `kept` (None: all are) carry no loss.
-
-    A response's reward is the sum of its token rewards: the KL penalty is among them.
-    """
-
-    advantages: Float[Tensor, "B T"]
-    value_targets: Float[Tensor, "B T"] | None = None
-    kept: Bool[Tensor, " B"] | None = None
-
-
-# batch, token rewards [B, T], hyperparameters
-Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Estimate]
 
 
 def gae(
@@ -161,6 +145,17 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
+def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
+    """The estimator that the config names.
+
+    Raises:
+        UserError: a function of the user's own that cannot be imported or called.
+    """
+    if algorithm.advantage_estimator == "function":
+        return own_estimator(algorithm)
+    return ESTIMATORS[algorithm.advantage_estimator]
+
+
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
     """One number a response is the advantage of each of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
@@ -186,7 +181,7 @@ def estimate_advantages(
             policy_mask=batch.loss_mask,
             value_targets=targets,
         )
-    estimate = ESTIMATORS[algorithm.advantage_estimator](batch, rewards, hyperparameters)
+    estimate = estimator_of(algorithm)(batch, rewards, hyperparameters)
     advantages = estimate.advantages
     if algorithm.whiten_advantages:
         advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)

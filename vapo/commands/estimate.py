@@ -25,6 +25,10 @@ def run(
         raise UserError(
             "vapo estimate does not count adapters yet: set actor.lora=null for an upper bound"
         )
+    if config.critic.head_function is not None:
+        raise UserError(
+            "vapo estimate does not count a value head of your own: set critic.head_function=null"
+        )
     quiet_libraries()
     path = config.actor.path if model_config is None else _folder(model_config)
     actor = _read(path)

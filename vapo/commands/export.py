@@ -23,6 +23,14 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
         raise UserError(f"{output_dir}: there is something already; name a folder of its own")
     contents = read_checkpoint(checkpoint)
     config = from_yaml(FitConfig, contents["config"], source=str(checkpoint))
+    head = config.critic.head_function
+    if network == "critic" and head is not None:
+        raise UserError(
+            f"--network critic: its value head is critic.head_function {head}, and a Hugging Face "
+            "folder has no place for a head of your own. `vapo validate --ckpt_path "
+            f"{checkpoint} --value_page page.html` shows its values; in Python, "
+            "vapo.runs.checkpoints.network_state has its weights"
+        )
     state = network_state(contents, network)
     load = load_causal_lm if network == "actor" else load_value_model
     dtype = config.actor.dtype if network == "actor" else config.critic.dtype

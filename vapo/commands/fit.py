@@ -9,11 +9,13 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import config_hash, flatten, to_yaml
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_tokenizers, critic_path
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.own_head import check_own_head
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.by_source import make_scorer
@@ -59,6 +61,8 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     set_threads(config.trainer)
     pick_device(config.trainer)
     check_engine(config)
+    estimator_of(config.algorithm)
+    check_own_head(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.diagnostics.value_page.heldout import (
     check_request,
@@ -17,6 +18,7 @@ from vapo.diagnostics.value_page.heldout import (
 from vapo.evaluation import evaluate
 from vapo.networks.forward_passes import Readers
 from vapo.networks.loading import load_causal_lm, load_tokenizer
+from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
 from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.collection import RolloutCollection
@@ -36,6 +38,8 @@ def run(
     page = None if value_page is None else Path(value_page)
     if page is not None:
         check_request(page, config)
+        estimator_of(config.algorithm)
+        check_own_head(config)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")

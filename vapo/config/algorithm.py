@@ -20,8 +20,15 @@ AdvantageEstimator = Literal[
     "reward_to_go",
     "greedy_baseline",
     "correct_only",
+    "function",
 ]
 COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
+ESTIMATOR_OPTIONS = (  # read by `function` alone
+    "estimator_function",
+    "estimator_uses_critic",
+    "estimator_compares_groups",
+    "estimator_uses_greedy_baseline",
+)
 
 
 @dataclass
@@ -74,7 +81,23 @@ class AlgorithmConfig:
         "gae",
         "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
         "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
-        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT)",
+        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT); function is "
+        "estimator_function, which says with the keys after it what it needs",
+        owns=ESTIMATOR_OPTIONS,
+    )
+    estimator_function: str | None = option(
+        None, "your own estimator, as package.module:function (docs/extending.md)"
+    )
+    estimator_uses_critic: bool = option(
+        False, "whether your estimator reads values and returns value targets to train a critic on"
+    )
+    estimator_compares_groups: bool = option(
+        True,
+        "whether your estimator compares the responses to one prompt: then a group comes whole "
+        "or not at all, and has two responses or more",
+    )
+    estimator_uses_greedy_baseline: bool = option(
+        False, "whether your estimator reads the reward of one greedy response to each prompt"
     )
     surrogate: Literal["clipped_ratio", "logprob"] = option(
         "clipped_ratio",
@@ -115,14 +138,20 @@ class AlgorithmConfig:
     @property
     def has_critic(self) -> bool:
         """Whether advantages need values."""
+        if self.advantage_estimator == "function":
+            return self.estimator_uses_critic
         return self.advantage_estimator == "gae"
 
     @property
     def compares_groups(self) -> bool:
         """Whether the baseline of a response is made of its group."""
+        if self.advantage_estimator == "function":
+            return self.estimator_compares_groups
         return self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
+        if self.advantage_estimator == "function":
+            return self.estimator_uses_greedy_baseline
         return self.advantage_estimator == "greedy_baseline"

@@ -11,6 +11,8 @@ def group_estimator_has_groups(config: FitConfig) -> Problem | None:
     estimator, group_size = config.algorithm.advantage_estimator, resolve(config).group_size
     if not config.algorithm.compares_groups or group_size > 1:
         return None
+    is_own = estimator == "function"
+    mend = ", or algorithm.estimator_compares_groups to false" if is_own else ""
     return Problem(
         (
             "algorithm.advantage_estimator",
@@ -19,7 +21,7 @@ def group_estimator_has_groups(config: FitConfig) -> Problem | None:
         ),
         f"algorithm.advantage_estimator {estimator} compares the responses of a group, and "
         "there is one response per prompt: set components.group_sampling.group_size to 2 or "
-        "more and components.group_sampling.enabled to true",
+        f"more and components.group_sampling.enabled to true{mend}",
     )
 
 
@@ -35,10 +37,11 @@ def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
     keys = [key for key, is_on in on.items() if is_on]
     if keys:
         switches = ", ".join(f"{key}=false" for key in keys)
+        mend = ", or algorithm.estimator_uses_critic=true" if estimator == "function" else ""
         return Problem(
             ("algorithm.advantage_estimator", *keys),
             f"algorithm.advantage_estimator {estimator} has no critic, which these components "
-            f"work on: set {switches}",
+            f"work on: set {switches}{mend}",
         )
     if config.algorithm.value_clip is not None:
         return Problem(

@@ -59,6 +59,11 @@ class CriticConfig:
     reward_model_path: str | None = option(
         None, "Hugging Face folder of the reward model, read when init is `reward_model`"
     )
+    head_function: str | None = option(
+        None,
+        "your own value head, as package.module:function, which is called with hidden_size and "
+        "returns the module (docs/extending.md); null: one linear layer",
+    )
     optimizer: OptimizerConfig = section(
         lambda: OptimizerConfig(lr=2e-6),
         "the critic's optimizer; it must keep pace with the policy",

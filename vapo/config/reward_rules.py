@@ -8,6 +8,7 @@ from typing import Any
 
 from vapo.config.data import VERIFIER_OPTIONS, MixtureSource
 from vapo.config.data_rules import sources_of
+from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
 
 
@@ -80,10 +81,9 @@ def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
 
 
 def _function_is_importable(rewards: Any, block: str) -> Problem | None:
-    key = f"{block}.function"
-    if rewards.verifier != "python" or re.fullmatch(r"[\w.]+:[\w.]+", rewards.function):
+    if rewards.verifier != "python":
         return None
-    return Problem((key,), f"{key} {rewards.function!r} is not of the form package.module:function")
+    return import_path_problem(f"{block}.function", rewards.function)
 
 
 def correct_pays_more(config: Any) -> Problem | None:

@@ -11,6 +11,7 @@ from typing import Any
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
+from vapo.config.function_rules import FUNCTION_RULES
 from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
@@ -190,6 +191,7 @@ _COMMON: tuple[Rule, ...] = (
 )
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
+        *FUNCTION_RULES,
         *ALGORITHM_RULES,
         *WATCH_RULES,
         pretraining_range,

@@ -19,6 +19,7 @@ from vapo.networks.loading import (
 )
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model
+from vapo.networks.own_head import put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
@@ -75,7 +76,9 @@ def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Critic:
-        return Critic(load_value_model(path, **kernels))
+        model = load_value_model(path, **kernels)
+        put_own_head(model, config)
+        return Critic(model)
 
     critic = load() if mesh is None else Critic(empty_model("value_model", path, **kernels))
     if options.gradient_checkpointing:

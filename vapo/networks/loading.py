@@ -277,7 +277,7 @@ def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:
                 setattr(part, name, type(value)(0))
 
 
-def remove_dropout(model: PreTrainedModel) -> None:
+def remove_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

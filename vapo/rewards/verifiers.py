@@ -6,7 +6,6 @@ nothing here imports torch, so that a worker starts fast.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 from vapo.errors import UserError
 from vapo.rewards.answer_text import last_boxed, plain_answer
 from vapo.rewards.contract import Judgement, Verifier
+from vapo.system.user_functions import import_function
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
@@ -153,19 +153,7 @@ def make_python(path: str | None) -> Verifier:
     Raises:
         UserError: not importable, or not a function.
     """
-    module_name, _, name = (path or "").partition(":")
-    if not module_name or not name:
-        raise UserError(f"rewards.function is {path!r}: give it as package.module:function")
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except Exception as error:  # a user's module may raise anything
-        raise UserError(
-            f"rewards.function: cannot import {path}: {type(error).__name__}: {error}"
-        ) from None
-    if not callable(function):
-        raise UserError(f"rewards.function: {path} is {type(function).__name__}, not a function")
+    function = import_function(path, key="rewards.function")
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         result = function(response_text, answer, metadata)

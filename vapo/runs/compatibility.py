@@ -13,6 +13,7 @@ from vapo.errors import UserError
 from vapo.networks.meta_device import empty_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.build import critic_path
+from vapo.networks.own_head import put_own_head
 from vapo.networks.actor import Actor
 from vapo.runs.manifests import Manifest
 from vapo.networks.critic import Critic
@@ -54,6 +55,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             dtype=config.critic.dtype,
             attn_implementation=config.critic.attn_implementation,
         )
+        put_own_head(empty, config)
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
 
 

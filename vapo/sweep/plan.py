@@ -134,6 +134,12 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
     config = replace(config, seed=seed)
     if not pretrains(config):
         return None, Task(row, seed, config, task_identity(config))
+    if config.critic.head_function is not None:
+        raise UserError(
+            f"row '{row.name}': a sweep hands a pretrained critic on as a model folder, which has "
+            "no place for critic.head_function: set critic.head_function=null, or "
+            "components.value_pretraining.enabled=false"
+        )
     needs = task_identity(pretraining_config(config, FitConfig()))
     first = pretraining_config(config, base)
     pretraining = Task(row, seed, first, needs, is_pretraining=True)

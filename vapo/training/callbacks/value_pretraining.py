@@ -21,8 +21,9 @@ class ValuePretraining(Callback):
     """Owns the phase: critic only, on Monte-Carlo returns of the fixed initial policy.
 
     The phase ends after `num_iterations`, or earlier once the stop rule is met; then the
-    critic is saved to `critic_dir`, from which other runs can start (`critic.init`), and the
-    policy phase begins. 0 iterations (the component is off): the phase never begins.
+    critic is saved to `critic_dir`, from which other runs can start (`critic.init`), unless its
+    head is of the user's own, and the policy phase begins. 0 iterations (the component is off):
+    the phase never begins.
 
     Source: VAPO 4.1; VC-PPO 3.2.
     """
@@ -61,11 +62,15 @@ class ValuePretraining(Callback):
             return
         pl_module.phase = Phase.POLICY_OPTIMIZATION
         assert pl_module.critic is not None
-        save_network(pl_module.critic, pl_module.config.actor.path, self.critic_dir)
+        saved = f"critic saved to {self.critic_dir}"
+        if pl_module.config.critic.head_function is None:
+            save_network(pl_module.critic, pl_module.config.actor.path, self.critic_dir)
+        else:  # which no model folder has a place for
+            saved = "the critic is in the checkpoints alone, with its critic.head_function"
         self.progress.note(
             f"value pretraining ended after {finished} iterations: explained variance "
             f"{explained_variance:.3f}, value loss {value_loss:.3f}; "
-            f"critic saved to {self.critic_dir}"
+            f"{saved}"
         )
 
     def stop_rule_met(self, finished: int, *, explained_variance: float, value_loss: float) -> bool:

@@ -1,0 +1,77 @@
+"""Rules between the keys that name a user's own estimator and value head."""
+
+from __future__ import annotations
+
+from vapo.config.algorithm import ESTIMATOR_OPTIONS
+from vapo.config.import_paths import import_path_problem
+from vapo.config.problem import Problem, Rule
+from vapo.config.schema import AlgorithmConfig, FitConfig
+
+
+def estimator_options_are_used(config: FitConfig) -> Problem | None:
+    algorithm, default = config.algorithm, AlgorithmConfig()
+    if algorithm.advantage_estimator == "function":
+        return None
+    for name in ESTIMATOR_OPTIONS:
+        if getattr(algorithm, name) != getattr(default, name):
+            key = f"algorithm.{name}"
+            return Problem(
+                (key, "algorithm.advantage_estimator"),
+                f"{key} has no effect without algorithm.advantage_estimator=function",
+            )
+    return None
+
+
+def own_estimator_is_named(config: FitConfig) -> Problem | None:
+    algorithm, key = config.algorithm, "algorithm.estimator_function"
+    if algorithm.advantage_estimator != "function":
+        return None
+    if algorithm.estimator_function:
+        return import_path_problem(key, algorithm.estimator_function)
+    return Problem(
+        ("algorithm.advantage_estimator", key),
+        f"algorithm.advantage_estimator function needs {key}",
+    )
+
+
+def own_head_has_a_critic(config: FitConfig) -> Problem | None:
+    key, path = "critic.head_function", config.critic.head_function
+    if path is None:
+        return None
+    if not config.algorithm.has_critic:
+        return Problem(
+            (key, "algorithm.advantage_estimator"),
+            f"{key} has no effect: algorithm.advantage_estimator "
+            f"{config.algorithm.advantage_estimator} has no critic; set {key}=null",
+        )
+    return import_path_problem(key, path)
+
+
+def own_head_starts_untrained(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.head_function is None or critic.init == "policy":
+        return None
+    return Problem(
+        ("critic.head_function", "critic.init"),
+        f"critic.init {critic.init} brings a trained value head, which critic.head_function would "
+        "throw away: set critic.init=policy, or critic.head_function=null",
+    )
+
+
+def own_head_is_not_sharded(config: FitConfig) -> Problem | None:
+    if config.critic.head_function is None or config.trainer.strategy == "auto":
+        return None
+    return Problem(
+        ("critic.head_function", "trainer.strategy"),
+        "critic.head_function is not supported with trainer.strategy=fsdp: set "
+        "critic.head_function=null, or train in one process with trainer.strategy=auto",
+    )
+
+
+FUNCTION_RULES: tuple[Rule, ...] = (
+    estimator_options_are_used,
+    own_estimator_is_named,
+    own_head_has_a_critic,
+    own_head_starts_untrained,
+    own_head_is_not_sharded,
+)
