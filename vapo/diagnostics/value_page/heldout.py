@@ -24,7 +24,7 @@ from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
 from vapo.networks.build import check_tokenizers, critic_path, make_actor, make_critic
-from vapo.networks.forward_passes import Readers, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
@@ -55,13 +55,13 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"--value_page {path}: cannot be written ({error.strerror or error})")
 
 
-def load_readers(
+def load_forward_networks(
     config: FitConfig,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Checkpoint | None,
     device: torch.device,
-) -> Readers:
+) -> ForwardNetworks:
     """The policy with its critic, and the reference where the reward depends on it.
 
     The critic is the checkpoint's, else the one that a run would start from.
@@ -78,7 +78,7 @@ def load_readers(
         reference = make_actor(config, None, trained=False)
     actor = Actor(model)
     models = [network.model for network in (actor, critic, reference) if network is not None]
-    return Readers(
+    return ForwardNetworks(
         actor=actor,
         reference=reference,
         critic=critic,
@@ -98,8 +98,8 @@ class HeldoutRollouts:
     left_out: str
 
 
-def read_heldout(
-    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, readers: Readers
+def evaluate_heldout(
+    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
 ) -> HeldoutRollouts:
     """What a policy iteration would make of the rollouts, up to its advantages.
 
@@ -116,12 +116,12 @@ def read_heldout(
     )
     if baseline is not None:
         batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
-    for network in (readers.actor, readers.reference, readers.critic):
+    for network in (networks.actor, networks.reference, networks.critic):
         if network is not None:
-            network.to(readers.device)
+            network.to(networks.device)
     is_mixed = config.trainer.precision == "bf16-mixed"
-    with torch.autocast(readers.device.type, torch.bfloat16, enabled=is_mixed):
-        evaluated = evaluate_rollouts(batch, readers, with_entropy=True)
+    with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
+        evaluated = evaluate_rollouts(batch, networks, with_entropy=True)
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )
