@@ -30,7 +30,7 @@ def is_same_answer(reference: str, response: str) -> bool:
 
 
 def same_either_way(first: str, second: str) -> bool:
-    """Whether two responses' answers are one answer, whichever were the reference."""
+    """Whether two responses' answers are the same, with either one as the reference."""
     return is_same_answer(first, second) or is_same_answer(second, first)
 
 
@@ -112,7 +112,7 @@ def _same_value(gold: Form, answer: Form) -> bool:
 
 
 def _without_unit(form: Form) -> Node:
-    """The number that a percentage or an angle is; another unit's number is none."""
+    """Convert a percentage or an angle to its number; a number with another unit has none."""
     assert form.node is not None
     if form.unit == PERCENT:
         return Node("multiply", (number(Fraction(1, 100)), form.node))

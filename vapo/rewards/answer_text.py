@@ -1,4 +1,4 @@
-r"""The answer's text: where it is in a response, and its spelling without what only sets it.
+r"""Find the answer's text in a response, and normalize its spelling and typesetting.
 
 `\boxed{...}` whole, or, without a box, what the response's plain end gives as its answer.
 """
@@ -144,7 +144,7 @@ def _last_marked(line: str) -> str | None:
 
 
 def without_setting(text: str) -> str:
-    r"""Without the marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
+    r"""Strip marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
     while True:
         before = text
         text = text.strip()
@@ -158,7 +158,7 @@ def without_setting(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """One spelling for what is set in several: fractions, brackets, spaces, thousands."""
+    """Normalize what has several spellings: fractions, brackets, spaces, thousands."""
     text = without_setting(text.translate(_CHARACTERS))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     for pattern, replacement in _SPELLINGS:

@@ -56,7 +56,7 @@ Ticketed = tuple[str, Task]
 
 
 def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
-    """The reply to one task: a judgement, or why there is none."""
+    """Judge one task; the reply is a judgement, or the reason why there is none."""
     try:
         if isinstance(task, VoteTask):
             return {"classes": math_vote_classes(task)}
@@ -76,7 +76,7 @@ def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
 
 
 def _where(error: BaseException) -> str:
-    """The line outside of this package at which it was raised."""
+    """The line outside of this package at which the error was raised."""
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename

@@ -66,7 +66,7 @@ class Worker:
         )
         theirs.close()
         os.close(control)
-        # a worker that reads nothing must not stop the trainer
+        # a worker that does not read its channel must not stop the trainer
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self.connection = Connection(ours.detach())
         self.ready = False
@@ -132,7 +132,7 @@ class Worker:
 
 
 def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str, Any] | None:
-    """The reply in one line of the channel; None when it is not the one with this ticket.
+    """Parse the reply in one line of the channel; None when it does not have this ticket.
 
     The first is empty, or has a `failure`: whether the worker is ready.
     """
