@@ -76,7 +76,7 @@ class ClusteredMean(Metric):
     The k responses of a prompt are not independent: a hard prompt fails all of them. So the
     sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
     interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
-    fewer than 4 prompts, and has no width when all prompts score alike.
+    fewer than 4 prompts, and has no width when all prompts have the same score.
     Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
     """
 

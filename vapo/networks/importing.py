@@ -186,7 +186,7 @@ def check_folder(read: Imported, folder: Path) -> None:
             t(text, add_special_tokens=False)["input_ids"] for t in (read.tokenizer, again)
         )
         if ids != found:
-            raise UserError(f"the tokenizer reads {text!r} as {ids}, saved and read back {found}")
+            raise UserError(f"the tokenizer encodes {text!r} as {ids}, once saved as {found}")
         if again.decode(found) != read.tokenizer.decode(ids):
             raise UserError(f"the tokenizer writes {text!r} differently once it is saved")
     if again.eos_token_id != read.tokenizer.eos_token_id:

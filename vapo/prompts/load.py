@@ -96,7 +96,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 
     If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
     the seed `data.train.seed`, so every run on this data holds out the same ones; of a mixture,
-    from each source with its own seed, as many as its weight says.
+    from each source with its own seed, in proportion to its weight.
 
     Raises:
         UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
@@ -238,8 +238,8 @@ def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedToke
 def _tokenize(
     rows: list[Row], texts: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[int, ...]]:
-    """Token ids. A chat template writes its own special tokens; else the tokenizer's start
-    token is added, and never its end token, after which a policy has nothing to say."""
+    """Tokenize the texts. A chat template writes its own special tokens; else the tokenizer's
+    start token is added, but never its end token, which would end the response at once."""
     prefix = () if data.chat_template else start_ids(tokenizer)
     encoded = []
     for row, text in zip(rows, texts, strict=True):

@@ -167,7 +167,8 @@ def clean(text: str) -> str:
 
 
 def as_written(cleaned: str) -> str:
-    """The text by which two answers that are no mathematics are compared: spaces that say nothing
-    left out. Space between words or digits stays: `1 2` is not `12`.
+    """Drop meaningless spaces from a non-mathematical answer, for comparison as text.
+
+    Space between words or digits stays: `1 2` is not `12`.
     """
     return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", cleaned)

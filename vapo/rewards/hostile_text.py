@@ -200,7 +200,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_importing() -> bool:
-    """Whether a module of a library is being imported, which compiles and opens as it likes."""
+    """Whether a library is being imported, which may compile code and open files."""
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":

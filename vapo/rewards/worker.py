@@ -45,7 +45,7 @@ class Settings:
     function: str | None
     timeout_s: float
     ticket: str = ""
-    """Of the reply that says that the worker is ready, or why it is not."""
+    """Ticket of the reply that the worker is ready, or why it is not."""
 
 
 Task = tuple[str, str, Mapping[str, Any]] | VoteTask
@@ -121,7 +121,7 @@ def serve(connection: Connection) -> None:
     _send(connection, settings.ticket, {})
     if settings.kind == "reasoning_gym":
         importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
-    # a user's own function may open and start what it likes; ours have no reason to
+    # a user's own function may open files and start processes; ours have no reason to
     guard = nullcontext if settings.kind == "python" else guarded
     install()
     while True:

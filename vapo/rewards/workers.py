@@ -78,7 +78,7 @@ class Worker:
 
     def send(self, tasks: Sequence[Task]) -> None:
         """Raises: OSError when it is gone, or does not take them within `SEND_TIMEOUT_S`."""
-        if self.has_sent():  # nothing was asked: its end, or what somebody else has written
+        if self.has_sent():  # without a request: the end of the channel, or someone else's output
             raise ConnectionError
         tickets = [secrets.token_hex(8) for _ in tasks]
         self._tickets.extend(tickets)
