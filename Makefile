@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { \
 		echo "make: there is no $(PYTHON) here; install Python 3.11, or set PYTHON=/its/path" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the packages into $(VENV): some minutes, without a word"
+	@echo "installing the packages into $(VENV): this takes some minutes and prints nothing"
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,reasoning]'
 	@touch $@
 
@@ -53,7 +53,7 @@ lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: install ## let ruff mend what it can
+format: install ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -63,10 +63,10 @@ types: install ## mypy over package and tests
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
 
-kills: install ## kill runs at random moments; they must end as uninterrupted ones do (minutes)
+kills: install ## kill and resume runs at random moments; results must be those of uninterrupted runs (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m kills -s $(ARGS)
 
-soak: install ## 500 iterations; memory, open files and threads must stay (minutes)
+soak: install ## 500 iterations; memory, open files and threads must not grow (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
 gpu: install ## the tests that need a CUDA device

@@ -82,13 +82,13 @@ class PoisonedModule(VapoModule):
         self.minibatch = batch_idx
         return super().training_step(minibatch, batch_idx)
 
-    def _read_values(self, micro: Microbatch) -> dict[str, Tensor]:
-        read = super()._read_values(micro)
+    def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
+        found = super()._value_forward(micro)
         if (value := self.poison("values")) is not None:
-            factor = torch.ones_like(read["values"])
+            factor = torch.ones_like(found["values"])
             factor[0, 0] = value
-            return {"values": read["values"] * factor}
-        return read
+            return {"values": found["values"] * factor}
+        return found
 
     def _update(self, name: str, *args: Any, **kwargs: Any) -> dict[str, float]:
         if (value := self.poison(name)) is not None:

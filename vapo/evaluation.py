@@ -27,11 +27,11 @@ from vapo.system.distributed import rank, world_size
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
-_MIN_PROMPTS = 4  # fewer say nothing about the spread between prompts
+_MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 
 
 class Scorer(Protocol):
-    """Verdicts for responses, in their order."""
+    """Judges responses and returns verdicts in their order."""
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
@@ -45,7 +45,7 @@ class Scorer(Protocol):
 
 
 class Progress(Protocol):
-    """Where a stage's count is shown."""
+    """Shows the progress of a stage."""
 
     def stage(
         self, name: str, total: float | None = None, unit: str = "items"
@@ -76,7 +76,7 @@ class ClusteredMean(Metric):
     The k responses of a prompt are not independent: a hard prompt fails all of them. So the
     sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
     interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
-    fewer than 4 prompts, and has no width when all prompts score alike.
+    fewer than 4 prompts, and has no width when all prompts have the same score.
     Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
     """
 
@@ -205,7 +205,7 @@ def _metrics(
     votes: Sequence[int | None] | None,
     k: int,
 ) -> dict[str, float]:
-    """Over all ranks' prompts and responses; groups of k are contiguous.
+    """Compute the metrics over all ranks' prompts and responses; groups of k are contiguous.
 
     avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
     maj@k: share of prompts whose most frequent answer is correct; left out without votes.

@@ -1,4 +1,4 @@
-"""What flows between the stages, and the shape legend that every annotation uses.
+"""The data that flows between the stages, and the shape legend that every annotation uses.
 
     B  rollouts in a batch
     T  response tokens, right-padded to the longest response
@@ -37,7 +37,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class IterationStart:
-    """Where a run stands when an iteration begins.
+    """The run's counters and phase when an iteration begins.
 
     `number` is 1 for the first iteration of the run, whatever its phase; `policy_iterations` and
     `policy_steps` count what the policy phase has done before it.
@@ -50,13 +50,13 @@ class IterationStart:
 
     @property
     def index(self) -> int:
-        """From 0: what seeds, prompts and the names of kept rollouts are taken from."""
+        """The iteration counted from 0, from which seeds, prompts and file names are derived."""
         return self.number - 1
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One problem. `text` is what the policy reads, after the template.
+    """One problem. `text` is the policy's input, after the template.
 
     `source` is its name in a mixture, else empty; `record` the row of the file it is from.
     """
@@ -89,11 +89,11 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one response.
+    """A verifier's judgement of one response.
 
     `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
     `reward` is the configured value (shaping is added later, see `rewards.overlong`).
-    `failure` names why no verdict could be had (timeout, crash, garbled, nan); such a response
+    `failure` names why there is no verdict (timeout, crash, garbled, nan); such a response
     counts as incorrect and as a verifier failure.
     """
 
@@ -137,7 +137,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class EvaluatedBatch(RolloutBatch):
-    """With what the networks say of each token before the update.
+    """A rollout batch with the networks' log-probs and values of each token before the update.
 
     `old_values[:, t]` is V(s_t), the value of the state in which token t is sampled. Log-probs
     are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
@@ -152,9 +152,9 @@ class EvaluatedBatch(RolloutBatch):
 
 @dataclass(frozen=True)
 class TrainingBatch(EvaluatedBatch):
-    """With what the losses are of.
+    """An evaluated batch with everything that the losses need.
 
-    `token_rewards` is where and when the response's reward and the KL penalty fall;
+    `token_rewards` places the response's reward and the KL penalty on tokens;
     `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
     losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry policy
     loss. Advantages are None while the policy is not trained, targets without a critic.

@@ -208,7 +208,7 @@ def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:
     folder = save_tiny_folder(tmp_path / "in")
     tokenizer = tiny_tokenizer()
     check_folder(Imported(tiny_model(), tokenizer), folder)
-    with pytest.raises(UserError, match=r"the tokenizer reads .* saved and read back"):
+    with pytest.raises(UserError, match=r"the tokenizer encodes .* once saved as"):
         check_folder(Imported(tiny_model(), make_tokenizer(ALPHABET[::-1])), folder)
     other: Any = tiny_model()
     with torch.no_grad():

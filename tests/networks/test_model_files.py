@@ -57,7 +57,7 @@ def removed(name: str) -> Callable[[Path], None]:
         (cut, r"model\.safetensors is damaged or cut short .*copy it again"),
         (replaced(WEIGHTS, ""), r"model\.safetensors is damaged or cut short"),
         (removed(WEIGHTS), r"no weights \(no model\.safetensors\)"),
-        (pickled, r"pickles \(pytorch_model\.bin\), .* not read; .*save_pretrained"),
+        (pickled, r"pickles \(pytorch_model\.bin\), .* not loaded; .*save_pretrained"),
         (replaced(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), r"b\.safetensors is missing"),
         (replaced(INDEX, "{"), r"index\.json is damaged"),
         (replaced(INDEX, "[]"), r"index\.json is damaged"),

@@ -19,7 +19,7 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 class PlainNetworks:
     """Says a constant of every token, and keeps what it was asked."""
 
-    reads_packed: bool = False
+    uses_packed_rows: bool = False
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
 
     def evaluate_rollouts(

@@ -11,12 +11,12 @@ from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.diagnostics.value_page.heldout import (
     check_request,
-    load_readers,
-    read_heldout,
+    evaluate_heldout,
+    load_forward_networks,
     write_page,
 )
 from vapo.evaluation import evaluate
-from vapo.networks.forward_passes import Readers
+from vapo.networks.forward_passes import ForwardNetworks
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
@@ -45,7 +45,7 @@ def run(
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
-    access, readers = load_networks(config, tokenizer, path, with_critic=page is not None)
+    access, networks = load_networks(config, tokenizer, path, with_critic=page is not None)
     baseline = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
@@ -69,8 +69,8 @@ def run(
                 config, prompts=prompts, scorer=scorer, sampler=sampler, progress=progress
             ).greedy_rewards(result.prompts, 0, progress.stage)
     metrics = result.metrics
-    if page is not None and readers is not None:
-        rollouts = read_heldout(config, result, baseline, readers)
+    if page is not None and networks is not None:
+        rollouts = evaluate_heldout(config, result, baseline, networks)
         metrics = metrics | write_page(page, config, rollouts, tokenizer, path)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
@@ -85,7 +85,7 @@ def load_networks(
     path: Path | None,
     *,
     with_critic: bool,
-) -> tuple[ActorAccess, Readers | None]:
+) -> tuple[ActorAccess, ForwardNetworks | None]:
     """The policy, and what a page reads its responses with; of a checkpoint, if `path` names one.
 
     The checkpoint's contents are not kept.
@@ -94,7 +94,7 @@ def load_networks(
     access = load_policy(config, checkpoint)
     if not with_critic:
         return access, None
-    return access, load_readers(config, access.model, tokenizer, checkpoint, access.device)
+    return access, load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:

@@ -1,1 +1,1 @@
-"""What is measured and drawn of an iteration, and what watches it."""
+"""Metrics, tables and pages of an iteration, and the watchers of its metrics."""

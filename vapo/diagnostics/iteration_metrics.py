@@ -1,4 +1,4 @@
-"""What is logged of a rollout batch, over all ranks. Estimators and units: docs/metrics.md."""
+"""Metrics of a rollout batch, over all ranks. Estimators and units: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vapo.types import FinishReason, TrainingBatch
 
 
 def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
-    """Rewards, lengths, value and advantage statistics of one iteration, before its update."""
+    """Compute reward, length, value and advantage statistics of an iteration before its update."""
     metrics = response_metrics(batch)
     metrics |= mismatch_metrics(batch)
     metrics |= value_metrics(batch, hyperparameters.gamma)
@@ -63,7 +63,7 @@ def response_metrics(batch: TrainingBatch) -> dict[str, float]:
 
 
 def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
-    """Old values against Monte-Carlo returns, whatever the lambda of the value targets."""
+    """Compare old values with Monte-Carlo returns, whatever the lambda of the value targets."""
     if batch.old_values is None:
         return {}
     mask, values = batch.response_mask, batch.old_values

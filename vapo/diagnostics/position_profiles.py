@@ -1,6 +1,6 @@
 """Values, advantages and the reward's weight against token position (VC-PPO, figures 2 and 3).
 
-And the values' calibration: what responses achieved, by what the critic had predicted.
+Also the values' calibration: the returns achieved by responses, by the value predicted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def position_profile(
     """Columns of a table with one row for each bin of token positions that has tokens.
 
     `position` is the bin's first; value, Monte-Carlo return, advantage and reward weight are
-    means over the bin's tokens of all ranks. The advantage is before whitening, which would take
-    away the mean over all positions, and with it the bias of a critic; explained variance is that
+    means over the bin's tokens of all ranks. The advantage is before whitening, which would remove
+    the mean over all positions, and with it the bias of a critic; explained variance is that
     of the bin's tokens, None where their returns are equal. Quantities that the phase or the
     system lacks are left out. Every rank must call this.
     """
@@ -139,19 +139,19 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 
 def achieved_returns(batch: TrainingBatch, gamma: float) -> Float[Tensor, "B T"]:
-    """What each token's response still earned: the Monte-Carlo return, whatever lambda is."""
+    """The Monte-Carlo return from each token on, whatever lambda is."""
     return monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
 
 
 def _or_none(x: float) -> float | None:
-    """JSON has no NaN."""
+    """Replace NaN, which JSON does not have, by None."""
     return None if math.isnan(x) else x
 
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
-    """(gamma * lambda_policy)^(T - t): how much of the final reward reaches token t at once.
+    """(gamma * lambda_policy)^(T - t): the share of the final reward that reaches token t directly.
 
-    T is the response's last token, whose weight is 1. What is missing comes through the values.
+    T is the response's last token, whose weight is 1. The rest comes through the values.
     Source: VC-PPO 3.3.
     """
     steps_left = batch.response_mask.flip(1).cumsum(1).flip(1) - 1

@@ -1,4 +1,4 @@
-"""The watchers' rules: which figure, how long beyond its limit, and what it may mean."""
+"""The watchers' rules: the figure, how long beyond its limit, likely cause and what to try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Metrics = Mapping[str, float]
 
 
 class Sign(NamedTuple):
-    """What a watcher looks at. The figure is the sum of `metrics`.
+    """The figure that a watcher checks: the sum of `metrics`.
 
     `of_first`: as a share of the run's first; `is_floor`: bad below the limit, else above.
     """
@@ -101,7 +101,7 @@ class WatcherState:
         return SIGNS[self.name]
 
     def look(self, iteration: int, metrics: Metrics) -> bool | None:
-        """Whether it is in alarm; None where the iteration has no such figure, or a nan."""
+        """Whether the watcher is in alarm; None where the iteration lacks the figure or has nan."""
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
         figure = math.fsum(figures) if all(map(math.isfinite, figures)) else math.nan
         if not math.isfinite(figure):
@@ -123,11 +123,11 @@ class WatcherState:
 
     @property
     def holds_checkpoint(self) -> bool:
-        """Whether the run may be about to be stopped: the checkpoint is to stay from before."""
+        """Whether the run may be about to stop, so that the checkpoint must not be overwritten."""
         return self.episode is not None and self.watcher.action == "stop"
 
     def describe(self) -> str:
-        """Symptom, figure, limit, since when."""
+        """Describe the alarm: symptom, figure, limit, since when."""
         assert self.episode is not None
         sign, of = self.sign, " of the first" if self.sign.of_first else ""
         bound = "below" if sign.is_floor else "above"

@@ -151,7 +151,7 @@ def whiten(
 
         A <- (A - mean) / sqrt(variance + 1e-8)
 
-    Source: the paper is silent; a switch of its own.
+    Source: not stated in the paper; it has a switch of its own.
     Padding: ignored, and 0 in the result. Constant advantages become 0, not NaN.
     `reduce` adds the sums up over ranks, so every rank uses the moments of all of them.
     """

@@ -49,14 +49,14 @@ def loss_denominator(
     reduction: LossReduction,
     max_response_tokens: int | None = None,
 ) -> Int[Tensor, ""]:
-    """Count what `losses.aggregate` divides by: tokens, or responses that have a token.
+    """Count the denominator of `losses.aggregate`: tokens, or responses that have a token.
 
     With `constant_length` a response counts as `max_response_tokens` tokens.
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the
     denominator of a mini-batch.
-    Raises: ValueError when `constant_length` is not told the length.
+    Raises: ValueError when `constant_length` lacks the length.
     """
     if reduction == "token_mean":
         return mask.sum()

@@ -29,7 +29,7 @@ def explained_variance(
 
         1 - Var(R - V) / Var(R)
 
-    1 is a perfect critic (up to a constant), 0 one that says nothing, negative a harmful one.
+    1 is a perfect critic (up to a constant), 0 an uninformative one, negative a harmful one.
     Give it Monte-Carlo returns: against lambda < 1 targets, which contain V, it looks near 1.
     Source: VAPO 4.1 (the criterion of value pretraining).
     Padding: ignored. NaN when there is no token or all returns are equal (0/0): skip it then.
@@ -136,7 +136,7 @@ def explained_variance_by_position(
 ) -> Float[Tensor, " bins"]:
     """Return `explained_variance` over each bin of token positions, as `mean_by_position` cuts.
 
-    A critic that reads the response explains more towards its end; one that judges by the
+    A critic that uses the response explains more towards its end; one that judges by the
     prompt alone explains the same everywhere.
     Padding: ignored. NaN where a bin has no token or all of its returns are equal.
     """

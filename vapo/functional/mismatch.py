@@ -1,11 +1,11 @@
-"""The sampling engine's policy against the trainer's: how far apart, and how to correct for it.
+"""Measure how far the sampling engine's policy is from the trainer's, and correct for it.
 
     d_t     = old_logprobs_t - rollout_logprobs_t
     ratio_t = exp(d_t)                              pi_old / pi_rollout of one token
     ratio   = exp(sum_t d_t / l)                    of a response of l tokens: geometric mean
 
 Tokens are sampled from pi_rollout. It differs from pi_old by the engine's own rounding and
-kernels, by top-p and top-k, and by its age when rollouts are sampled one update ahead. Every
+kernels, by top-p and top-k, and by staleness when rollouts are sampled one update ahead. Every
 exponent is held within +-20, so that float32 stays finite. Nothing here is differentiated.
 """
 
@@ -97,7 +97,7 @@ def truncated_importance_weights(
     Source: truncated importance sampling (Ionides 2008); per token between engine and trainer
     as in verl, TRL, NeMo-RL (TIS). With cap = inf the sequence level makes the expected gradient
     the on-policy one exactly; the token level does so for one-token responses, and for longer
-    ones leaves out how likely the rest of the response is, at far less variance.
+    ones ignores the probability of the rest of the response, at far less variance.
     Padding: 1 where the mask is False. A non-finite log-prob of a token gives weight NaN.
     Raises: ValueError when cap is not above 0, or on an unknown level.
     """
@@ -120,16 +120,16 @@ def responses_in_range(
     low: float | int | None = None,
     high: float | int | None = None,
 ) -> Bool[Tensor, " B"]:
-    """Say which responses keep their policy loss: low <= geometric-mean ratio <= high.
+    """Find the responses that keep their policy loss: low <= geometric-mean ratio <= high.
 
         ratio = exp(sum_t d_t / l) for a response of l tokens
 
     Source: sequence masking (MIS) of verl and TRL, here on the geometric mean: the product of
     token ratios, and their extremes, leave any range more often the longer the response is,
-    so bounds on those would mask long responses for being long. A single wild token is what
-    `truncated_importance_weights` is for. None: no bound on that side.
+    so bounds on those would mask long responses for being long. For a single extreme token there is
+    `truncated_importance_weights`. None: no bound on that side.
     Padding: ignored; a row without tokens is in range, as is one with a NaN, which must show
-    in the loss and not go missing.
+    in the loss and not disappear.
     """
     ratio = _mean_log_ratio(zero_outside(old_logprobs - rollout_logprobs, mask), mask).exp()
     is_out = torch.zeros_like(ratio, dtype=torch.bool)

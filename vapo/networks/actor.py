@@ -53,7 +53,7 @@ class FrozenBase(nn.Module):
     def forward(
         self, inputs: TokenInputs, *, temperature: float
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """As the actor's, with the adapters off."""
+        """Run the actor's forward pass with the adapters off."""
         with adapters_off(self.actor):
             logprobs, entropy = self.actor(inputs, temperature=temperature)
         return logprobs, entropy

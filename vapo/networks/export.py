@@ -1,4 +1,4 @@
-"""Networks to plain Hugging Face folders."""
+"""Save networks as plain Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def save_folder(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, as `from_pretrained` reads them.
+    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them.
 
-    Who may read the config may read the weights, which safetensors writes for the owner alone.
+    The weights get the config's file permissions; safetensors writes them for the owner alone.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=state)

@@ -1,6 +1,6 @@
-"""Floating-point operations of a network, and what of a device's peak they come to.
+"""Count a network's floating-point operations, and look up a device's peak.
 
-Counted is what the mathematics needs, not what the code does: recomputed activations and logits
+The count is what the mathematics needs, not what the code does: recomputed activations and logits
 count once. A multiplication and an addition are two operations; the backward costs twice the
 forward.
 """
@@ -31,7 +31,7 @@ BF16_PEAKS = {
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """What one forward costs: for each token, each state that is read, each squared length."""
+    """Cost of one forward pass: for each token, each response token, each squared length."""
 
     per_token: int
     per_state: int
@@ -41,7 +41,7 @@ class ForwardFlops:
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
-        """Of a dense decoder: 2 a weight and token, the input embedding being a table.
+        """Cost for a dense decoder: 2 a weight and token; the input embedding is a table lookup.
 
         Causal attention: half of 2 x 2 operations a pair of tokens, layer and channel.
         """
@@ -59,12 +59,12 @@ class ForwardFlops:
         )
 
     def count_update(self, inputs: TokenInputs) -> float:
-        """Of a forward and its backward, which makes no gradient of frozen weights."""
+        """Count a forward and its backward, which computes no gradient of frozen weights."""
         spared = self.frozen_per_token * sum(inputs.sequence_lengths)
         return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
-        """Of one forward over all sequences; padding is not counted."""
+        """Count one forward pass over all sequences; padding is not counted."""
         lengths = inputs.sequence_lengths
         return float(
             self.per_token * sum(lengths)

@@ -1,4 +1,4 @@
-"""What the networks say of a rollout batch: old and reference log-probs, entropies, old values."""
+"""Forward passes over a rollout batch: old and reference log-probs, entropies, old values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vapo.types import EvaluatedBatch, RolloutBatch
 
 
 @dataclass(frozen=True)
-class Readers:
-    """The networks that read a batch, and how; None: not asked."""
+class ForwardNetworks:
+    """The networks whose forward passes a batch needs, and their settings; None: not needed."""
 
     actor: Actor | None
     reference: Actor | FrozenBase | None
@@ -31,49 +31,49 @@ class Readers:
 
 @torch.no_grad()
 def evaluate_rollouts(
-    batch: RolloutBatch, readers: Readers, *, with_entropy: bool = False
+    batch: RolloutBatch, networks: ForwardNetworks, *, with_entropy: bool = False
 ) -> EvaluatedBatch:
-    """The batch with old and reference log-probs and old values, each if its network is asked.
+    """Compute a batch's old and reference log-probs and old values, of each network given.
 
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
     log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    networks: dict[str, Actor | FrozenBase | Critic | None] = {
-        "old_logprobs": readers.actor,
-        "ref_logprobs": readers.reference,
-        "old_values": readers.critic,
-        "old_entropy": readers.actor if with_entropy else None,
+    sources: dict[str, Actor | FrozenBase | Critic | None] = {
+        "old_logprobs": networks.actor,
+        "ref_logprobs": networks.reference,
+        "old_values": networks.critic,
+        "old_entropy": networks.actor if with_entropy else None,
     }
     columns: dict[str, Any] = {
         name: torch.zeros(batch.response_mask.shape)
-        for name, network in networks.items()
+        for name, network in sources.items()
         if network is not None
     }
     chunks = cut_by_tokens(
         sequence_lengths(batch),
         range(len(batch)),
-        max_tokens=readers.max_tokens,
-        packed=readers.packed,
+        max_tokens=networks.max_tokens,
+        packed=networks.packed,
     )
     for rows in chunks:
-        inputs = rollout_inputs(batch, rows, pad_id=readers.pad_id, packed=readers.packed)
-        inputs = inputs.to(readers.device)
+        inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, packed=networks.packed)
+        inputs = inputs.to(networks.device)
         width = inputs.response_mask.shape[1]
-        for name, tokens in _forward(inputs, readers).items():
+        for name, tokens in _forward(inputs, networks).items():
             if name in columns:
                 columns[name][rows, :width] = inputs.scatter(tokens).cpu()
     return EvaluatedBatch(**vars(batch), **columns)
 
 
-def _forward(inputs: TokenInputs, readers: Readers) -> dict[str, Float[Tensor, " n"]]:
-    """What each network that is asked says of the response tokens."""
+def _forward(inputs: TokenInputs, networks: ForwardNetworks) -> dict[str, Float[Tensor, " n"]]:
+    """Log-probs, entropies and values of the response tokens, of each network given."""
     found: dict[str, Tensor] = {}
-    if readers.actor is not None:
-        found["old_logprobs"], found["old_entropy"] = readers.actor(
-            inputs, temperature=readers.temperature
+    if networks.actor is not None:
+        found["old_logprobs"], found["old_entropy"] = networks.actor(
+            inputs, temperature=networks.temperature
         )
-    if readers.reference is not None:
-        found["ref_logprobs"], _ = readers.reference(inputs, temperature=readers.temperature)
-    if readers.critic is not None:
-        found["old_values"] = readers.critic(inputs)
+    if networks.reference is not None:
+        found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
+    if networks.critic is not None:
+        found["old_values"] = networks.critic(inputs)
     return found

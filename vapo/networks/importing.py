@@ -53,14 +53,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read."""
+    """A loaded model and its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
 
 def find_source(source: str) -> Source:
-    """A folder, a hub id, a .gguf file, or `package:NAME`: the one in an installed package.
+    """Find a folder, a hub id, a .gguf file, or `package:NAME`: the one in an installed package.
 
     Raises: UserError when there is no such file or package.
     """
@@ -81,7 +81,7 @@ def _gguf_source(file: Path) -> Source:
 
 
 def _file_in_package(source: str) -> Path:
-    """From the package's list of files: nothing of it is imported."""
+    """Find the GGUF file in the package's list of files, without importing the package."""
     name = source.removeprefix(_PACKAGE)
     try:
         found = [file for file in files(name) or () if file.suffix == ".gguf"]
@@ -97,9 +97,9 @@ def _file_in_package(source: str) -> Path:
 
 
 def read_source(source: Source, dtype: Dtype) -> Imported:
-    """The model and tokenizer, with the end tokens of its chat template in the generation config.
+    """Load model and tokenizer; add the chat template's end tokens to the generation config.
 
-    Raises: UserError when they cannot be read whole or are not supported.
+    Raises: UserError when they cannot be loaded completely or are not supported.
     """
     if source.gguf_file is None:
         config = read_model_config(source.path)
@@ -135,7 +135,7 @@ def _read_gguf(source: Source, dtype: str) -> Imported:
 
 
 def _name_end_tokens(read: Imported) -> None:
-    """A response ends where the tokenizer, the generation config or the chat template says."""
+    """Name every end token, of tokenizer, generation config and template, in the config."""
     config = read.model.generation_config or GenerationConfig()
     ids = {*end_token_ids(config, read.tokenizer), *_turn_end(read.tokenizer)}
     first = int(read.tokenizer.eos_token_id)
@@ -144,7 +144,7 @@ def _name_end_tokens(read: Imported) -> None:
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The special token that the chat template writes after what the assistant says."""
+    """The special token that the chat template writes after the assistant's message."""
     if not tokenizer.chat_template:
         return set()
     said = "What the assistant says."
@@ -160,7 +160,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def write_folder(read: Imported, folder: Path) -> None:
-    """Safetensors, config, generation config and tokenizer, without what the source left."""
+    """Write safetensors, config, generation config and tokenizer, without the source's extras."""
     config = read.model.config
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
@@ -175,7 +175,7 @@ def write_folder(read: Imported, folder: Path) -> None:
 
 
 def check_folder(read: Imported, folder: Path) -> None:
-    """The folder, read as every command reads it, says what the source said.
+    """Check that the folder, loaded as every command loads it, equals the source.
 
     Raises: UserError: other token ids, or logits that differ in any bit.
     """
@@ -186,7 +186,7 @@ def check_folder(read: Imported, folder: Path) -> None:
             t(text, add_special_tokens=False)["input_ids"] for t in (read.tokenizer, again)
         )
         if ids != found:
-            raise UserError(f"the tokenizer reads {text!r} as {ids}, saved and read back {found}")
+            raise UserError(f"the tokenizer encodes {text!r} as {ids}, once saved as {found}")
         if again.decode(found) != read.tokenizer.decode(ids):
             raise UserError(f"the tokenizer writes {text!r} differently once it is saved")
     if again.eos_token_id != read.tokenizer.eos_token_id:

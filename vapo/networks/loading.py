@@ -1,6 +1,6 @@
-"""Hugging Face folders to live models: loaded whole, checked, and made deterministic.
+"""Load Hugging Face folders as live models: completely, checked, and made deterministic.
 
-Only safetensors weights are read and no code from a model's folder runs. What this package
+Only safetensors weights are loaded and no code from a model's folder runs. What this package
 cannot train correctly is refused here, because later it would be silently wrong.
 """
 
@@ -55,12 +55,12 @@ _LOGIT_TRANSFORMS = {
 
 
 def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub id, with an end token and a padding id.
+    """Load the tokenizer of a model folder or hub id, with an end token and a padding id.
 
     Without a padding token the end token's id fills padding: masks never derive from ids.
 
     Args:
-        key: the config's, to be named where there is no such folder.
+        key: the config key to name in the error where there is no such folder.
 
     Raises:
         UserError: no such folder, a file of it missing or damaged, no end token, or ids that
@@ -98,13 +98,13 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
 
 
 def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
-    """A causal language model with every weight from the folder, and dropout 0.
+    """Load a causal language model with every weight from the folder, and dropout 0.
 
     Dropout is 0 so that the first mini-batch's ratio is 1: the old log-probs and the new ones
     then come from one and the same network.
 
     Raises:
-        UserError: the folder cannot be read whole, is no causal language model, or computes its
+        UserError: the folder cannot be loaded, is not a causal language model, or computes its
             logits or its cache in a way that the trainer and the sampler do not reproduce.
     """
     config = read_model_config(path)
@@ -125,13 +125,13 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
 
 
 def load_value_model(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
-    """A backbone with a scalar head `score`, from a reward model, critic or causal-LM folder.
+    """Load a backbone with a scalar head `score`, from a reward model, critic or causal-LM folder.
 
     A sequence-classification folder must bring its head; from any other folder the backbone is
     taken and the head starts at zero, so that every value is 0 before training. Dropout is 0.
 
     Raises:
-        UserError: the folder cannot be read whole, or its head has more than one label.
+        UserError: the folder cannot be loaded, or its head has more than one label.
     """
     config = read_model_config(path)
     architecture = _architecture(config)
@@ -207,7 +207,7 @@ def _load_weights(
 
 @contextmanager
 def refusals(path: str, what: str) -> Iterator[None]:
-    """Every way in which reading fails, as one line."""
+    """Turn every failure to load into one line of error."""
     try:
         yield
     except _LOADING_ERRORS as error:
@@ -220,7 +220,7 @@ def refusals(path: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No weight report and no bar: what matters in them is checked and raised here."""
+    """Suppress the weight report and the progress bar: what matters is checked here."""
     verbosity = transformers_logging.get_verbosity()
     had_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -1,6 +1,6 @@
-"""LoRA: low-rank adapters trained beside frozen weights, and the plain weights they come to.
+"""LoRA: low-rank adapters trained beside frozen weights, and merging them into plain weights.
 
-The layers are peft's. Outside of the live module nothing knows of them: engines, exports and
+The layers are peft's. Nothing outside the live module depends on them: engines, exports and
 `vapo validate` get W + lora_alpha / rank * B A under the model folder's own names.
 """
 
@@ -23,7 +23,7 @@ _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weigh
 
 
 def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> None:
-    """Freeze every weight and put a float32 adapter beside the chosen ones; at first it adds 0.
+    """Freeze every weight and add a float32 adapter to the chosen ones; it starts at 0.
 
     Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
     """
@@ -79,7 +79,7 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The frozen model as it was: the reference policy, which then costs no memory."""
+    """Turn the adapters off inside the block: the reference policy, at no cost in memory."""
     layers: list[Any] = [
         m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")
     ]
@@ -95,7 +95,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merged(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """A state dict with adapters as that of the plain model; without options as it is."""
+    """Merge a state dict's adapters into that of the plain model; unchanged without options."""
     if options is None:
         yield from weights
         return
@@ -115,7 +115,7 @@ def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:
-    """A model of its own, with the adapters merged: what a sampling engine can be given."""
+    """Make a separate model with the adapters merged, for a sampling engine."""
     state = dict(merged(model.state_dict().items(), options))
     copy = deepcopy(model)
     for name, module in list(copy.named_modules()):

@@ -23,7 +23,7 @@ Kind = Literal["causal_lm", "value_model"]
 def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
     """The model that `load_causal_lm` or `load_value_model` would load, without its weights.
 
-    Raises: UserError when config.json cannot be read or the model is not supported.
+    Raises: UserError when config.json cannot be loaded or the model is not supported.
     """
     config = read_model_config(path)
     if kind == "causal_lm":
@@ -42,7 +42,7 @@ def model_of_config(
     attn_implementation: str,
     device: str = "meta",
 ) -> PreTrainedModel:
-    """The same of a config that has been read; `path` is named in errors."""
+    """The empty model of a config that has been loaded; `path` is named in errors."""
     auto: Any = AutoModelForCausalLM
     if kind == "value_model":
         auto, config.num_labels = AutoModelForSequenceClassification, 1

@@ -5,7 +5,7 @@ until it is called with packed inputs: then each sequence attends causally to it
 
     CUDA, half precision    torch's variable-length FlashAttention: one kernel for the row
     flash_attention_2       the package's variable-length kernel, called by Transformers
-    everything else         one causal call a sequence: no mask, and nothing computed in vain
+    everything else         one causal call a sequence: no mask, and no wasted computation
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PACKED_SDPA = "vapo_packed_sdpa"
 def choose_packing(
     option: Literal["auto", "padded", "packed"], models: Sequence[PreTrainedModel]
 ) -> bool:
-    """Whether micro-batches are packed; then every network is made to read them.
+    """Choose whether micro-batches are packed, and if so, enable packing in every network.
 
-    Raises: UserError: packing is demanded of a network that cannot read packed rows.
+    Raises: UserError: packing is requested for a network that does not support packed rows.
     """
     if option == "padded":
         return False
@@ -51,26 +51,26 @@ def choose_packing(
 
 
 def why_not_packed(model: PreTrainedModel) -> str | None:
-    """What keeps a network from reading packed rows; None when nothing does."""
+    """The reason why a network does not support packed rows; None if it does."""
     name = type(model).__name__
     if not can_change_attention(model):
         return f"{name} computes attention without Transformers' AttentionInterface"
     implementation = attention_implementation(model)
     if implementation not in ("sdpa", "flash_attention_2", PACKED_SDPA):
-        return f"attn_implementation {implementation} reads padded rows only"
+        return f"attn_implementation {implementation} supports padded rows only"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         return f"not every layer of {name} has full attention"
     return None
 
 
 def enable_packing(model: PreTrainedModel) -> None:
-    """Let a network read packed rows; what it does with others stays as it was."""
+    """Let a network take packed rows; its forward pass of padded rows is unchanged."""
     if attention_implementation(model) == "sdpa":
         model.set_attn_implementation(PACKED_SDPA)
 
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:
-    """The backbone's states. Padded rows need no mask: what follows a token does not reach it."""
+    """The backbone's hidden states. Padded rows need no mask: later tokens do not affect one."""
     options: dict[str, Any] = {"attention_mask": None}
     if inputs.is_packed:
         options = _packed_options(model, inputs)
@@ -92,7 +92,7 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
         "attention_mask": None,
     }
     if attention_implementation(model) == PACKED_SDPA:
-        # a mask of four dimensions is handed on as it is: none of [S, S] is made
+        # a mask of four dimensions is passed on unchanged: none of [S, S] is made
         options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
         options["sequence_lengths"] = lengths
     elif attention_implementation(model) != "flash_attention_2":

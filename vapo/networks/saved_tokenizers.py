@@ -1,4 +1,4 @@
-"""A folder's tokenizer as it was saved, and whether two are the same."""
+"""Load a folder's tokenizer as it was saved, and compare two tokenizers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
-    """Two networks that read the same ids must mean the same by them; padding is masked.
+    """Check that ids mean the same to two networks; padding is masked and may differ.
 
     Raises:
         UserError: the vocabularies, or the begin or end token, differ.

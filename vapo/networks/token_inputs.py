@@ -1,4 +1,4 @@
-"""What a network reads of some sequences: padded to a rectangle, or packed into one row.
+"""Make network inputs from sequences: padded to a rectangle, or packed into one row.
 
 Both layouts give the same states at the same tokens; which one is faster depends on the device
 and on how unequal the lengths are (`vapo.networks.packed_attention` chooses).
@@ -23,7 +23,7 @@ Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What a network reads for `b` pairs of prompt and response.
+    """The network inputs of `b` pairs of prompt and response.
 
     Padded: a row for each, right-padded. Packed: one row of all of them, in which positions are
     counted from 0 in each and attention is confined to each (`sequence_lengths`).
@@ -41,7 +41,7 @@ class TokenInputs:
     targets: Int[Tensor, " n"]
 
     def scatter(self, flat: Float[Tensor, " n"]) -> Float[Tensor, "b T"]:
-        """Token values back in response alignment, 0 where there is no token."""
+        """Put token values back in response alignment, 0 where there is no token."""
         zeros = flat.new_zeros(self.response_mask.shape)
         return zeros.masked_scatter(self.response_mask, flat)
 
@@ -61,10 +61,10 @@ def token_inputs(
     packed: bool = False,
     response_mask: Bool[Tensor, "b T"] | None = None,
 ) -> TokenInputs:
-    """Network inputs of (prompt ids, response ids) pairs.
+    """Make the network inputs of (prompt ids, response ids) pairs.
 
     Args:
-        response_mask: the response tokens to read; default all of them.
+        response_mask: the response tokens to evaluate; default all of them.
     """
     lengths = torch.tensor([[len(prompt), len(response)] for prompt, response in sequences])
     totals = lengths.sum(dim=1)
@@ -93,7 +93,7 @@ def token_inputs(
 
 
 def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
-    """Padded inputs that read one state a row: the one after its last token."""
+    """Make padded inputs with one hidden state a row: the one after its last token."""
     inputs = token_inputs(sequences, pad_id=pad_id)
     num_rows = len(sequences)
     return replace(
@@ -164,7 +164,7 @@ def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 def rollout_inputs(
     batch: RolloutBatch, rows: Sequence[int], *, pad_id: int, packed: bool = False
 ) -> TokenInputs:
-    """The network inputs of some rows of a rollout batch, cut to their longest response."""
+    """Make the network inputs of some rows of a rollout batch, cut to their longest response."""
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(len(rollout.response_ids) for rollout in rollouts)
     return token_inputs(

@@ -1,4 +1,4 @@
-"""The files of a local model folder, looked at before anything is loaded: whole, and no pickles."""
+"""Check a local model folder's files before anything is loaded: complete, and no pickles."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(folder: Path) -> None:
-    """Reads each file's header, which says how long the file must be; takes milliseconds.
+    """Compare each file's length with its header, without loading it; takes milliseconds.
 
-    Raises: UserError naming the file and the mend.
+    Raises: UserError naming the file and the fix.
     """
     files = _named_files(folder)
     if not files:
@@ -23,7 +23,7 @@ def check_weight_files(folder: Path) -> None:
         if pickles:
             raise UserError(
                 f"{folder}: the weights are pickles ({', '.join(pickles[:3])}), which could run "
-                "code and are not read; load the model where you trust it and write it anew with "
+                "code and are not loaded; load the model where you trust it and save it again with "
                 "model.save_pretrained, which makes model.safetensors"
             )
         raise UserError(
@@ -38,7 +38,7 @@ def check_weight_files(folder: Path) -> None:
                 list(weights.keys())
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{file} is damaged or cut short ({error}); copy it again, or write it anew with "
+                f"{file} is damaged or cut short ({error}); copy it again, or save it again with "
                 "model.save_pretrained"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Characters of the prompts that a tokenizer drops: the policy would read another problem."""
+"""Find characters of the prompts that a tokenizer drops: the policy would get another problem."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LostCharacters:
 def lost_characters(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> LostCharacters | None:
-    """Which characters come back from the tokenizer as nothing; None: all come back.
+    """Find the characters that the tokenizer drops; None if it keeps all.
 
     A normalized character, as an ellipsis that becomes three dots, is not lost; spaces may be.
 

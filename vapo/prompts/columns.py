@@ -14,12 +14,12 @@ PASS_RATE = "pass_rate"
 
 
 def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:
-    """The value of a column; `a.b` is field b of column a, `a.0` the first item of its list.
+    """Take the value of a column; `a.b` is field b of column a, `a.0` the first item of its list.
 
-    A column whose own name has the dots comes first.
+    A column whose own name has the dots takes precedence.
 
     Raises:
-        UserError: there is none; names the row, the config key and what there is instead.
+        UserError: there is none; names the row, the config key and the columns there are.
 
     >>> take({"prompt": [{"content": "1+1="}]}, "prompt.0.content", place="f:1", key="k")
     '1+1='
@@ -51,7 +51,7 @@ def _what_there_is(value: Any, name: str, seen: list[str]) -> str:
 
 
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
-    """The first group of the pattern's last match, stripped, as the verifier `regex` reads.
+    """Take the first group of the pattern's last match, stripped, as the verifier `regex` does.
 
     Raises:
         UserError: the text does not match, or the group is empty; names the row.
@@ -70,7 +70,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:
-    """The column that `vapo filter` writes.
+    """Take the pass rate from the column that `vapo filter` writes.
 
     Raises:
         UserError: there is none, or it is no share.

@@ -1,4 +1,4 @@
-"""A short digest of a model folder, cheap at any size: it tells whether a folder was rewritten."""
+"""A short digest of a model folder, cheap at any size: it changes when the folder is rewritten."""
 
 from __future__ import annotations
 

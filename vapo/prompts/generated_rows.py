@@ -1,4 +1,4 @@
-"""Rows of generators: the procedural tasks, reasoning_gym; what a curriculum's stages ask for.
+"""Rows of generators: the procedural tasks and reasoning_gym, with a curriculum's stages.
 
 `reasoning_gym` is imported only by the sources that need it.
 """
@@ -64,13 +64,13 @@ def reasoning_gym_rows(source: PromptSource, key: str) -> list[Row]:
 def _row(
     place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: str
 ) -> Row:
-    """With the record that a file of these rows has, in the default columns."""
+    """Make a row with the record that a file of these rows would have, in the default columns."""
     record = {"prompt": problem, "answer": answer, **demonstration, **metadata}
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
 def _reasoning_gym(source: PromptSource, key: str) -> Any:
-    """The package, which has the source's dataset."""
+    """Import reasoning_gym and check that it has the source's dataset."""
     try:
         import reasoning_gym
         import reasoning_gym.factory
@@ -87,10 +87,10 @@ def _reasoning_gym(source: PromptSource, key: str) -> Any:
 
 
 def stage_source(source: PromptSource, index: int, *, key: str) -> PromptSource:
-    """The source as one stage of its curriculum asks for it: a later word wins.
+    """Apply one stage of its curriculum to a source; the stage's settings take precedence.
 
     Raises:
-        UserError: the level is none of the dataset's curriculum.
+        UserError: the dataset's curriculum does not have the level.
     """
     stage = source.curriculum[index]
     by_level = {} if stage.level is None else _options_of_level(source, stage, key)
@@ -99,7 +99,7 @@ def stage_source(source: PromptSource, index: int, *, key: str) -> PromptSource:
 
 
 def _options_of_level(source: PromptSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
-    """What reasoning_gym's own curriculum makes of a level; the options may add what it leaves."""
+    """The options of a level in reasoning_gym's curriculum; the source may add others."""
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None
     if not gym.factory.has_curriculum(source.task):

@@ -1,4 +1,4 @@
-"""Which prompts an iteration trains on."""
+"""Choose the prompts that an iteration trains on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def group_sampling(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[Prompt]:
-    """The prompts of one iteration, this rank's share: a pure function of its arguments.
+    """Choose this rank's prompts of one iteration: a pure function of its arguments.
 
-    The iterations walk seeded permutations of the whole set, one after the other: iteration i
-    takes places [i * num_prompts, (i + 1) * num_prompts) of that walk, so no prompt comes
-    again before all were used. In a mixture the places are the sources' in turn, by their
-    weights, and each source has a walk of its own. Rank r has the r-th of `world_size` equal
-    slices. The sampler completes each prompt to its group of G responses.
+    Iterations go through seeded permutations of the whole set, one after the other: iteration i
+    takes positions [i * num_prompts, (i + 1) * num_prompts) of this sequence, so no prompt is
+    repeated before all were used. In a mixture the sources take turns by their weights, and each
+    source has a sequence of its own. Rank r has the r-th of `world_size` equal slices. The sampler
+    makes each prompt's group of G responses.
 
     Source: VAPO section 4.3 (fewer prompts, each sampled G times); off is N * G prompts, G = 1.
 

@@ -14,7 +14,7 @@ from vapo.types import Prompt
 
 
 def without(source: TrainingSource, texts: Set[str]) -> TrainingSource:
-    """The source without the prompts that have one of these texts."""
+    """Remove the prompts that have one of these texts from a source."""
     stages = []
     for stage in source.stages:
         kept = [prompt for prompt in stage.prompts if prompt.text not in texts]
@@ -28,12 +28,12 @@ def without(source: TrainingSource, texts: Set[str]) -> TrainingSource:
 
 
 def _key(source: TrainingSource) -> str:
-    """Where the config has it."""
+    """The source's key in the config."""
     return f"data.train.sources.{source.name}" if source.name else "data.train"
 
 
 def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """All prompts, in an order whose every beginning has each set's share."""
+    """Order all prompts so that any first part has each set's share."""
     placed = [
         ((2 * index + 1) / len(prompts), number, prompt)
         for number, prompts in enumerate(sets)
@@ -45,7 +45,7 @@ def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
 def split_off(
     sources: Sequence[TrainingSource], data: DataConfig
 ) -> tuple[list[TrainingSource], list[Prompt]]:
-    """The sources without their held-out prompts, and those; at least one of each source."""
+    """Split held-out prompts off the sources, at least one of each source."""
     turns = TrainingSet(tuple(sources)).turns
     settings = sources_of(data, "train").values()
     kept, held = [], []

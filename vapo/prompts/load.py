@@ -1,7 +1,7 @@
 """Prompts: rows of a source -> templated, tokenized `Prompt`s, split into training and held-out.
 
-`load_prompts` reads, templates, leaves out what is too long, and keeps the two sets apart.
-`group_sampling` says which prompts an iteration trains on.
+`load_prompts` reads, templates, drops prompts that are too long, and keeps the two sets disjoint.
+`group_sampling` chooses the prompts that an iteration trains on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PromptSplit:
 
 @dataclass
 class _Reading:
-    """The tokenizer, and what was left out so far."""
+    """The tokenizer, and counts of what was left out so far."""
 
     data: DataConfig
     tokenizer: PreTrainedTokenizerBase
@@ -92,11 +92,11 @@ class _Reading:
 
 
 def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSplit:
-    """Reads both sets; a training prompt whose text is held out is left out and counted.
+    """Load both sets; a training prompt whose text is held out is left out and counted.
 
     If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
     the seed `data.train.seed`, so every run on this data holds out the same ones; of a mixture,
-    from each source with its own seed, as many as its weight says.
+    from each source with its own seed, in proportion to its weight.
 
     Raises:
         UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
@@ -134,7 +134,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 
 
 def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
-    """One training source; the prompts of all its stages are made now, and so checked."""
+    """Load one training source; the prompts of all its stages are made and checked now."""
     name, weight = source_name(key), getattr(source, "weight", 1)
     if not source.curriculum:
         return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
@@ -164,7 +164,7 @@ def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
-    """The prompts of one source that fit; those that are too long are counted."""
+    """Load the prompts of one source that fit; those that are too long are counted."""
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
@@ -214,7 +214,7 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
 
 
 def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that the policy reads. The template is for plain text, not for messages."""
+    """Make the policy's input text. The template is for plain text, not for messages."""
     if isinstance(row.problem, str):
         text = template.replace("{prompt}", row.problem)  # problems contain braces
         if not data.chat_template:
@@ -238,8 +238,8 @@ def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedToke
 def _tokenize(
     rows: list[Row], texts: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[int, ...]]:
-    """Token ids. A chat template writes its own special tokens; else the tokenizer's start
-    token is added, and never its end token, after which a policy has nothing to say."""
+    """Tokenize the texts. A chat template writes its own special tokens; else the tokenizer's
+    start token is added, but never its end token, which would end the response at once."""
     prefix = () if data.chat_template else start_ids(tokenizer)
     encoded = []
     for row, text in zip(rows, texts, strict=True):

@@ -1,4 +1,4 @@
-"""Seeded generators of problems: row i depends on (seed, i) and the options, on nothing else.
+"""Seeded generators of problems: row i depends only on (seed, i) and the options.
 
 A generator is a function `(num_examples, *, seed, **options) -> list[ProceduralRow]`, listed
 by name in `PROCEDURAL_TASKS`. Problems and demonstrations draw from separate random streams,
@@ -45,7 +45,7 @@ def state_tracking(
 ) -> list[ProceduralRow]:
     """Follow one ball through swaps of positions, one labelled swap at a time.
 
-    `3a12b45c31=` reads: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
+    `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
     swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that
     swap, then the final position, which is the answer. With `repeat_swaps` each step also
     repeats its swap, `a123b453c311;1`: four tokens a swap, for long responses that a small
@@ -55,7 +55,7 @@ def state_tracking(
     Demonstrations can be made imperfect, which leaves room for reinforcement learning:
     with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
     `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
-    over the others) and the demonstration goes on from there; with `early_stop_probability`,
+    over the others) and the demonstration continues from there; with `early_stop_probability`,
     drawn for each swap, the demonstration stops before it and answers with where it is. With
     `terse_probability` one does not repeat its swaps, and has `terse_wrong_step_probability`:
     a choice between a long and a short way that shows in the outcome only.
@@ -168,7 +168,7 @@ PROCEDURAL_TASKS: Mapping[str, Callable[..., list[ProceduralRow]]] = {
 def generate(
     task: str | None, options: Mapping[str, Any], *, num_examples: int, seed: int
 ) -> list[ProceduralRow]:
-    """The rows of one task of `PROCEDURAL_TASKS`.
+    """Generate the rows of one task of `PROCEDURAL_TASKS`.
 
     Raises:
         UserError: unknown task, unknown option, or an option's value is not usable.
@@ -181,8 +181,8 @@ def generate(
     checked = {}
     for name, value in options.items():
         if name not in defaults:
-            mend = nearest(str(name), list(defaults))
-            raise UserError(f"options.{name} is no option of {task}: {mend}")
+            fix = nearest(str(name), list(defaults))
+            raise UserError(f"options.{name} is no option of {task}: {fix}")
         checked[name] = _as_type_of(defaults[name], name, value)
     return function(num_examples, seed=seed, **checked)
 
@@ -194,13 +194,13 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
         return value
     is_whole = isinstance(default, int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
-        mend = "a whole number" if is_whole else "a number"
-        raise UserError(f"options.{name} is {value!r}: give {mend}")
+        expected = "a whole number" if is_whole else "a number"
+        raise UserError(f"options.{name} is {value!r}: give {expected}")
     return value if is_whole else float(value)
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """The mend for a misspelt name: the nearest known one, then all of them."""
+    """Suggest a fix for a misspelt name: the nearest known one, then all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)  # solution is not question
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(known)}"

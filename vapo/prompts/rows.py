@@ -1,4 +1,4 @@
-"""A problem as its source gives it, and which rows of a source are not taken."""
+"""A problem as its source gives it, and which rows of a source are left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass
 class LeftOut:
-    """How many rows of a source were not taken, and why."""
+    """How many rows of a source were left out, and why."""
 
     duplicates: int = 0
     contradictions: int = 0  # of the duplicates, those with another answer
@@ -49,7 +49,7 @@ def passing(
 
 
 def first_of_each(rows: Iterable[Row], left_out: LeftOut) -> Iterator[Row]:
-    """By the problem, messages included; `left_out` counts the rest."""
+    """Keep the first row of each problem (messages included); `left_out` counts the rest."""
     answers: dict[str, str] = {}
     for row in rows:
         problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)

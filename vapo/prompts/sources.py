@@ -25,7 +25,7 @@ from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
 
 
 def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
-    """All rows of one source; `key` is the source's place in the config, for error messages.
+    """Read all rows of one source; `key` is the source's place in the config, for error messages.
 
     Raises:
         UserError: the source is missing or a row is malformed; names file and line.
@@ -48,7 +48,7 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
 
 
 def _records(source: PromptSource) -> Callable[[PromptSource, str], Iterator[tuple[str, Any]]]:
-    """A dataset's id may be replaced by a file of its rows: the suffix says which kind."""
+    """Read records; a dataset's id may be replaced by a file, whose suffix decides its kind."""
     kind, file = source.kind, Path(str(source.path))
     if kind == "huggingface" and file.suffix in (".jsonl", ".parquet") and not file.is_dir():
         kind = "jsonl" if file.suffix == ".jsonl" else "parquet"
@@ -84,14 +84,14 @@ def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """The line is the file's, not that of the text which the parser was given."""
+    """The parser's reason, without its line number, which is not the file's."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.pos + 1}"
     return str(error)
 
 
 def _hint(line: bytes) -> str:
-    """What the file is instead, where its first bytes or a line's end tell."""
+    """Guess what kind of file it is from its first bytes or a line's end."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line[1:2] == b"\0":
         return "; it is UTF-16: save it as UTF-8"
     if line.startswith(b"\x1f\x8b"):

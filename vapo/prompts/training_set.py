@@ -1,6 +1,6 @@
-"""What is trained on: sources with weights, each with stages; which of them has which turn.
+"""The training set: sources with weights, each with stages, and the order of their turns.
 
-Everything is a function of counters, so that a resumed run goes on where it was.
+Everything is a function of counters, so that a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class TrainingSet:
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> TrainingSet:
-        """One source, no stages."""
+        """Make a training set of one source without stages."""
         return cls((TrainingSource((Stage(prompts),)),))
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Those of all sources and stages."""
+        """The prompts of all sources and stages."""
         return [p for source in self.sources for stage in source.stages for p in stage.prompts]
 
     @cached_property
@@ -57,10 +57,10 @@ class TrainingSet:
         return Turns(tuple(source.weight for source in self.sources))
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """The prompt at a place of the walk, in which iteration i begins at i * num_prompts.
+        """The prompt at a position of the sequence; iteration i begins at i * num_prompts.
 
-        A source walks seeded permutations of its stage, one after the other, from the place
-        where the stage begins: none of its prompts comes again before all were used.
+        A source goes through seeded permutations of its stage, one after the other, from the
+        position where the stage begins: none of its prompts is repeated before all were used.
         """
         index = self.turns.source(place)
         source = self.sources[index]
@@ -74,13 +74,13 @@ class TrainingSet:
 
 
 class Turns:
-    """Whose turn is at each place: weights to an endless sequence with the period sum(weights).
+    """The source at each position: an endless sequence with the period sum(weights).
 
     Among the first p places source s has n_s(p) turns with
         |n_s(p) - p * w_s / sum(w)| < 1
     for every p: the k-th turn of s (from 0) lies in the window floor(k W / w) <= p <
     ceil((k + 1) W / w), and taking the earliest window's end first fills all windows whenever
-    that is possible, which the even flow of the weights shows that it is.
+    that is possible, and evenly spread turns show that it is.
 
     Source: Liu and Layland 1973 (earliest deadline first), on the windows of Baruah et al. 1996
     (proportionate progress).
@@ -100,7 +100,7 @@ class Turns:
         return self.order[place % self.period]
 
     def count(self, source: int, place: int) -> int:
-        """How many turns the source has before a place."""
+        """How many turns the source has before a position."""
         cycle, rest = divmod(place, self.period)
         return cycle * self.weights[source] + bisect_left(self._places[source], rest)
 

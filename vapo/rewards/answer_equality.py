@@ -135,7 +135,7 @@ def _same_value(gold: Form, answer: Form) -> bool:
 
 
 def _without_unit(form: Form) -> Node:
-    """The number that a percentage or an angle is; another unit's number is none."""
+    """Convert a percentage or an angle to its number; a number with another unit has none."""
     assert form.node is not None
     if form.unit == PERCENT:
         return Node("multiply", (number(Fraction(1, 100)), form.node))

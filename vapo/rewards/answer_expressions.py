@@ -1,7 +1,7 @@
-r"""Expressions of answers: LaTeX -> a tree, by a grammar that is small and whole.
+r"""Parse expressions of answers: LaTeX -> a tree, by a small grammar that must match all of it.
 
 What the grammar does not know is an error, and nothing is skipped: `42_8`, `42 \text{ is wrong}`
-and `7 \Rightarrow 42` are no expressions. So are those that are read in two ways (`1/2x`, `x2`).
+and `7 \Rightarrow 42` are not expressions. Ambiguous texts (`1/2x`, `x2`) are errors, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_DEPTH = 40
 
 
 def parse_expression(text: str) -> Node:
-    """The whole text as one expression.
+    """Parse the whole text as one expression.
 
     Raises: NotUnderstoodError.
     """

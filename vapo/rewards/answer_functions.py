@@ -29,7 +29,7 @@ _ABSOLUTE = mp.mpf(10) ** -(DIGITS - 20)
 
 
 class UndefinedError(ArithmeticError):
-    """No value: a division by zero, the logarithm of zero, a root that is read in two ways."""
+    """No value: a division by zero, the logarithm of zero, an ambiguous root."""
 
 
 def numbers_equal(a: Number, b: Number) -> bool:

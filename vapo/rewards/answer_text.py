@@ -1,4 +1,4 @@
-r"""The answer's text: where it is in a response, and its spelling without what only sets it.
+r"""Find the answer's text in a response, and normalize its spelling and typesetting.
 
 `\boxed{...}` whole, or, without a box, what the response's plain end gives as its answer.
 """
@@ -154,7 +154,7 @@ def _last_marked(line: str) -> tuple[str, str]:
 
 
 def without_setting(text: str) -> str:
-    r"""Without the marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
+    r"""Strip marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
     while True:
         before = text
         text = text.strip()
@@ -168,7 +168,7 @@ def without_setting(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """One spelling for what is set in several: fractions, brackets, spaces, thousands."""
+    """Normalize what has several spellings: fractions, brackets, spaces, thousands."""
     text = without_setting(text.translate(_CHARACTERS))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     for pattern, replacement in _SPELLINGS:
@@ -177,7 +177,8 @@ def clean(text: str) -> str:
 
 
 def as_written(cleaned: str) -> str:
-    """The text by which two answers that are no mathematics are compared: spaces that say nothing
-    left out. Space between words or digits stays: `1 2` is not `12`.
+    """Drop meaningless spaces from a non-mathematical answer, for comparison as text.
+
+    Space between words or digits stays: `1 2` is not `12`.
     """
     return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", cleaned)

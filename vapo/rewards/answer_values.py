@@ -33,7 +33,7 @@ MIN_POINTS = 2
 
 
 def values_equal(first: Node, second: Node) -> bool:
-    """Equal wherever both are defined.
+    """Whether two expressions are equal wherever both are defined.
 
     Raises: UnsafeTextError for what is too large to compute.
     """

@@ -1,4 +1,4 @@
-r"""Answers of mathematics problems: what a text says, whole, and whether two say the same.
+r"""Parse answers of mathematics problems from a complete text, and compare two of them.
 
 A form is a value with its unit, a list, set, tuple, interval, union, matrix, equation, inequality,
 number in another base, or words. A text that is none of these is equal only to its own spelling.
@@ -72,7 +72,7 @@ class Form:
 
 @lru_cache(maxsize=4096)
 def parse_answer(text: str) -> Form:
-    """What the whole text says; `unknown` if that is not understood completely."""
+    """Parse the whole text; `unknown` if any part of it is not understood."""
     if len(text) > MAX_ANSWER_CHARS:
         return Form("unknown", written=text.strip())
     cleaned = clean(text)

@@ -13,7 +13,7 @@ from vapo.types import Rollout, Verdict
 
 
 def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
-    """For each source's name, the empty one included, the rewards with its own verifier."""
+    """Map each source's name, the empty one included, to the rewards with its own verifier."""
     found = {}
     for name in ("train", "heldout"):
         for key, source in sources_of(data, name).items():
@@ -101,7 +101,7 @@ class ScorerBySource(Scorer):
 def make_scorer(
     rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
 ) -> Scorer:
-    """The scorer of this config, its settings checked and its verifier processes started.
+    """Make the config's scorer: check its settings and start its verifier processes.
 
     With `data`, sources of a mixture that name a verifier of their own are judged by it.
 

@@ -1,4 +1,4 @@
-"""What a verifier is: response text and reference answer in, a judgement out.
+"""The verifier's contract: response text and reference answer in, a judgement out.
 
 Light (no torch), because the verifier processes import it.
 """

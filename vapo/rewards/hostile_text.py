@@ -1,9 +1,9 @@
 """Bounds on hostile text, before anything expensive is done with it.
 
 Several scorers of reasoning_gym turn text into Python code and evaluate it, by themselves or by
-SymPy's parser. So while a response is judged an audit hook reads
-all source code that this process is about to compile, and lets arithmetic and literals of
-bounded size pass, nothing else.
+SymPy's parser. So while a response is judged an audit hook checks
+all source code that this process is about to compile, and allows only arithmetic and literals
+of bounded size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_EFFECT = frozenset({"os.listdir", "os.scandir", "os.walk", "os.fwalk"})
 
 
 class UnsafeTextError(ValueError):
-    """Text that is not evaluated."""
+    """Text that is refused because evaluating it would be unsafe."""
 
 
 # ---- Python source ------------------------------------------------------------------------
@@ -159,7 +159,7 @@ _installed = False
 
 
 def install() -> None:
-    """Once, in a process that judges; a hook cannot be removed, only `guarded` uses it."""
+    """Install the audit hook, once in a verifier process; it is active only inside `guarded`."""
     global _installed
     if not _installed:
         _installed = True
@@ -169,7 +169,7 @@ def install() -> None:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """In here no text becomes code, and nothing is opened for writing, started or connected."""
+    """Forbid code from text, opening files for writing, processes and connections in the block."""
     global _guarded
     _guarded = True
     try:
@@ -200,7 +200,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_importing() -> bool:
-    """Whether a module of a library is being imported, which compiles and opens as it likes."""
+    """Whether a library is being imported, which may compile code and open files."""
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":

@@ -23,13 +23,13 @@ BATCH_TOKENS = 16_384
 class RewardModel:
     """Scores prompt + response with a sequence classifier of one label, at the last token.
 
-    It reads text, so its tokenizer may differ from the policy's; a response that stopped gets
-    the reward model's end token. What a response spells is never a special token: those come
-    from the prompt and from here. Runs in the main process, on the GPU if there is one.
+    Its input is text, so its tokenizer may differ from the policy's; a response that stopped gets
+    the reward model's end token. Text of a response is never a special token: those come only
+    from the prompt and from this class. Runs in the main process, on the GPU if there is one.
 
     Raises:
-        UserError: no path, or not the folder or hub id of a one-label reward model that is
-            read at the last token.
+        UserError: no path, or not the folder or hub id of a one-label reward model that scores
+            at the last token.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -68,7 +68,7 @@ class RewardModel:
     def __call__(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[float | str]:
-        """The score of each rollout, which may be NaN; or in words why it has none."""
+        """The score of each rollout, which may be NaN; or a text with the reason for no score."""
         rows: dict[int, list[int]] = {}
         scores: list[float | str] = [math.nan] * len(rollouts)
         for index, rollout in enumerate(rollouts):

@@ -77,7 +77,7 @@ class Scorer:
         return verdicts
 
     def extracts_answers(self, source: str = "") -> bool:
-        """Whether this verifier says which answer a response gives, so that answers can vote."""
+        """Whether this verifier extracts a response's answer, so that answers can vote."""
         return self.config.verifier in ("exact", "regex", "math", "reasoning_gym")
 
     def votes(

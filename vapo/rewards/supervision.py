@@ -1,4 +1,4 @@
-"""A worker's supervisor: however a verifier ends, nothing that it started outlives it.
+"""A worker's supervisor: no process that a verifier started outlives it, however it ends.
 
 The worker process forks before it imports anything of the user's. The child judges; the parent,
 the supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it
@@ -50,7 +50,7 @@ def fork_supervised(control: int, channel: int) -> None:
 
 
 def _supervise(child: int, control: int, woken: int) -> None:
-    """Waits, kills, and exits with the child's status (128 + the signal that ended it)."""
+    """Wait, kill, and exit with the child's status (128 + the signal that ended it)."""
     status = _reaped(child)
     while status is None:
         readable, _, _ = select.select([control, woken], [], [])

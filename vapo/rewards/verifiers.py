@@ -60,9 +60,9 @@ def make_regex(pattern: str | None) -> Verifier:
 
 
 def make_math() -> Verifier:
-    r"""The answer of mathematics: what the last `\boxed{...}` holds, whole, else the plain end's.
+    r"""Make the mathematics verifier: it compares the last `\boxed{...}`, else the plain end.
 
-    It is correct if it says what the reference says (`vapo.rewards.answers`), and incorrect where
+    The answer is correct if it equals the reference (`vapo.rewards.answers`), and incorrect where
     it is not understood completely, unless it is the reference's own text.
     """
     from vapo.rewards.answer_equality import is_same_answer
@@ -87,7 +87,7 @@ def extract_answer(response_text: str) -> str | None:
         return boxed.strip()
 
     def is_answer(text: str) -> bool:
-        form = parse_answer(text)  # a sentence is no answer, a word may be one
+        form = parse_answer(text)  # a sentence is not an answer, a word may be one
         return form.kind != "unknown" and not (form.kind == "words" and " " in form.mark)
 
     return plain_answer(response_text, is_answer)
@@ -173,7 +173,7 @@ def make_python(path: str | None) -> Verifier:
 def make_verifier(
     kind: str, *, pattern: str | None = None, function: str | None = None
 ) -> Verifier:
-    """The verifier of this name.
+    """Make the verifier of this name.
 
     Raises:
         UserError: its settings are missing or unusable.

@@ -45,7 +45,7 @@ class Settings:
     function: str | None
     timeout_s: float
     ticket: str = ""
-    """Of the reply that says that the worker is ready, or why it is not."""
+    """Ticket of the reply that the worker is ready, or why it is not."""
 
 
 Task = tuple[str, str, Mapping[str, Any]] | VoteTask
@@ -56,7 +56,7 @@ Ticketed = tuple[str, Task]
 
 
 def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
-    """The reply to one task: a judgement, or why there is none."""
+    """Judge one task; the reply is a judgement, or the reason why there is none."""
     try:
         if isinstance(task, VoteTask):
             return {"classes": math_vote_classes(task)}
@@ -76,7 +76,7 @@ def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
 
 
 def _where(error: BaseException) -> str:
-    """The line outside of this package at which it was raised."""
+    """The line outside of this package at which the error was raised."""
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename
@@ -121,7 +121,7 @@ def serve(connection: Connection) -> None:
     _send(connection, settings.ticket, {})
     if settings.kind == "reasoning_gym":
         importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
-    # a user's own function may open and start what it likes; ours have no reason to
+    # a user's own function may open files and start processes; ours have no reason to
     guard = nullcontext if settings.kind == "python" else guarded
     install()
     while True:

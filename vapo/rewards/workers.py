@@ -66,7 +66,7 @@ class Worker:
         )
         theirs.close()
         os.close(control)
-        # a worker that reads nothing must not stop the trainer
+        # a worker that does not read its channel must not stop the trainer
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self.connection = Connection(ours.detach())
         self.ready = False
@@ -78,7 +78,7 @@ class Worker:
 
     def send(self, tasks: Sequence[Task]) -> None:
         """Raises: OSError when it is gone, or does not take them within `SEND_TIMEOUT_S`."""
-        if self.has_sent():  # nothing was asked: its end, or what somebody else has written
+        if self.has_sent():  # without a request: the end of the channel, or someone else's output
             raise ConnectionError
         tickets = [secrets.token_hex(8) for _ in tasks]
         self._tickets.extend(tickets)
@@ -132,7 +132,7 @@ class Worker:
 
 
 def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str, Any] | None:
-    """The reply in one line of the channel; None when it is not the one with this ticket.
+    """Parse the reply in one line of the channel; None when it does not have this ticket.
 
     The first is empty, or has a `failure`: whether the worker is ready.
     """

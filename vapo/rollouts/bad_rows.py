@@ -1,7 +1,7 @@
-"""Rollouts whose numbers are not finite leave the batch before it is trained on.
+"""Remove rollouts whose numbers are not finite from the batch before it is trained on.
 
-One nan would go through a group's baseline and the whitening into every advantage, and through
-a forward into every gradient. So the row goes altogether, not only out of the loss.
+One nan would spread through a group's baseline and the whitening to every advantage, and through
+a forward pass to every gradient. So the row is removed from the batch, not only from the loss.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, RolloutBatch
 
-_MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it the rest says little, and none is trained on
+_MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it too few are left, and none is trained on
 
 
 @dataclass(frozen=True)
 class CheckedBatch:
     """A rollout batch without its bad rows, and how many of its rows each rank trains on.
 
-    `rows` are those that are left, of the batch as it came. `num_left_out` counts those that are
-    not, of all ranks, the other members of their groups included where the estimator compares
-    groups, and `reason` says what was bad. With a `fault` it was too much: the batch is as it
-    came, and nothing of it may be trained on.
+    `rows` are the rows of the original batch that are left. `num_left_out` counts the removed
+    rows of all ranks, the other members of their groups included where the estimator compares
+    groups, and `reason` names what was bad. With a `fault` too many rows were bad: the batch is
+    unchanged, and none of it may be trained on.
     """
 
     batch: EvaluatedBatch
@@ -41,7 +41,7 @@ class CheckedBatch:
     fault: str | None = None
 
     def whole_groups(self, batch: Batch) -> Batch:
-        """Its rows, without what is left of a group that has lost a rollout.
+        """Select the rows of groups that have not lost a rollout.
 
         Args:
             batch: this one, or what a later stage has made of it.
@@ -60,10 +60,10 @@ def check_batch(
     records: BadRollouts,
     place: str,
 ) -> CheckedBatch:
-    """Leave out the rows with a number that is not finite; save them. Every rank must call this.
+    """Remove and save the rows with a number that is not finite. Every rank must call this.
 
-    All ranks train on equally many rows, in `num_minibatches` equal parts: where one has fewer
-    left, or they do not split, the others' last rows go, too.
+    All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
+    has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
     found = bad_inputs(batch)
     is_bad = torch.stack(list(found.values())).any(dim=0)

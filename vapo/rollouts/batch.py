@@ -68,7 +68,7 @@ def make_rollout_batch(
 
 
 def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
-    """Some rows of a batch in the order given, cut to the first `width` response tokens."""
+    """Select rows of a batch in the order given, cut to the first `width` response tokens."""
     chosen: dict[str, Any] = {}
     index = list(rows)
     for item in fields(batch):
@@ -81,7 +81,7 @@ def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) 
 
 
 def moved_to(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on a device."""
+    """Move the tensors of a batch to a device."""
     columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
     moved: dict[str, Any] = {
         name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)

@@ -24,7 +24,7 @@ from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 
 class RolloutCollection:
-    """Samples and scores; keeps nothing between calls, so an iteration can be made again.
+    """Samples and scores; has no state between calls, so an iteration can be repeated.
 
     Everything is a function of (seed, iteration) and the weights of the sampler.
     """
@@ -48,11 +48,11 @@ class RolloutCollection:
     def sample_batch(
         self, iteration: int, phase: Phase, stage: Stage | None = None
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The iteration's rollouts and rewards, and what is logged of how they came about.
+        """Sample and score the iteration's rollouts; also returns the metrics of sampling.
 
         Args:
-            phase: what they are for; value pretraining keeps all prompts.
-            stage: what the counts are reported to; default the run's progress.
+            phase: the phase that trains on them; value pretraining keeps all prompts.
+            stage: where progress is reported; default the run's progress.
         """
         stage = stage or self.progress.stage
         algorithm, num_fillers = self.config.algorithm, 0
@@ -90,7 +90,7 @@ class RolloutCollection:
         """This rank's prompts of an attempt, each with its responses and their verdicts.
 
         Attempt 0 takes the prompts that every system takes in this iteration; each later one
-        walks an order of its own. All is a function of (seed, iteration, attempt) and the policy.
+        takes another order. Everything is a function of (seed, iteration, attempt) and the policy.
         """
         hp, seed = self.hyperparameters, self.config.seed
         keys = (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)

@@ -1,7 +1,7 @@
-"""DAPO's dynamic sampling: prompts whose responses are all right or all wrong teach nothing.
+"""DAPO's dynamic sampling: prompts whose responses are all right or all wrong give no gradient.
 
-Source: DAPO (2503.14476), section 3.2. Such a group has no contrast, its advantages are 0. It
-is dropped, and other prompts are sampled, until the batch is full or the attempts are used up.
+Source: DAPO (2503.14476), section 3.2. The advantages of such a group are 0, so it is dropped,
+and other prompts are sampled, until the batch is full or the attempts are used up.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Group:
 
     @property
     def is_mixed(self) -> bool:
-        """Neither all right nor all wrong, by the verdicts (a shaped reward does not count)."""
+        """Whether verdicts (not shaped rewards) are neither all right nor all wrong."""
         return len({verdict.is_correct for verdict in self.verdicts}) == 2
 
 
 @dataclass(frozen=True)
 class FilledBatch:
-    """As many groups as were asked for: mixed ones first, then fillers, which carry no loss."""
+    """The requested number of groups: mixed ones first, then fillers, which carry no loss."""
 
     groups: list[Group]
     num_fillers: int
@@ -38,7 +38,7 @@ class FilledBatch:
     sampled: list[Group]
 
     def metrics(self) -> dict[str, float]:
-        """Over all ranks."""
+        """The metrics of dynamic sampling, over all ranks."""
         verdicts = [verdict.is_correct for group in self.sampled for verdict in group.verdicts]
         num_mixed = sum(group.is_mixed for group in self.sampled)
         counts = torch.tensor(
@@ -56,7 +56,7 @@ class FilledBatch:
 def fill_with_mixed_groups(
     sample: Callable[[int], list[Group]], *, num_groups: int, max_attempts: int
 ) -> FilledBatch:
-    """Sample until `num_groups` mixed groups are there, at most `max_attempts` times.
+    """Sample until there are `num_groups` mixed groups, at most `max_attempts` times.
 
     `sample(attempt)` must be a pure function of the attempt (and of the iteration it belongs
     to), so that a resumed run repeats it. Mixed groups beyond `num_groups` are left out. What

@@ -1,6 +1,6 @@
-"""An iteration's rollouts on disk until its checkpoint is there: sampling is not paid twice.
+"""An iteration's rollouts, saved until its checkpoint is written, so that none is sampled twice.
 
-One safetensors file for each process; texts and verdicts lie in it as JSON.
+One safetensors file for each process, with texts and verdicts in it as JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdi
 
 @dataclass(frozen=True)
 class Origin:
-    """What rollouts are of; those of any other origin are not used.
+    """What rollouts were sampled from; saved rollouts of any other origin are not used.
 
-    `identity` is the config's, `weights` the name of the actor's weights (see `Lineage`) as they
-    are when the iteration begins.
+    `identity` is the config's, `weights` the digest of the actor's weights (see `Lineage`) when
+    the iteration begins.
     """
 
     iteration: int
@@ -39,10 +39,10 @@ class Origin:
 
 
 class KeptRollouts:
-    """The files in the run's folder; every process writes and reads its own."""
+    """The saved rollouts in the run's folder; every process writes and reads its own file."""
 
     def __init__(self, run_dir: RunDir, prompts: Sequence[Prompt]) -> None:
-        self._run_dir = run_dir  # whose path the other processes learn late
+        self._run_dir = run_dir  # the other processes know its path only later
         self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
 
     @property
@@ -80,7 +80,7 @@ class KeptRollouts:
         )
 
     def read(self, origin: Origin) -> SampledRollouts | None:
-        """What was kept of exactly this origin; None if there is nothing, or it is damaged."""
+        """Load the rollouts saved for exactly this origin; None if missing or damaged."""
         path = self.path(origin.iteration, origin.rank)
         try:
             with safe_open(path, framework="pt") as file:

@@ -14,7 +14,7 @@ from vapo.types import Phase, RolloutBatch
 
 
 class Stage(Protocol):
-    """How a stage of an iteration reports its count: `Progress.stage`, or a thread's own."""
+    """How a stage of an iteration reports progress: `Progress.stage`, or a thread's own version."""
 
     def __call__(
         self, name: str, total: float | None = None, unit: str = "items"
@@ -33,7 +33,7 @@ class SampledRollouts:
 
 
 class CancelledAheadError(Exception):
-    """The run is ending: the work stops at the next count that it reports."""
+    """The run is ending: the work stops the next time it reports progress."""
 
 
 class WorkAhead:
@@ -42,7 +42,7 @@ class WorkAhead:
         start(work) -> ... -> wait() -> take()
 
     An error in the thread is raised, as the same object, by `wait`. `cancel` ends the thread
-    and joins it: the work notices when it enters a stage or reports its count.
+    and joins it: the work notices when it enters a stage or reports progress.
     """
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class WorkAhead:
         return self._future is not None
 
     def start(self, work: Callable[[Stage], SampledRollouts]) -> None:
-        """Begin. `work` gets the stage that it reports to.
+        """Start `work` in the thread; it gets the stage to which it reports progress.
 
         Raises: RuntimeError when the result of other work has not been taken.
         """
         if self._future is not None:
-            raise RuntimeError("there is work ahead already")
+            raise RuntimeError("rollouts are already being sampled ahead")
         self._future = self._executor.submit(self._timed, work)
 
     def wait(self) -> SampledRollouts | None:
-        """Block until the work is done, and look at its result; without work, None at once."""
+        """Block until the work is done and return its result; without work, None at once."""
         if self._future is None:
             return None
         try:
@@ -80,7 +80,7 @@ class WorkAhead:
             raise
 
     def take(self) -> SampledRollouts | None:
-        """Wait for the result and hand it out; None if there is no work."""
+        """Wait for the result, return it and forget it; None if there is no work."""
         result = self.wait()
         self._future = None
         return result

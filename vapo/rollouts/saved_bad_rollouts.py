@@ -17,7 +17,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class BadRollouts:
-    """`bad_rollouts/rank0.jsonl`: at most so many rollouts, and 64 MiB, of each process.
+    """Writes `bad_rollouts/rank0.jsonl`: a limited number of rollouts, and 64 MiB, a process.
 
     JSON has no nan: a number that is not finite is written as the text "nan", "inf" or "-inf".
     Nothing is written before `open`.
@@ -28,7 +28,7 @@ class BadRollouts:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, rank: int) -> None:
-        """Write into the run's folder. What a run wrote before it was resumed counts."""
+        """Start writing into the run's folder. Rollouts from before a resume count."""
         self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
         if self._path.exists():
             self._left_bytes -= self._path.stat().st_size
@@ -36,7 +36,7 @@ class BadRollouts:
                 self._left -= sum(1 for _ in file)
 
     def save(self, rollouts: Sequence[tuple[Rollout, Mapping[str, Any]]]) -> None:
-        """Each with what is known of it, tensors of its response tokens included."""
+        """Save each rollout with its known numbers, tensors of its response tokens included."""
         if self._path is None or self._left <= 0 or not rollouts:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class BadRollouts:
                 self._left -= 1
 
     def describe(self) -> str:
-        """Where they are, as the end of a sentence."""
+        """Where the saved rollouts are, as the end of a sentence."""
         return "" if self._path is None else f"; rollouts: {self._path.parent}"
 
 

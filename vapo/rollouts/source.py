@@ -1,4 +1,4 @@
-"""Where an iteration's rollouts come from: sampled now, sampled ahead, or kept on the disk."""
+"""Provide an iteration's rollouts: sampled now, sampled ahead, or saved by a stopped run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RolloutSource:
     """Hands out each iteration's rollouts once.
 
     Args:
-        lineage: names the weights that the kept rollouts must be of.
-        kept: the rollouts on the disk; None: they are not kept.
+        lineage: identifies the weights with which saved rollouts must have been sampled.
+        kept: the saved rollouts; None: rollouts are not saved.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class RolloutSource:
         self._ahead = WorkAhead()
 
     def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
-        """The rollouts that were sampled ahead, or kept by a run that was stopped; else fresh ones.
+        """The rollouts that were sampled ahead, or saved by a run that was stopped; else new ones.
 
-        Those of value pretraining, which keeps all prompts, are not what dynamic sampling wants.
+        Rollouts of value pretraining, which keeps all prompts, do not serve dynamic sampling.
         Every rank must call this.
         """
         found = self._ahead.take()
@@ -62,7 +62,7 @@ class RolloutSource:
     # ---- sampling ahead ----------------------------------------------------------------------
 
     def sample_ahead(self, start: IterationStart) -> None:
-        """Begin the rollouts of the iteration after this one in a thread.
+        """Start sampling the rollouts of the next iteration in a thread.
 
         The engine's weights are its own, and stay until `wait` has returned.
         """
@@ -76,7 +76,7 @@ class RolloutSource:
         self._ahead.start(work)
 
     def wait(self) -> None:
-        """Until the rollouts ahead are there, so that engine and scorer are free."""
+        """Wait for the rollouts that are sampled ahead, so that engine and scorer are free."""
         if self._ahead.is_pending:
             with self.progress.stage("rollout_wait"):
                 ahead = self._ahead.wait()
@@ -84,13 +84,13 @@ class RolloutSource:
                 self._keep(ahead)
 
     def cancel(self) -> None:
-        """End what is sampled ahead: no thread outlives the run."""
+        """Stop sampling ahead: no thread outlives the run."""
         self._ahead.cancel()
 
     # ---- rollouts kept for a run that is stopped ---------------------------------------------
 
     def _keep(self, sampled: SampledRollouts) -> None:
-        """Onto the disk, until the iteration's checkpoint is written."""
+        """Save the rollouts until the iteration's checkpoint is written."""
         if self.kept is None:
             return
         try:
@@ -99,7 +99,7 @@ class RolloutSource:
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
     def _kept_rollouts(self, iteration: int) -> SampledRollouts | None:
-        """Those of exactly this iteration and these weights, if every process has its own."""
+        """The saved rollouts of this iteration and its weights, if every process has its own."""
         if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
             return None
         found = self.kept.read(self.origin(iteration))

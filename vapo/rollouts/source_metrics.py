@@ -1,4 +1,4 @@
-"""What is logged of each source of a mixture, and the stage of a curriculum, over all ranks."""
+"""Metrics of each source of a mixture, and the stage of a curriculum, over all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vapo.types import RolloutBatch
 def source_metrics(
     batch: RolloutBatch, training: TrainingSet, *, iteration: int
 ) -> dict[str, float]:
-    """`source_NAME/...` of every source that has prompts in the batch, and its number of them.
+    """Compute `source_NAME/...` of every source with prompts in the batch, and their number.
 
     Without a mixture, `rollout/curriculum_stage` of a curriculum, and nothing else.
     """

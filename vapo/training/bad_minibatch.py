@@ -1,4 +1,4 @@
-"""Which rollouts of a mini-batch made its update bad. Only looked at when it was."""
+"""Find the rollouts that made a mini-batch's update non-finite, once an update was skipped."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def inspect_minibatch(
     records: BadRollouts,
     place: str,
 ) -> str:
-    """Save the rollouts with numbers that are not finite, and say in words which numbers.
+    """Save the rollouts with numbers that are not finite, and describe which numbers those are.
 
-    `forward` says again what the network says of a micro-batch; the weights have not changed.
-    It is a collective, so every rank must call this. Where each rollout's numbers are finite, and
-    their `sums` (loss and gradient norm, in words) are not, a few rollouts stand for all.
+    `forward` repeats the network's forward pass of a micro-batch, with unchanged weights. It is a
+    collective, so every rank must call this. Where each rollout's numbers are finite and only
+    their `sums` (a text with loss and gradient norm) are not, a few rollouts are saved as examples.
     """
     bad: dict[str, int] = {}
     suspects: list[tuple[Rollout, dict[str, Any]]] = []

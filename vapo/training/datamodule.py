@@ -21,14 +21,14 @@ from vapo.training.module import VapoModule
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
-    """The one that the trainer was given."""
+    """The RolloutDataModule that the trainer was given."""
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(datamodule, RolloutDataModule)
     return datamodule
 
 
 def iteration_of(trainer: L.Trainer) -> Iteration:
-    """The iteration in training, or the one that has just been trained on."""
+    """The iteration that is being trained on, or was trained on last."""
     return datamodule_of(trainer).iteration
 
 
@@ -126,8 +126,8 @@ class RolloutDataModule(L.LightningDataModule):
 class IterationLoader:
     """What Lightning iterates over: each epoch runs the stages, then yields the minibatches.
 
-    Lightning makes an iterator more than it walks. The stages run when the first minibatch is
-    asked for, which is after the epoch has begun.
+    Lightning creates one more iterator than it uses. The stages run when the first minibatch is
+    requested, which is after the epoch has begun.
     """
 
     def __init__(

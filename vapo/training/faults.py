@@ -25,8 +25,8 @@ _LOOK_AT = {
 def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
     """The gradient norm, and whether it and every rank's loss are finite.
 
-    One read from the device for both. The verdict is reduced as a flag, since a maximum of nans
-    is not the same on every backend: all ranks step, or none.
+    Both are copied from the device at once. The decision is reduced as a flag, since a maximum of
+    nans is not the same on every backend: all ranks step, or none.
     """
     is_bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
     is_bad = max_over_ranks(is_bad.to(norm.dtype))
@@ -44,10 +44,10 @@ class Streak:
 
 
 class Faults:
-    """What went wrong so far, alike on all ranks.
+    """Counts skipped updates and rollouts left out; the counts are the same on all ranks.
 
     An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
-    state nor the learning rate's schedule; it still is a mini-batch of `trainer.global_step`. A
+    state nor the learning rate's schedule; it is still a mini-batch of `trainer.global_step`. A
     mini-batch without a loss of the network is no fault, and not counted here.
     """
 
@@ -63,7 +63,7 @@ class Faults:
     def stepped(self, network: str) -> None:
         """An update went well: the streak is over."""
         if (streak := self.streaks.pop(network, None)) and streak.count > 1:
-            self.note(f"{network}: updates go on, after {streak.count} skipped in a row")
+            self.note(f"{network}: updates resumed, after {streak.count} skipped in a row")
 
     def skipped(self, network: str, place: str, reason: str) -> None:
         """Count a skipped update; one line for each streak.
@@ -94,7 +94,7 @@ class Faults:
         self._leaves_out = number > 0
 
     def pop_metrics(self) -> dict[str, float]:
-        """What was counted since the last call."""
+        """The counts since the last call, as metrics; resets them."""
         keys = (*(f"{network}_updates_skipped" for network in NETWORKS), "rollouts_left_out")
         counted, self._counted = self._counted, Counter()
         return {f"faults/{key}": float(counted[key]) for key in keys}

@@ -24,16 +24,16 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, Trai
 
 
 class Networks(Protocol):
-    """What the stages need of actor and critic."""
+    """What the stages need from actor and critic."""
 
     @property
-    def reads_packed(self) -> bool:
-        """Whether both read packed rows."""
+    def uses_packed_rows(self) -> bool:
+        """Whether the forward passes of both take packed rows."""
 
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """The batch with the log-probs and values that the phase needs."""
+        """Add the log-probs and values that the phase needs to a batch."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Iteration:
         return self.start.phase
 
     def positions(self, config: FitConfig) -> Profile:
-        """The table by token position. Every rank must call this."""
+        """The table of values and advantages by token position. Every rank must call this."""
         return position_profile(
             self.batch,
             resolve(config),
@@ -75,7 +75,7 @@ class IterationRunner:
     """Runs the stages of an iteration; every rank runs the same ones.
 
     Args:
-        total: iterations of the whole run, as far as they are known.
+        total: the expected number of iterations of the whole run.
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -104,7 +104,7 @@ class IterationRunner:
         self.safe_point = safe_point
 
     def run(self, start: IterationStart) -> Iteration:
-        """Prompts, rollouts, rewards, values, advantages, minibatches."""
+        """Run one iteration: prompts, rollouts, rewards, values, advantages, minibatches."""
         self.progress.iteration(start.number, self.total, start.phase.value)
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
@@ -122,7 +122,7 @@ class IterationRunner:
         return Iteration(start, minibatches, metrics, batch, checked)
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
-        """With the networks' own log-probs and values; entropies where a page shows them."""
+        """Add the networks' log-probs and values, and entropies where a page shows them."""
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             evaluated = self.networks.evaluate_rollouts(
                 batch, start.phase, with_entropy=page_is_due(self.config, start, ends_phase=False)
@@ -131,7 +131,7 @@ class IterationRunner:
         return evaluated
 
     def check(self, batch: EvaluatedBatch, start: IterationStart) -> CheckedBatch:
-        """Without the rollouts that have numbers which are not finite; they are counted."""
+        """Remove the rollouts that have numbers which are not finite, and count them."""
         place = f"iteration {start.number}"
         checked = check_batch(
             batch,
@@ -144,7 +144,7 @@ class IterationRunner:
         return checked
 
     def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
-        """With advantages, value targets, and the correction of the engine's mismatch."""
+        """Add advantages, value targets, and the correction of the engine's mismatch."""
         with self.progress.stage("advantages"):
             estimated = estimate_advantages(
                 batch, start.phase, self.hyperparameters, self.config.algorithm
@@ -154,13 +154,13 @@ class IterationRunner:
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
     ) -> list[Minibatch]:
-        """Shuffled and split; with a `fault` they are not trained on."""
+        """Shuffle the batch and split it into minibatches; with a `fault` none is trained on."""
         minibatches = make_minibatches(
             batch,
             num_minibatches=self.num_minibatches,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
-            packed=self.networks.reads_packed,
+            packed=self.networks.uses_packed_rows,
             seed=derive_seed(self.config.seed, "minibatches", start.index, rank()),
         )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
@@ -170,21 +170,21 @@ class IterationRunner:
         return num_minibatches(self.config)
 
     def is_last(self, start: IterationStart) -> bool:
-        """Whether nothing follows the iteration, as far as one can know before its update."""
+        """Whether this is the run's last iteration, as far as is known before its update."""
         if start.phase is Phase.POLICY_OPTIMIZATION:
             return start.policy_iterations + 1 >= self.config.training.num_iterations
         return start.number >= self.total
 
 
 def num_minibatches(config: FitConfig) -> int:
-    """Optimizer steps of an iteration."""
+    """The number of optimizer steps in an iteration."""
     hyperparameters = resolve(config)
     total = hyperparameters.num_prompts * hyperparameters.group_size
     return total // (config.training.minibatch_size or total)
 
 
 def is_due(config: FitConfig, start: IterationStart, every_n: int, *, ends_phase: bool) -> bool:
-    """First and last iteration of the phase, and every n-th.
+    """Whether an iteration is the first, the last or an n-th of its phase.
 
     Args:
         ends_phase: whether the iteration has ended value pretraining, which is known after it.

@@ -26,7 +26,7 @@ from vapo.types import TrainingBatch
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward and backward: what the network reads, and all columns of the rows."""
+    """Rows of one forward and backward: the network's inputs, and all columns of the rows."""
 
     inputs: TokenInputs
     rows: TrainingBatch
@@ -37,7 +37,7 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Cut from the rollout batch as they are walked, so that its numbers are there only once."""
+    """Micro-batches, cut from the rollout batch only when iterated over, to hold no second copy."""
 
     chunks: list[list[int]]
     cut: Callable[[list[int]], Microbatch]
@@ -56,7 +56,7 @@ class Minibatch:
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
-    policy is. With a `fault`, which says why, nothing of it may be trained on.
+    policy is. A `fault` gives the reason why none of it may be trained on.
     """
 
     microbatches: Microbatches
@@ -70,11 +70,11 @@ class Minibatch:
     fault: str | None = None
 
     def denominator(self, reduction: LossReduction) -> int:
-        """What `losses.aggregate` divides this minibatch's losses over `loss_mask` by."""
+        """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
         return self._denominator(reduction, self.num_tokens, self.num_responses)
 
     def policy_denominator(self, reduction: LossReduction) -> int:
-        """The same of the losses over `policy_mask`."""
+        """The denominator of this minibatch's losses over `policy_mask`."""
         return self._denominator(reduction, self.num_policy_tokens, self.num_policy_responses)
 
     def _denominator(self, reduction: LossReduction, num_tokens: int, num_responses: int) -> int:
@@ -102,7 +102,7 @@ def make_minibatches(
     Args:
         num_minibatches: optimizer steps; must divide the rank's number of rollouts.
         max_tokens: token budget of a micro-batch; padded ones count padding.
-        packed: without padding, in one row, which both networks must be able to read.
+        packed: without padding, in one row, which both networks must support.
         seed: of the permutation.
     """
     generator = torch.Generator().manual_seed(seed)

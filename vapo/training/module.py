@@ -1,4 +1,4 @@
-"""The LightningModule: actor and critic, what they say of rollouts, and their updates.
+"""The LightningModule: actor and critic, their forward passes over rollouts, and their updates.
 
 One `training_step` is one minibatch: one optimizer step of each network that the phase trains.
 """
@@ -20,7 +20,7 @@ from vapo.config.schema import OptimizerConfig
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic
-from vapo.networks.forward_passes import Readers, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
@@ -72,7 +72,7 @@ class VapoModule(L.LightningModule):
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
         self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
         self._reference: tuple[Actor | FrozenBase, ...] = ()
-        self.reads_packed = False
+        self.uses_packed_rows = False
         self.lineage = Lineage()
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
@@ -86,7 +86,7 @@ class VapoModule(L.LightningModule):
 
     @property
     def next_start(self) -> IterationStart:
-        """Of the iteration after those that are finished."""
+        """The start of the iteration after those that are finished."""
         return IterationStart(
             int(self.iteration) + 1,
             self.phase,
@@ -96,7 +96,7 @@ class VapoModule(L.LightningModule):
 
     @property
     def is_finished(self) -> bool:
-        """All iterations are done, as in a run that was killed after its last checkpoint."""
+        """Whether all iterations are done, as in a run killed after its last checkpoint."""
         in_policy_phase = self.phase is Phase.POLICY_OPTIMIZATION
         return in_policy_phase and int(self.policy_iterations) >= (
             self.config.training.num_iterations
@@ -116,7 +116,7 @@ class VapoModule(L.LightningModule):
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self.reads_packed = choose_packing(
+        self.uses_packed_rows = choose_packing(
             self.config.training.packing,
             [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
         )
@@ -145,20 +145,20 @@ class VapoModule(L.LightningModule):
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """With old and reference log-probs (policy phase only) and old values."""
+        """Add old and reference log-probs (policy phase only) and old values to a batch."""
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
-        readers = Readers(
+        networks = ForwardNetworks(
             actor=self.actor if wants_policy else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
             critic=self.critic,
             temperature=self.config.rollouts.temperature,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
-            packed=self.reads_packed,
+            packed=self.uses_packed_rows,
             device=self.device,
         )
         with self.trainer.precision_plugin.forward_context():
-            return evaluate_rollouts(batch, readers, with_entropy=with_entropy)
+            return evaluate_rollouts(batch, networks, with_entropy=with_entropy)
 
     # ---- losses and update -------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class VapoModule(L.LightningModule):
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
-        """Of each network that the iteration trains, in the order of their updates."""
+        """The loss of each network that the iteration trains, in the order of their updates."""
         trains_actor = self.start.phase is Phase.POLICY_OPTIMIZATION
         losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
@@ -178,9 +178,9 @@ class VapoModule(L.LightningModule):
         return losses
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
-        """One network after the other: losses, then update. Returns metrics, over all ranks.
+        """Compute losses and update, one network after the other; return metrics over all ranks.
 
-        Without a token of its loss a network is left as it is, for a step with gradient 0 would
+        A network that has a loss on no token is not updated, because a step with gradient 0 would
         move it by Adam's momentum and weight decay.
         """
         totals = Totals()
@@ -189,7 +189,7 @@ class VapoModule(L.LightningModule):
             if not has_loss(name, minibatch, self.hyperparameters, self.config.algorithm):
                 self.minibatches_without_loss[name] += 1
                 if index == 0:
-                    stepper(self, name)[0].step()  # no gradients: it counts only
+                    stepper(self, name)[0].step()  # no gradients: only advances global_step
                 continue
             with timed(self.update_seconds, f"{name}_update"):
                 loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
@@ -205,7 +205,7 @@ class VapoModule(L.LightningModule):
         minibatch: Minibatch,
         totals: Totals,
     ) -> Tensor:
-        """The network's gradient of a minibatch, micro-batch by micro-batch; its loss here."""
+        """Accumulate a minibatch's gradient over micro-batches; return this rank's loss."""
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
@@ -217,7 +217,7 @@ class VapoModule(L.LightningModule):
         return total
 
     def _policy_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        policy = self._read_policy(micro)
+        policy = self._policy_forward(micro)
         return policy_objective(
             policy["logprobs"],
             policy["entropy"],
@@ -229,15 +229,15 @@ class VapoModule(L.LightningModule):
         )
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        values = self._read_values(micro)["values"]
+        values = self._value_forward(micro)["values"]
         return value_objective(values, micro.rows, minibatch, self.config.algorithm, totals)
 
-    def _read_policy(self, micro: Microbatch) -> dict[str, Tensor]:
+    def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
         logprobs, entropy = self.actor(inputs, temperature=self.config.rollouts.temperature)
         return {"logprobs": inputs.scatter(logprobs), "entropy": inputs.scatter(entropy)}
 
-    def _read_values(self, micro: Microbatch) -> dict[str, Tensor]:
+    def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         return {"values": inputs.scatter(self.critic(inputs))}
@@ -276,13 +276,13 @@ class VapoModule(L.LightningModule):
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
-        """Say which numbers were not finite, and count; raises when it has been too often."""
+        """Report which numbers were not finite and count the skip; raises after too many."""
         place = f"iteration {self.start.number}, step {self.trainer.global_step}"
         reason = minibatch.fault
         if reason is None:
             reason = inspect_minibatch(
                 minibatch,
-                self._read_policy if name == "actor" else self._read_values,
+                self._policy_forward if name == "actor" else self._value_forward,
                 sums=f"loss {float(sum_over_ranks(loss)):.3g}, gradient norm {norm:.3g}",
                 records=self.faults.rollouts,
                 place=f"{name} update, {place}",
@@ -306,5 +306,5 @@ class VapoModule(L.LightningModule):
             )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "lineage" in checkpoint:  # else of an earlier version: its weights are not known again
+        if "lineage" in checkpoint:  # absent in earlier versions: kept rollouts cannot match
             self.lineage.load_state_dict(checkpoint["lineage"])

@@ -1,4 +1,4 @@
-"""The losses of one micro-batch, and the statistics that are logged beside them.
+"""The losses of one micro-batch, and the statistics that are logged with them.
 
 Every number added to `Totals` is this micro-batch's share of the minibatch's value, so the sum
 over micro-batches and ranks is exact.
@@ -42,7 +42,7 @@ class Totals:
         self.maxima[key] = torch.maximum(self.maxima[key], value) if key in self.maxima else value
 
     def reduce(self) -> dict[str, float]:
-        """The minibatch's values, over all ranks."""
+        """The minibatch's metrics, reduced over all ranks."""
         reduced: dict[str, float] = {}
         for values, over_ranks in ((self.sums, sum_over_ranks), (self.maxima, max_over_ranks)):
             if values:
@@ -57,11 +57,11 @@ def has_loss(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> bool:
-    """Whether the minibatch's loss of `actor` or `critic` depends on it, alike on all ranks.
+    """Whether `actor` or `critic` has a loss in the minibatch; the same answer on all ranks.
 
-    The critic's does not where every token is masked out; the actor's where each of its terms is
-    0 by construction: every token is masked out or has an advantage of exactly 0 (the rewards of
-    each group are alike), none is of a correct response if mu > 0, and there is neither a KL term
+    The critic has none where every token is masked out. The actor has none where each term is 0 by
+    construction: every token is masked out or has an advantage of exactly 0 (the rewards of
+    each group are equal), none is of a correct response if mu > 0, and there is neither a KL term
     nor an entropy bonus. A minibatch with a `fault` counts as one with loss.
     """
     if minibatch.fault is not None:
@@ -153,7 +153,7 @@ def add_ratio_statistics(
     num_tokens: int,
     totals: Totals,
 ) -> None:
-    """Approximate KL to the rollout policy, and the largest ratio."""
+    """Add the approximate KL to the rollout policy and the largest ratio to `totals`."""
     share = mask.sum() / max(num_tokens, 1)
     kl = approx_kl(logprobs, old_logprobs, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))

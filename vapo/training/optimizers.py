@@ -16,7 +16,7 @@ from vapo.config.schema import OptimizerConfig
 
 
 def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
-    """AdamW with its state already made.
+    """Make AdamW with its state already allocated.
 
     Saving a sharded optimizer that never stepped fakes a step, which would change later
     updates of an actor frozen during value pretraining; with state in place it does not.
@@ -53,7 +53,7 @@ def make_scheduler(
 
 
 def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:
-    """Those of `actor` or `critic`; the optimizer in the wrapper whose steps Lightning counts."""
+    """Optimizer and scheduler of `actor` or `critic`; Lightning counts steps of the wrapper."""
     index = ("actor", "critic").index(network)
     wrappers, schedulers = module.optimizers(), module.lr_schedulers()
     wrapper = wrappers[index] if isinstance(wrappers, list) else wrappers
@@ -69,7 +69,7 @@ def number_parameters_as_module(
     """Renumber saved optimizer states by each parameter's place in the whole module.
 
     Torch numbers every optimizer's parameters from 0, a sharded run numbers them through the
-    module; with one numbering, either can read the other's checkpoint.
+    module; with one numbering, either can load the other's checkpoint.
     """
     place = {parameter: i for i, parameter in enumerate(module.parameters())}
     for optimizer, saved in zip(optimizers, states, strict=True):

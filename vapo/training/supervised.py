@@ -46,7 +46,7 @@ class SupervisedBatch:
 def recorded_run(
     config: SftConfig | RewardModelConfig, command: str, prompts: PromptSplit
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
-    """Display, verifier and MLflow run of a supervised command, its config recorded."""
+    """Open the display, verifier and MLflow run of a supervised command; record its config."""
     with (
         Progress() as progress,
         make_scorer(
@@ -122,7 +122,7 @@ class SupervisedModule(L.LightningModule):
         self.decay_steps = max(round(decay_fraction * num_steps), 1) if decay_fraction else 0
 
     def training_step(self, batch: SupervisedBatch, batch_idx: int) -> dict[str, float]:
-        """One optimizer step; its loss."""
+        """Run one optimizer step and return its loss."""
         optimizer, schedule = cast(LightningOptimizer, self.optimizers()), self.lr_schedulers()
         optimizer.zero_grad()
         total = 0.0
@@ -188,7 +188,7 @@ def train_supervised(
     accelerator: str,
     precision: Any,
 ) -> None:
-    """Run all batches once."""
+    """Train the network on all batches once."""
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=1,

@@ -31,7 +31,7 @@ def num_pretraining_iterations(module: VapoModule) -> int:
 
 
 class RunCallbacks:
-    """Those that the command asks afterwards have a name; `in_order` has them all."""
+    """A run's callbacks: by name those that the command needs afterwards, all in `in_order`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RunCallbacks:
 def make_trainer(
     config: FitConfig, module: VapoModule, callbacks: RunCallbacks, logger: RunLogger
 ) -> L.Trainer:
-    """One epoch is one iteration."""
+    """Make the Trainer of a run: one epoch is one iteration."""
     trainer = L.Trainer(
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,

@@ -174,7 +174,7 @@ def test_the_page_says_what_it_is_of(folders: Path, tmp_path: Path) -> None:
     assert facts["lambda of the policy"] == "1 - 1 / (0.5 length)"
     assert facts["lambda of the critic"] == "0.8"
     assert "nothing was trained" in notes
-    assert "evaluation.temperature=1 evaluation.top_p=1 makes them alike" in notes
+    assert "evaluation.temperature=1 evaluation.top_p=1 removes the difference" in notes
     assert "probability that top_p or top_k cut off" in notes
     assert "whitened" in notes
     gaps = torch.cat([

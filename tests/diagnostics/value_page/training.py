@@ -79,10 +79,10 @@ class WatchedModule(PoisonedModule):
             watching.old_values[self.start.number] = evaluated.old_values.clone()
         return evaluated
 
-    def _read_values(self, micro: Microbatch) -> dict[str, torch.Tensor]:
+    def _value_forward(self, micro: Microbatch) -> dict[str, torch.Tensor]:
         assert micro.rows.old_values is not None
         self.watching.cut_values.append(weakref.ref(micro.rows.old_values))
-        return super()._read_values(micro)
+        return super()._value_forward(micro)
 
 
 def train(

@@ -78,7 +78,7 @@ class _Network:
 
     @property
     def layers_gathered(self) -> float:
-        """The layer that computes, and the next one, fetched ahead; offloaded, its shard too."""
+        """The layer that computes, and the prefetched next one; offloaded, its shard too."""
         if not self.is_sharded:
             return 0.0
         shard = self.parameters.layer * self.parameter_bytes / self.ranks
@@ -104,7 +104,7 @@ class _Network:
 def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
 ) -> Estimate:
-    """The estimate of a config; the model configs are those that its paths name."""
+    """Estimate the memory of a config; the model configs are those that its paths name."""
     networks = [_network("actor", config.actor, actor, config)]
     if critic is not None:
         networks.append(_network("critic", config.critic, critic, config))
@@ -259,7 +259,7 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
 
 
 def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
-    """Forward and backward of a micro-batch, beside the gradients of those before it."""
+    """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
     lengths = worst_microbatch(config, _local_minibatch(config))
     memory = _pass(network.passes.update, lengths)
     others = [n for n in networks if n is not network]

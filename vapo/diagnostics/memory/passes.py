@@ -1,4 +1,4 @@
-"""What single passes of a network need, found by running this package's own code on fake tensors.
+"""Memory of single passes of a network, found by running this package's own code on fake tensors.
 
 A fake tensor has a shape, a dtype and no memory, so a 32B network runs here as a small one.
 Activation checkpointing, attention kernels and the chunked log-probs count as they are.

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive, real or fake ones: what a pass of a network needs."""
+"""Track how many bytes of tensors are alive, real or fake: the memory of a network's pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemoryTracker(TorchDispatchMode):
         self._known: set[int] = set()
 
     def ignore(self, *tensors: Tensor) -> None:
-        """Do not count these, although operations may return them."""
+        """Do not count these tensors, although operations may return them."""
         for tensor in tensors:
             self._watch(tensor, 0)
 

@@ -1,1 +1,1 @@
-"""A page that shows what the value model believes, token by token (docs/value_page.md)."""
+"""A page that shows the value model's predictions token by token (docs/value_page.md)."""

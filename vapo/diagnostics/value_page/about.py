@@ -1,4 +1,4 @@
-"""What a page says of the numbers on it: how they were made, and what it lacks."""
+"""Facts and notes on a page: how its numbers were computed, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def responses_fact(contents: PageContents) -> str:
 
 
 def estimator_facts(config: FitConfig) -> dict[str, str]:
-    """gamma, and with a critic both lambdas."""
+    """The estimator's settings: gamma, and with a critic both lambdas."""
     hp = resolve(config)
     facts = {"gamma": f"{hp.gamma:g}"}
     if config.algorithm.has_critic:
@@ -27,7 +27,7 @@ def estimator_facts(config: FitConfig) -> dict[str, str]:
 
 
 def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
-    """What the page lacks, and why."""
+    """Notes on what the page lacks, and why."""
     if not config.algorithm.has_critic:
         yield (
             f"No critic (algorithm.advantage_estimator: {config.algorithm.advantage_estimator}): "

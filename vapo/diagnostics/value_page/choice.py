@@ -1,4 +1,4 @@
-"""Which rollouts a page shows: groups that differ, and in each of them right and wrong ones."""
+"""Choose the rollouts that a page shows: groups that differ, with right and wrong responses."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def choose_groups(
     max_tokens: int,
     seed: int,
 ) -> list[ChosenGroup]:
-    """One group for each reason, then others at random by `seed`; the same for the same batch.
+    """Choose one group for each reason, then others at random by `seed`, deterministically.
 
-    The groups share `max_tokens` evenly; what one leaves goes to those after it.
+    The groups share `max_tokens` evenly; later groups get what an earlier one does not use.
     """
     reasons = group_scores(batch, value_errors)
     total = len(batch) // batch.group_size
@@ -65,7 +65,7 @@ def choose_groups(
 def group_scores(
     batch: TrainingBatch, value_errors: Float[Tensor, "B T"] | None
 ) -> dict[str, list[float]]:
-    """Reason -> a number for each group: the highest is shown for it, none at or below 0."""
+    """Score each group for each reason: the highest is shown, none at or below 0."""
 
     def token_means(x: Tensor) -> Tensor:
         kept = torch.where(batch.response_mask, x.double().abs(), 0.0)
@@ -81,7 +81,7 @@ def group_scores(
     if value_errors is not None:
         error = token_means(value_errors)
         scores["largest value error"] = error
-        mixed = torch.where(mixed > 0, mixed + 1e-6 * error, 0.0)  # of the equal, the worse valued
+        mixed = torch.where(mixed > 0, mixed + 1e-6 * error, 0.0)  # ties: the larger value error
     scores["right and wrong answers"] = mixed
     if batch.advantages is not None:
         scores["largest advantages"] = token_means(batch.advantages)
@@ -99,7 +99,7 @@ def choose_rows(
     max_responses: int,
     max_tokens: int,
 ) -> dict[int, int]:
-    """Row -> tokens shown: right and wrong ones by turns, as many as fit whole.
+    """Choose rows and how many tokens of each are shown: right and wrong ones alternate.
 
     Where none fits, the shortest is cut to the budget.
     """

@@ -1,4 +1,4 @@
-"""What a page holds, taken from a rollout batch while it is there."""
+"""The contents of a page, copied from a rollout batch while it is in memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def page_contents(
 def token_columns(
     batch: TrainingBatch, hyperparameters: Hyperparameters
 ) -> dict[str, Float[Tensor, "B T"]]:
-    """Name -> numbers of every token: what the phase and the system have.
+    """Compute the columns that the phase and the system have: name -> a number for each token.
 
     `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), `value_error` V(s_t) - return,
     `engine_gap` old log-prob - the engine's.

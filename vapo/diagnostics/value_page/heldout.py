@@ -24,7 +24,7 @@ from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
 from vapo.networks.build import check_tokenizers, critic_path, make_actor, make_critic
-from vapo.networks.forward_passes import Readers, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
@@ -35,7 +35,7 @@ from vapo.types import Phase, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
-    """Raises: UserError where the page could not be made or written, before anything is loaded."""
+    """Check, before anything is loaded, that the page can be made and written, else UserError."""
     if path.suffix.lower() != ".html" or path.is_dir():
         raise UserError(f"--value_page {path}: give the name of a file, as page.html")
     try:
@@ -55,14 +55,14 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"--value_page {path}: cannot be written ({error.strerror or error})")
 
 
-def load_readers(
+def load_forward_networks(
     config: FitConfig,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Checkpoint | None,
     device: torch.device,
-) -> Readers:
-    """The policy with its critic, and the reference where the reward depends on it.
+) -> ForwardNetworks:
+    """Load the policy with its critic, and the reference where the reward depends on it.
 
     The critic is the checkpoint's, else the one that a run would start from.
 
@@ -78,7 +78,7 @@ def load_readers(
         reference = make_actor(config, None, trained=False)
     actor = Actor(model)
     models = [network.model for network in (actor, critic, reference) if network is not None]
-    return Readers(
+    return ForwardNetworks(
         actor=actor,
         reference=reference,
         critic=critic,
@@ -92,18 +92,18 @@ def load_readers(
 
 @dataclass(frozen=True)
 class HeldoutRollouts:
-    """The evaluation's rollouts with their advantages; `left_out` says which are missing."""
+    """The evaluation's rollouts with their advantages; `left_out` describes missing ones."""
 
     batch: TrainingBatch
     left_out: str
 
 
-def read_heldout(
-    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, readers: Readers
+def evaluate_heldout(
+    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
 ) -> HeldoutRollouts:
-    """What a policy iteration would make of the rollouts, up to its advantages.
+    """Evaluate the rollouts as a policy iteration would, up to its advantages.
 
-    Rewards are shaped by the training budget, as those that the critic learnt.
+    Rewards are shaped by the training budget, as those that the critic is trained on.
 
     Raises: UserError where most of the numbers are not finite.
     """
@@ -116,12 +116,12 @@ def read_heldout(
     )
     if baseline is not None:
         batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
-    for network in (readers.actor, readers.reference, readers.critic):
+    for network in (networks.actor, networks.reference, networks.critic):
         if network is not None:
-            network.to(readers.device)
+            network.to(networks.device)
     is_mixed = config.trainer.precision == "bf16-mixed"
-    with torch.autocast(readers.device.type, torch.bfloat16, enabled=is_mixed):
-        evaluated = evaluate_rollouts(batch, readers, with_entropy=True)
+    with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
+        evaluated = evaluate_rollouts(batch, networks, with_entropy=True)
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )
@@ -143,7 +143,7 @@ def write_page(
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
 ) -> dict[str, float]:
-    """Write the file; the critic's metrics on these rollouts, empty without one."""
+    """Write the file and return the critic's metrics on these rollouts, empty without a critic."""
     batch, hyperparameters = rollouts.batch, resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
@@ -163,7 +163,7 @@ def heldout_about(
     rollouts: HeldoutRollouts,
     checkpoint: Path | None,
 ) -> dict[str, Any]:
-    """What the page says of itself, in place of a run and an iteration."""
+    """Title, facts and notes of the page, in place of a run and an iteration."""
     sampling, k = config.evaluation, rollouts.batch.group_size
     top_k = f", top_k {sampling.top_k}" if sampling.top_k else ""
     facts = {
@@ -195,10 +195,10 @@ def heldout_notes(config: FitConfig, rollouts: HeldoutRollouts) -> Iterator[str]
     if differing and config.algorithm.has_critic:
         settings = " ".join(f"evaluation.{name}={getattr(training, name):g}" for name in differing)
         yield (
-            "These responses are not sampled as those that the critic learns from, so neither are "
-            f"their returns; {settings} makes them alike."
+            "These responses are sampled with other settings than those that the critic is trained "
+            f"on, so their returns differ; {settings} removes the difference."
         )
     if here.top_p < 1 or here.top_k > 0:
-        yield "The engine gap has in it the probability that top_p or top_k cut off."
+        yield "The engine gap includes the probability that top_p or top_k cut off."
     if rollouts.left_out:
         yield rollouts.left_out

@@ -82,7 +82,7 @@ MEASURES = (
 
 
 def domain(measure: Measure, numbers: Tensor) -> tuple[float, float]:
-    """The ends of the scale, for all tokens of the page; diverging ones are symmetric around 0."""
+    """The ends of the colour scale for all tokens; diverging scales are symmetric around 0."""
     numbers = numbers[numbers.isfinite()].double()
     if not len(numbers):
         return (-1.0, 1.0) if measure.scale == "diverging" else (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""A page's contents as one HTML file that needs nothing else.
+"""Render a page's contents as one self-contained HTML file.
 
 The data is JSON in the page; `page.js` draws it, with text nodes only, so that no response can
 become markup. The Content-Security-Policy admits this script and no other, and no request.
@@ -52,7 +52,7 @@ def render_page(contents: PageContents, token_text: TokenText, about: Mapping[st
 def page_data(
     contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `page.js` reads. Columns: base64 of little-endian float32, or one constant number."""
+    """The data for `page.js`. Columns: base64 of little-endian float32, or one constant number."""
     responses = [response for group in contents.groups for response in group.responses]
     names = {name for response in responses for name in response.columns}
     ids = sorted({i for response in responses for i in response.token_ids})
@@ -107,7 +107,7 @@ def response_data(response: ShownResponse, token_text: TokenText) -> dict[str, A
 
 
 def _packed(column: Tensor) -> str | float | None:
-    """Exact: a float32 prints as the double that it is."""
+    """Pack numbers exactly: a float32 prints as the double that it is."""
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
         return first

@@ -1,4 +1,4 @@
-"""Token ids as text for a reader: every byte visible, and no character able to do anything.
+"""Show token ids as text: every byte visible, and no character with an effect of its own.
 
 A byte-level token need not hold whole characters, so `decode` of one token alone gives
 garbage. Here a token is first its bytes; a character that several tokens share is shown at the
@@ -32,7 +32,7 @@ class Token:
 
 
 class TokenText:
-    """What the tokens of one tokenizer look like. Keeps what it has looked up."""
+    """The visible texts of one tokenizer's tokens, cached."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +112,7 @@ class TokenText:
         return _utf8(piece if "\ufffd" in text else text)
 
     def _decoded(self, token_id: int) -> str:
-        """As it reads in mid-text: alone, a decoder may drop its leading space."""
+        """Decode a token as in the middle of a text: alone, it may lose its leading space."""
         decode = self._tokenizer.decode
         if self._anchor is not None:
             before, both = decode([self._anchor]), decode([self._anchor, token_id])
@@ -123,7 +123,7 @@ class TokenText:
 
 
 def visible(text: str) -> str:
-    """The text with nothing hidden: controls, invisible and direction-changing characters named.
+    """Make everything visible: controls, invisible and direction-changing characters are named.
 
     >>> visible("a\\tb\\u202e  ")
     'a\\u21e5b\\u27e8U+202E\\u27e9\\u2423\\u2423'

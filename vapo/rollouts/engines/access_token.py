@@ -13,7 +13,7 @@ _MIN_CHARACTERS = 16
 
 
 def access_token() -> str | None:
-    """The token of this process's environment; None if it has none.
+    """Read the token from this process's environment; None if there is none.
 
     Raises: UserError for one that is easily guessed or that no HTTP header can carry.
     """
@@ -34,7 +34,7 @@ def authorization(token: str) -> str:
 
 
 def is_authorized(header: str | None, token: str) -> bool:
-    """Whether a request's `Authorization` has the token; takes as long if it nearly has it."""
+    """Whether a request's `Authorization` has the token, compared in constant time."""
     given = (header or "").encode("utf-8", "replace")
     return hmac.compare_digest(given, authorization(token).encode())
 

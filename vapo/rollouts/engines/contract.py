@@ -62,7 +62,7 @@ class Sampler(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Hand memory back until the next `sync` or `sample`; nothing to do for some engines."""
+        """Free memory until the next `sync` or `sample`; nothing to do for some engines."""
         ...
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 
-RESUME_HINT = "the last checkpoint is whole: `--ckpt_path last` goes on from it"
+RESUME_HINT = "the last checkpoint is intact: resume from it with `--ckpt_path last`"
 
 
 class EngineError(UserError):
@@ -20,7 +20,7 @@ class EngineError(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """One response to sample. Equal requests give equal responses, whatever is sampled beside."""
+    """One response to sample. Equal requests give equal responses, whatever else is sampled."""
 
     prompt_ids: tuple[int, ...]
     seed: int
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and response together."""
+        """The largest number of tokens of prompt and response together."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Engine(Protocol):
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
     ) -> list[Generated]:
-        """All responses, in the requests' order, or an `EngineError`: never a part of them."""
+        """Sample all responses, in the requests' order; fails as a whole with an `EngineError`."""
         ...
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -63,14 +63,14 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Hand back device memory until the next `generate` or `load`."""
+        """Free device memory until the next `generate` or `load`."""
         ...
 
     def close(self) -> None: ...
 
 
 class HeardEngine(Engine, Protocol):
-    """One whose progress can be followed token by token."""
+    """An engine whose progress can be followed token by token."""
 
     def generate(
         self,

@@ -30,7 +30,7 @@ class RemoteEngine:
     """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
 
     A server that gives no token for `timeout_s` counts as hung. Several ranks on one server wait
-    for each other, and the wait counts too: give every rank one of its own.
+    for each other, and the wait counts too: give every rank its own server.
     """
 
     def __init__(self, urls: Sequence[str], *, timeout_s: float) -> None:
@@ -77,7 +77,7 @@ class RemoteEngine:
             return [generated for future in futures for generated in future.result()]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`. Every rank walks the weights; they are sent once."""
+        """See `Engine.load`. Every rank iterates over the weights; they are sent once."""
         num_tensors, push = 0, secrets.token_hex(8)
         for chunk in _chunks(weights):
             num_tensors += len(chunk)
@@ -94,10 +94,10 @@ class RemoteEngine:
         self.has_weights = True
 
     def sleep(self) -> None:
-        """Nothing: the servers share no device with the trainer."""
+        """Do nothing: the servers share no device with the trainer."""
 
     def close(self) -> None:
-        """Nothing: the servers go on, for the next run."""
+        """Do nothing: the servers keep running, for the next run."""
 
     def _ask(
         self,
@@ -109,12 +109,12 @@ class RemoteEngine:
         push: str | None = None,
         finished: Callable[[int], None] = lambda n: None,
     ) -> dict[str, Any]:
-        """The last line of the answer; lines before it tell how many responses have finished.
+        """Send a request and return the answer's last line; earlier lines count responses.
 
         Args:
             push: which push of weights the request is a part of.
 
-        Raises: EngineError with the server's own line, or that it is away, or hangs.
+        Raises: EngineError with the server's own message, or when it is unreachable or hangs.
         """
         headers = {} if body is None else {"Content-Type": content_type}
         if push is not None:
@@ -144,9 +144,9 @@ class RemoteEngine:
                 f"(rollouts.vllm.timeout_s) and counts as hung; {RESUME_HINT}"
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise EngineError(
-                f"the rollout server {url} does not answer: {said}; is `vapo rollout-server` "
+                f"the rollout server {url} does not answer: {reason}; is `vapo rollout-server` "
                 f"running there? {RESUME_HINT}"
             ) from error
         finally:
@@ -154,7 +154,7 @@ class RemoteEngine:
 
 
 def _record(line: bytes, status: int) -> dict[str, Any]:
-    """Raises: ValueError for what no rollout server writes."""
+    """Parse one line of an answer. Raises: ValueError for what no rollout server writes."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -165,7 +165,7 @@ def _record(line: bytes, status: int) -> dict[str, Any]:
 
 
 def _chunks(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """A bounded number of bytes at a time; tied weights are sent under each of their names."""
+    """Cut weights into chunks of a bounded size; tied weights are sent under each name."""
     chunk: dict[str, Tensor] = {}
     num_bytes = 0
     for name, tensor in weights:

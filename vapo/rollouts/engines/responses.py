@@ -1,4 +1,4 @@
-"""What every engine does alike: which token ends a response, which prompts fit, how it is told."""
+"""What all engines share: which token ends a response, which prompts fit, errors, rollouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Response:
 
 
 def requested_responses(prompts: Sequence[Prompt], group_size: int) -> list[Response]:
-    """`group_size` empty responses to each prompt; groups contiguous, in the prompts' order."""
+    """Make `group_size` empty responses to each prompt; groups contiguous, in prompt order."""
     if group_size < 1:
         raise ValueError("group_size must be at least 1")
     return [Response(prompt, (i, j)) for i, prompt in enumerate(prompts) for j in range(group_size)]
@@ -59,7 +59,7 @@ def make_rollouts(
     tokenizer: PreTrainedTokenizerBase,
     end_ids: frozenset[int],
 ) -> list[Rollout]:
-    """The finished responses as rollouts: STOP if the last token is an end token."""
+    """Turn finished responses into rollouts: STOP if the last token is an end token."""
     if not responses:
         return []  # a batch of none decodes to one text
     texts = tokenizer.batch_decode(

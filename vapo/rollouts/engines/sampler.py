@@ -28,7 +28,7 @@ class VllmSampler:
     """The `Sampler` that samples with vLLM.
 
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
-    temperature, top-k and top-p. With `greedy` they are of the plain distribution: vLLM applies
+    temperature, top-k and top-p. With `greedy` they are under the plain distribution: vLLM applies
     none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
     when the engine has discarded its own in its sleep.
     """

@@ -48,7 +48,7 @@ class ActorAccess:
 
 
 def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
-    """A whole policy on one device, which is moved there."""
+    """Move an unsharded policy to one device and give engines access to it."""
     model.to(device)  # type: ignore[arg-type]
     actor = Actor(model)
     return ActorAccess(
@@ -62,7 +62,7 @@ def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
 def sampling_config(
     config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
 ) -> FitConfig:
-    """The policy in a folder, sampled as such a command says: what `make_sampler` reads of it."""
+    """The part of a config that `make_sampler` needs, for sampling from the policy in a folder."""
     return FitConfig(
         actor=ActorConfig(path=path),
         data=config.data,
@@ -101,7 +101,7 @@ def make_sampler(
 
 
 def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
-    """Room for the longest prompt and response, in training or evaluation."""
+    """The engine's size: room for the longest prompt and response, in training or evaluation."""
     training, evaluation = config.rollouts, config.evaluation
     longest = max(training.max_response_tokens, evaluation.max_response_tokens or 0)
     tokens = config.data.max_prompt_tokens + longest
@@ -155,7 +155,7 @@ def make_colocated_engine(
     *,
     local_rank: int = 0,
 ) -> ColocatedEngine:
-    """An engine in this process, without weights."""
+    """Make an engine in this process, without weights."""
     text_config = model_config.get_text_config()
     return ColocatedEngine(
         config.rollouts.vllm,

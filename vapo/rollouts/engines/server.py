@@ -5,9 +5,9 @@
     POST /weights   some tensors of a push, as one safetensors file; they are kept until
     POST /load      puts them into the engine
 
-Many connections are served, each in a thread of its own; what they ask of the engine is done one
-at a time, in the order of arrival, in the thread that serves. Who may ask, how long a request may
-take and how large it may be: `server_requests.py`. Every error has a status code and one line,
+Each connection is served in a thread of its own; the engine handles their requests one at a time,
+in the order of arrival, in the serving thread. `server_requests.py` checks who may send requests,
+how long a request may take and how large it may be. Every error has a status code and one line,
 `{"error": ...}`; one that comes after the first line of a response is its last line.
 """
 
@@ -36,7 +36,7 @@ class EngineServer(ServedEngine):
 
     Args:
         token: what every request must carry; None: nothing.
-        host_names: names by which trainers may call this host, beside addresses and `localhost`.
+        host_names: names of this host that requests may use, besides addresses and `localhost`.
     """
 
     daemon_threads = True
@@ -83,19 +83,19 @@ class EngineServer(ServedEngine):
                     job[0].set_exception(_stopping())
 
     def shutdown(self) -> None:
-        """End `serve_forever` once the engine has done what was asked before."""
+        """End `serve_forever` once the engine has finished earlier requests."""
         self._jobs.put(None)
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Have it done in the engine's thread, after what was submitted before."""
+        """Run `work` in the engine's thread, after what was submitted before."""
         future: Future[Any] = Future()
         self._jobs.put((future, work))
         return future
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there are not too many already."""
+        """Serve a connection in a thread of its own, if there are not too many already."""
         if not self._slots.acquire(blocking=False):
-            with contextlib.suppress(OSError):  # the client has left: nobody to tell
+            with contextlib.suppress(OSError):  # the client has disconnected
                 request.settimeout(1.0)
                 line = json.dumps({"error": f"{self.limits.connections} connections are served"})
                 request.sendall(f"HTTP/1.0 503 Service Unavailable\r\n\r\n{line}\n".encode())
@@ -114,7 +114,7 @@ class EngineServer(ServedEngine):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Only our own bugs have tracebacks; a client that left in the middle is none."""
+        """Print a traceback for our own bugs only, not for a client that disconnected."""
         traceback.print_exc()
 
 

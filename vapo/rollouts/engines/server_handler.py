@@ -1,4 +1,4 @@
-"""What a rollout server does with each request: a thread of its own, an answer of lines."""
+"""Handle each request of a rollout server in its own thread; answers are lines of JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vapo.rollouts.engines.server_requests import (
 
 
 class ServedEngine(ThreadingHTTPServer):
-    """What a handler needs of its server, which all handlers share."""
+    """What a handler needs from its server, which all handlers share."""
 
     engine: HeardEngine
     limits: Limits
@@ -42,7 +42,7 @@ class ServedEngine(ThreadingHTTPServer):
     pushed: tuple[str, dict[str, Tensor]]
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Have it done in the engine's thread, after what was submitted before."""
+        """Run `work` in the engine's thread, after what was submitted before."""
         raise NotImplementedError
 
 
@@ -59,7 +59,7 @@ _ROUTES = {
 
 
 class ClientLeftError(Exception):
-    """Nobody waits for the responses any more."""
+    """The client has disconnected; its responses are no longer needed."""
 
 
 class RequestHandler(BaseHTTPRequestHandler):
@@ -73,12 +73,12 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.rfile = self.reader.buffered()
 
     def handle(self) -> None:
-        # The client has left, or was too slow: there is nobody to tell, or it has been told.
+        # The client has disconnected, or was too slow and has got the error already.
         with contextlib.suppress(OSError):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: one line a request says nothing."""
+        """Log nothing: a line for every request would not help."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -123,7 +123,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         return body
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As one line; what the client still sends is thrown away, so that it can read it."""
+        """Send one line of error; discard what the client still sends, so that it arrives."""
         text = " ".join((message or self.responses[code][0]).split())
         self._begin(code)
         self._line({"error": text})
@@ -159,13 +159,13 @@ class RequestHandler(BaseHTTPRequestHandler):
         """The response begins with the engine's first token, so that refusals have a status."""
         limits, engine = self.server.limits, self.server.engine
         asked = parse_generate(self._body(limits.json_bytes), engine.max_tokens)
-        told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         left, last = threading.Event(), time.monotonic()
 
         def finished(num: int) -> None:
             if left.is_set():
                 raise ClientLeftError("the client has left")
-            told.put(num)
+            counts.put(num)
 
         def heard() -> None:
             nonlocal last
@@ -185,9 +185,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             )
 
         future = self.server.submit(work)
-        future.add_done_callback(lambda _: told.put(None))
+        future.add_done_callback(lambda _: counts.put(None))
         try:
-            has_begun = self._tell(told)
+            has_begun = self._write_progress(counts)
         except OSError:
             left.set()
             future.cancel()
@@ -201,15 +201,15 @@ class RequestHandler(BaseHTTPRequestHandler):
             return
         self._line({"generated": [[result.ids, result.logprobs] for result in future.result()]})
 
-    def _tell(self, told: queue.SimpleQueue[int | None]) -> bool:
-        """Write how many have finished until all is done; whether a line was written.
+    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> bool:
+        """Write how many responses have finished, until all have; True if a line was written.
 
         Raises: OSError when the client has left.
         """
         has_begun = False
         while True:
             try:
-                num = told.get(timeout=_HEARTBEAT_S)
+                num = counts.get(timeout=_HEARTBEAT_S)
             except queue.Empty:
                 if self._client_left():
                     raise ConnectionAbortedError from None
@@ -222,13 +222,15 @@ class RequestHandler(BaseHTTPRequestHandler):
             self._line({"finished": num})
 
     def _receive(self) -> None:
-        """Tensors of a push, whose first part throws away what another push has left."""
+        """Receive tensors of a push; its first part discards what another push has left."""
         server, push = self.server, self._push()
         body = self._body(server.limits.weights_bytes)
         try:
             tensors = safetensors.torch.load(body)
         except (SafetensorError, ValueError, KeyError) as error:
-            raise RefusalError(400, f"the weights are no whole safetensors file: {error}") from None
+            raise RefusalError(
+                400, f"the weights are not a complete safetensors file: {error}"
+            ) from None
 
         def keep() -> int:
             before = server.pushed[1] if server.pushed[0] == push else {}
@@ -259,7 +261,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self._line({"loaded": expected})
 
     def _push(self) -> str:
-        """Which push of weights this is a part of: tensors of two are never mixed."""
+        """The id of the push to which this request belongs: tensors of two are never mixed."""
         push: str | None = self.headers.get(_PUSH_HEADER)
         if not push:
             raise RefusalError(400, f"{self.path} needs the header {_PUSH_HEADER}")

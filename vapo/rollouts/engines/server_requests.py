@@ -1,4 +1,4 @@
-"""Who may ask a rollout server, how slowly and how much, and what a body must say."""
+"""Check requests to a rollout server: their sender, speed, size and contents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 16
 
 
 class RefusalError(Exception):
-    """What the server answers instead: a status code and one line."""
+    """A refused request: the answer is a status code and one line."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class Limits:
 
 
 class TimedReader(io.RawIOBase):
-    """Reads a connection, at first the headers, against a deadline that no trickle can move."""
+    """Reads a connection, headers first, with a deadline that slow senders cannot extend."""
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
         self._connection = connection
@@ -64,11 +64,11 @@ class TimedReader(io.RawIOBase):
         self._deadline = time.monotonic() + limits.headers_s
 
     def expect(self, num_bytes: int) -> None:
-        """So many more are to come."""
+        """Expect so many more bytes."""
         self._deadline = time.monotonic() + self._limits.seconds_for(num_bytes)
 
     def linger(self) -> None:
-        """The rest is thrown away, for a moment."""
+        """Discard the rest, for a moment."""
         self._deadline = time.monotonic() + _LINGER_S
 
     def buffered(self) -> io.BufferedReader:
@@ -165,7 +165,7 @@ def parse_generate(body: bytes, max_tokens: int) -> GenerateRequest:
 
 
 def parse_load(body: bytes) -> int:
-    """The number of tensors that the push has.
+    """Parse the number of tensors that the push has.
 
     Raises: RefusalError
     """
@@ -190,7 +190,7 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _integers(value: Any, name: str) -> list[int]:
-    """Of 64 bits at most, and none below 0."""
+    """Check that all are integers from 0, of 64 bits at most."""
     values = _list(value, name)
     if not all(type(item) is int and 0 <= item < 2**63 for item in values):
         raise RefusalError(400, f"{name}: not integers from 0")

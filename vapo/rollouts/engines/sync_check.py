@@ -1,4 +1,4 @@
-"""Did the pushed weights arrive? Asked of the engine after every push.
+"""Check after every push that the engine has the new weights.
 
 The engine continues two fixed prompts greedily, and the trainer scores what it wrote:
 
@@ -32,14 +32,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightSums:
-    """A sum of every tensor's bits, in the engine's dtype: alike for equal weights only."""
+    """A checksum of every tensor's bits, in the engine's dtype: equal only for equal weights."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._sums: list[Tensor] = []
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The weights, summed as they go by."""
+        """Pass the weights through and sum their bits."""
         for name, tensor in weights:
             cast = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor
             bits = cast.contiguous().view(_INTEGERS[cast.element_size()])
@@ -74,7 +74,7 @@ class SyncCheck:
         self._last: tuple[tuple[int, ...], list[Generated]] | None = None
 
     def __call__(self, engine: Engine, sums: tuple[int, ...]) -> float:
-        """The mean gap. Every rank must call this.
+        """Check the engine and return the mean gap. Every rank must call this.
 
         Raises:
             EngineError: the engine does not have the weights.

@@ -44,18 +44,18 @@ class TensorParallelEngine:
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
     ) -> list[Generated]:
-        """See `Engine.generate`; `advance` tells the group's progress as this rank's share."""
+        """See `Engine.generate`; `advance` reports the group's progress as this rank's share."""
         asked: list[list[Request]] = [[] for _ in range(self._num_parts)]
         dist.all_gather_object(asked, list(requests), group=self._group)
         together = [request for of_rank in asked for request in of_rank]
-        finished = told = 0
+        finished = reported = 0
 
         def advance_share(num: int) -> None:
-            nonlocal finished, told
+            nonlocal finished, reported
             finished += num
             share = finished * len(requests) // len(together)
-            advance(share - told)
-            told = share
+            advance(share - reported)
+            reported = share
 
         generated = self._part.generate(together, settings, end_ids=end_ids, advance=advance_share)
         first = sum(map(len, asked[: self._place]))

@@ -19,7 +19,7 @@ class Watchdog:
     """A `with` block in which `heard()` must be called at least every `timeout_s` seconds.
 
     After a silence the block's thread is interrupted, and the block ends in an `EngineError`.
-    A run's own handler of interrupts only takes note of them, so it is put aside in here.
+    A run's own handler of interrupts only records them, so it is replaced inside the block.
     A thread that does not return from native code (a collective that waits for a dead rank)
     cannot be interrupted: the process is ended, as nothing else would end it.
     """

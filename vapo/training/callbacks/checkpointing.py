@@ -85,12 +85,12 @@ class Checkpointing(Checkpoint):
         resumes = trainer.ckpt_path is not None
         if trainer.strategy.broadcast(resumes) is not resumes:
             raise UserError(
-                f"process {rank()} does not see the checkpoint that the first goes on with: "
+                f"process {rank()} does not see the checkpoint that the first resumes from: "
                 "output_dir must be on a disk that all hosts share"
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Whether all that will be kept finds room, before anything is sampled."""
+        """Check, before anything is sampled, that the disk has room for all checkpoints."""
         if self.in_background:
             self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
@@ -101,9 +101,9 @@ class Checkpointing(Checkpoint):
         folder.mkdir(exist_ok=True)
         for left_over in folder.glob(".iteration_*"):
             shutil.rmtree(left_over, ignore_errors=True)
-        (folder / ".written").touch()  # whether it can be
+        (folder / ".written").touch()  # whether it is possible
         (folder / ".written").unlink()
-        num_more = self.keep + 2 - len(list(folder.glob(FOLDERS)))  # the best, and one aside
+        num_more = self.keep + 2 - len(list(folder.glob(FOLDERS)))  # the best, and a temporary one
         check_space(folder, max(num_more, 1) * self._num_bytes, f"keeping {self.keep} and the best")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -130,7 +130,7 @@ class Checkpointing(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """What ends the run is no reason to lose a checkpoint, or to hide that it was lost."""
+        """Finish a save in progress, or report that it failed, whatever ended the run."""
         error = None if self._saves is None else self._saves.drain()
         if isinstance(error, InterruptedRunError):
             tell(str(error))
@@ -138,7 +138,7 @@ class Checkpointing(Checkpoint):
             tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A run killed between its last checkpoint and this has rollouts left."""
+        """Remove rollouts left by a run that was killed right after its last checkpoint."""
         self._settle(wait=True)
         kept, last = datamodule_of(trainer).kept, self.run_dir.checkpoints / LAST
         if kept is not None and last.exists() and rank() == 0:
@@ -150,7 +150,7 @@ class Checkpointing(Checkpoint):
             self._saves.drain()
 
     def _save(self, trainer: L.Trainer, module: VapoModule) -> None:
-        """Write the checkpoint, or begin to; nothing of the live run is looked at in the thread."""
+        """Write the checkpoint, or start to in a thread, which does not touch the live run."""
         manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
         sharded = module.config.trainer.sharded_checkpoints
         kept, saves = datamodule_of(trainer).kept, self._saves
@@ -178,7 +178,7 @@ class Checkpointing(Checkpoint):
             self._num_bytes = write(state).num_bytes
 
     def _settle(self, *, wait: bool) -> None:
-        """Take the end of an earlier save, or its error, if there is one in flight."""
+        """Wait for an earlier save that is still in progress, and raise its error."""
         written = None if self._saves is None else self._saves.settle(wait=wait)
         if written is not None:
             self._num_bytes = written.num_bytes
@@ -195,7 +195,7 @@ class Checkpointing(Checkpoint):
         )
 
     def _tidy(self, name: str, best_name: str | None) -> None:
-        """Point the links, then remove what is too old, or of a future that was gone back on."""
+        """Update the links, then remove checkpoints that are too old or of an abandoned future."""
         folder = self.run_dir.checkpoints
         point_link(folder / LAST, name)
         if best_name is not None and (folder / best_name).is_dir():

@@ -60,7 +60,7 @@ class PositionDiagnostics(Callback):
 class ValuePages(Callback):
     """Writes `value_pages/iteration_0001.html`, and links it from the run.
 
-    When `value_pages` says so. What it shows is from before the iteration's update. Must come
+    As often as `value_pages` sets. The numbers are from before the iteration's update. Must come
     after `ValuePretraining`, which ends the phase, and before `Recording`, which adds up times.
     """
 
@@ -91,7 +91,7 @@ class ValuePages(Callback):
     def about(
         self, config: FitConfig, iteration: Iteration, contents: PageContents
     ) -> dict[str, Any]:
-        """What the page says of the run."""
+        """The facts about the run that the page shows."""
         phase = iteration.phase
         facts = {
             "run": self.logger.run_id or "",
@@ -109,7 +109,7 @@ class ValuePages(Callback):
         }
 
     def link(self) -> None:
-        """Once in a run, so that a description that someone edits meanwhile stays."""
+        """Link the page from the run, only once, so that a user's edit of the description stays."""
         if self._linked or self.logger.run_id is None:
             return
         place = f"#/experiments/{self.logger.experiment_id}/runs/{self.logger.run_id}"
@@ -120,5 +120,5 @@ class ValuePages(Callback):
 
 
 def has_ended_phase(module: VapoModule, iteration: Iteration) -> bool:
-    """Whether the next iteration is of another phase: `ValuePretraining` has ended its own."""
+    """Whether the next iteration is of another phase, because `ValuePretraining` has ended."""
     return module.phase is not iteration.phase

@@ -15,7 +15,7 @@ from vapo.types import Phase
 
 
 class Evaluation(Callback):
-    """Keeps the first and the latest result; `eval/avg_at_k` is what `best.ckpt` is chosen by."""
+    """Keeps the first and the latest result; `best.ckpt` is chosen by `eval/avg_at_k`."""
 
     def __init__(self, logger: RunLogger, progress: Progress) -> None:
         self.logger = logger

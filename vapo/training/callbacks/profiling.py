@@ -17,7 +17,7 @@ from vapo.system.progress import Progress
 class Profiling(Callback):
     """Traces the second iteration of the run, or the only one; must come last.
 
-    The first one has what happens once: memory is claimed, kernels are chosen.
+    The first one includes one-time work: memory is allocated, kernels are chosen.
     """
 
     def __init__(self, run_dir: Path, progress: Progress) -> None:

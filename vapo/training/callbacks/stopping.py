@@ -1,4 +1,4 @@
-"""Where a run stops when it is asked to, and that it ends when another process is lost."""
+"""Stop a run at a safe point after a signal, and end it when another process is lost."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ValuePretraining(Callback):
         self.progress = progress
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin the phase. A restored checkpoint overwrites it with the phase it was in."""
+        """Begin the phase. A restored checkpoint overwrites it with its own phase."""
         assert isinstance(pl_module, VapoModule)
         if self.num_iterations > 0:
             pl_module.phase = Phase.VALUE_PRETRAINING
@@ -74,7 +74,7 @@ class ValuePretraining(Callback):
         )
 
     def stop_rule_met(self, finished: int, *, explained_variance: float, value_loss: float) -> bool:
-        """Both limits that are set are kept, after at least `min_iterations`."""
+        """Whether every stop limit that is set is met, after at least `min_iterations`."""
         least, most = self.settings.stop_explained_variance, self.settings.stop_value_loss
         if (least is None and most is None) or finished < self.settings.min_iterations:
             return False

@@ -1,4 +1,4 @@
-"""Watches each iteration's metrics, warns, and ends the run where the config says so."""
+"""Watches each iteration's metrics, warns, and ends the run where the config asks for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Watch(Callback):
         pl_module.faults.rollouts.open(self.run_dir.path, rank())
 
     def watched(self, faults: Faults) -> None:
-        """Take the module's faults; their lines go to the console."""
+        """Attach to the module's faults; their messages go to the console."""
         self._faults = faults
         faults.note = self.progress.note
 
@@ -63,7 +63,7 @@ class Watch(Callback):
 
     @property
     def holds_checkpoint(self) -> bool:
-        """Whether the run is in trouble that may end it: `last.ckpt` stays from before."""
+        """Whether `last.ckpt` must not be overwritten, because the run may be about to end."""
         assert self._faults is not None
         return bool(self._faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
 
@@ -88,11 +88,11 @@ class Watch(Callback):
     def look(
         self, iteration: int, phase: Phase, metrics: dict[str, float]
     ) -> list[tuple[WatcherState, bool]]:
-        """The watchers that find their figure in an iteration, and whether they are in alarm."""
+        """Which watchers have a figure in this iteration, and whether each is in alarm."""
         looks = []
         for state in self.watchers:
             if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
-                continue  # it is what the phase is there to raise
+                continue  # raising it is the purpose of this phase
             is_alarm = state.look(iteration, agreed(metrics, state))
             if is_alarm:
                 self.warn(state)
@@ -101,7 +101,7 @@ class Watch(Callback):
         return looks
 
     def warn(self, state: WatcherState) -> None:
-        """Once an episode, on the console and as a tag; the summary has the latest figure."""
+        """Warn once an episode, on the console and as a tag; the summary has the latest figure."""
         assert state.episode is not None
         self.warnings[state.name] = state.describe()
         if not state.episode.alarmed:
@@ -111,7 +111,7 @@ class Watch(Callback):
 
 
 def agreed(metrics: dict[str, float], state: WatcherState) -> dict[str, float]:
-    """The watcher's figures, the same on all ranks to the last bit: all stop, or none."""
+    """Make the watchers' figures bit-identical on all ranks, so that all ranks stop or none."""
     values = [metrics.get(key, math.nan) for key in state.sign.metrics]
     known = [v if math.isfinite(v) else -math.inf for v in values]
     known_everywhere = max_over_ranks(torch.tensor(known, dtype=torch.double))

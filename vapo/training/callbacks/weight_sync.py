@@ -17,7 +17,7 @@ from vapo.types import Phase
 
 
 def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
-    """The actor's state dict in the model folder's names, full tensors; every rank must walk it.
+    """Yield the actor's full weights under the model folder's names; every rank must iterate.
 
     A state dict names a tied weight twice, a list of parameters once: an engine that unties them
     would miss the second. Adapters are merged.

@@ -22,7 +22,7 @@ class DecodingRows:
     A row that has finished stays in step, unrecorded, until the rows are joined anew. Sampled
     tokens stay on the device and are written out once, when the rows are joined.
 
-    `requests` says which response each row is; `cache_rows` which row of the cache is its own
+    `requests` is the index of each row's response; `cache_rows` the index of its row in the cache
     (after a prefill several rows share their prompt's).
     """
 
@@ -56,7 +56,7 @@ class DecodingRows:
         return len(self.requests)
 
     def forward(self, model: PreTrainedModel) -> Float[Tensor, "R V"]:
-        """Feed every row's last token; the logits of its next one."""
+        """Run a forward pass on every row's last token; return the logits of the next one."""
         mask = None
         if self.cache_mask is not None:
             if self.width >= self.cache_mask.shape[1]:
@@ -85,7 +85,7 @@ class DecodingRows:
         stop_ids: Int[Tensor, " _"],
         max_tokens: int,
     ) -> bool:
-        """Note one more token of every live row. False if a live row's log-prob is not finite.
+        """Record one more token of every live row. False if a live row's log-prob is not finite.
 
         The only point of a step where the host waits for the device.
         """
@@ -111,7 +111,7 @@ class DecodingRows:
 
 
 def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
-    """The live rows of all parts, moved together; None if there are none.
+    """Join the live rows of all parts; None if there are none.
 
     Columns left of the longest live row's first token are dropped.
     """

@@ -27,7 +27,7 @@ class RoomyLayer(DynamicLayer):
     """A layer that writes new tokens into spare columns instead of copying all old ones.
 
     `keys` and `values` are views of the columns in use. Every row's last token is in the last
-    column in use; what stands left of a shorter row is zero and masked by the caller.
+    column in use; the columns left of a shorter row are zero and masked by the caller.
     """
 
     keys: Tensor
@@ -60,9 +60,9 @@ class RoomyLayer(DynamicLayer):
 
 
 def join_caches(parts: Sequence[CachedRows], *, width: int, room: int) -> Cache:
-    """One cache of all parts' rows, `width` columns in use and `room` spare ones.
+    """Join all parts' rows in one cache, with `width` columns in use and `room` spare ones.
 
-    Columns further left than `width` are dropped: the caller knows that no row reaches there.
+    Columns further left than `width` are dropped: the caller guarantees that no row reaches there.
     """
     layers: list[Any] = []
     for index in range(len(parts[0].cache.layers)):

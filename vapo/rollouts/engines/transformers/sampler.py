@@ -98,11 +98,11 @@ class TransformersSampler:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Nothing to do: the engine decodes with the actor's own parameters.
 
-        `weights` is not walked, so that gathering them from shards costs nothing.
+        `weights` is not iterated over, so that gathering them from shards costs nothing.
         """
 
     def sleep(self) -> None:
-        """Nothing to hand back: the engine has no memory of its own between calls."""
+        """Nothing to free: the engine has no memory of its own between calls."""
 
     def close(self) -> None:
         """Nothing to free: the module belongs to the trainer."""
@@ -157,7 +157,7 @@ class _Decoding:
         self.responses[request].logprobs.extend(logprobs)
 
     def extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
-        """Sample every row's next token from its logits and note it."""
+        """Sample every row's next token from its logits and record it."""
         settings = self.settings
         logprobs = filtered_logprobs(
             logits,
@@ -217,7 +217,7 @@ class _Decoding:
             logits_to_keep=1,
         ).logits[:, -1]
         cache_rows = torch.tensor([place[i] for i, _ in keys], device=self.device)
-        # One more draw than tokens: a finished row still reads one, unused.
+        # One more draw than tokens: a finished row still takes one, unused.
         draws = uniform_draws(
             keys, seed=self.seed, num_tokens=self.settings.max_response_tokens + 1
         )

@@ -40,7 +40,7 @@ def filtered_logprobs(
 def inverse_cdf(
     logprobs: Float[Tensor, "R V"], uniforms: Float64[Tensor, " R"]
 ) -> Int[Tensor, " R"]:
-    """The first token, in id order, whose cumulative probability exceeds the row's uniform.
+    """Take the first token, in id order, whose cumulative probability exceeds the row's uniform.
 
     A token of probability 0 is never returned, whatever the rounding: its cumulative value is
     set below every threshold (a parallel scan need not be monotone), and the threshold is below
@@ -55,7 +55,7 @@ def inverse_cdf(
 def uniform_draws(
     keys: Sequence[tuple[int, int]], *, seed: int, num_tokens: int
 ) -> Float64[Tensor, "R num_tokens"]:
-    """Uniforms in [0, 1) of (prompt i, sample j) for each key: a function of (seed, i, j) only."""
+    """Draw uniforms in [0, 1) for each (prompt i, sample j): a function of (seed, i, j) only."""
     draws = np.empty((len(keys), num_tokens))
     for row, (i, j) in enumerate(keys):
         stream = np.random.Philox(key=derive_seed(seed, "response", i, j))

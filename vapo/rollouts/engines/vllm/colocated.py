@@ -28,13 +28,13 @@ INSTALL = (
 
 
 def require_vllm() -> None:
-    """Raises: UserError where vLLM is not installed."""
+    """Check that vLLM is installed. Raises: UserError where it is not."""
     if find_spec("vllm") is None:
         raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
 
 
 def check_options(options: VllmConfig) -> None:
-    """Raises: UserError if vLLM is missing, or does not know one of the engine arguments."""
+    """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
     require_vllm()
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
@@ -214,18 +214,18 @@ def _generated(output: Any) -> Generated:
 
 @contextmanager
 def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
-    """Take these requests out of the engine if their call ends early: the next has its own."""
+    """Remove these requests from the engine if their call ends early."""
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the first error is the one to tell
+        with suppress(Exception):  # the first error is the one to report
             engine.abort_request(list(names))
         raise
 
 
 @contextmanager
 def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
-    """Call all `heard` at every step that sampled a token (outputs tell of finished responses)."""
+    """Call all `heard` at every step that sampled a token (outputs list finished responses)."""
     core = engine.engine_core
     get_output = core.get_output
 
@@ -245,19 +245,19 @@ def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _clear_errors(doing: str) -> Iterator[None]:
-    """Whatever vLLM raises, as one `EngineError` that says what to do."""
+    """Turn whatever vLLM raises into one `EngineError` with a fix."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        mend = "see docs/rollouts.md"
-        if isinstance(error, torch.OutOfMemoryError) or "memory" in said.lower():
-            mend = (
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        fix = "see docs/rollouts.md"
+        if isinstance(error, torch.OutOfMemoryError) or "memory" in reason.lower():
+            fix = (
                 "change rollouts.vllm.gpu_memory_utilization or kv_cache_memory_bytes, or lower "
                 "rollouts.max_concurrent_sequences"
             )
         if doing != "start":
-            mend += f"; {RESUME_HINT}"
-        raise EngineError(f"the vLLM engine could not {doing}: {said}; {mend}") from error
+            fix += f"; {RESUME_HINT}"
+        raise EngineError(f"the vLLM engine could not {doing}: {reason}; {fix}") from error

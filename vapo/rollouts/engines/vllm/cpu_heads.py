@@ -1,6 +1,6 @@
 """Attention heads of a size that vLLM's CPU kernels do not have, padded with zeros.
 
-The kernels know some head sizes only; a GPU's know all that are used. A model of the Llama or
+The kernels support some head sizes only; a GPU's support all that are used. A model of the Llama or
 Qwen2 kind with smaller heads runs as Llama with longer ones: the first `size` places of each head
 are the model's own, the others 0. Scores are sums over places, so they are the same but for the
 kernel's factor 1 / sqrt(padded) in place of 1 / sqrt(size), which the queries make up for, and the
@@ -49,7 +49,7 @@ class PaddedHeads:
 
 
 def padded_heads(config: PretrainedConfig) -> PaddedHeads | None:
-    """How to run the model on a CPU; None if its heads have a kernel.
+    """The padding needed to run the model on a CPU; None if its heads have a kernel.
 
     Raises: UserError if there is no way.
     """

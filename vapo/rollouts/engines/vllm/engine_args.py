@@ -71,7 +71,7 @@ def engine_arguments(
         "enforce_eager": eager,
         "enable_sleep_mode": on_gpu and options.sleep_level > 0,
         "logprobs_mode": "processed_logprobs",
-        "load_format": "dummy",  # random: nothing is read from disk that is pushed anyway
+        "load_format": "dummy",  # random: weights are pushed later, none are loaded from disk
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
@@ -89,7 +89,7 @@ def engine_arguments(
 
 
 def check_engine_args(extra: Mapping[str, Any], engine_args_type: type) -> None:
-    """Raises: UserError for a name that vLLM does not know, or that vapo sets itself."""
+    """Check the names. Raises: UserError for one that vLLM does not have, or that vapo sets."""
     known = [field.name for field in dataclasses.fields(engine_args_type)]
     for name in extra:
         if name in _OWN:

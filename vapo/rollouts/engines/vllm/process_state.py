@@ -4,7 +4,7 @@ Seen with vLLM 0.32 (creating an engine, and each step): environment variables (
 LOCAL_WORLD_SIZE, TORCHINDUCTOR_*, NUMEXPR_MAX_THREADS and its own), the number of torch threads
 and `torch.set_num_threads` itself, the random states of torch, Python and numpy, CPU affinity,
 `sys.excepthook`, the recursion limit, and a frozen garbage collector heap. The trainer's children
-and its random numbers must not depend on the engine beside it.
+and its random numbers must not depend on the engine in the same process.
 
 Left as vLLM makes them on a CPU: the stand-ins for `torch.cuda` streams and events, and for
 `pin_memory`, which its steps need and a CPU trainer does not use. Where no process group exists
@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine's core in this process
-# No banners, no telemetry, and no dump of the whole batch before an error that is told in a line;
-# what the user has set stands.
+# No banners, no telemetry, and no dump of the whole batch before an error that takes one line;
+# what the user has set is kept.
 _DEFAULTS = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -40,7 +40,7 @@ class ProcessState:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The engine's environment inside; what it was before, to the last bit, outside."""
+        """Set the engine's environment inside the block, and restore it exactly afterwards."""
         before = _Snapshot.take()
         _replace_environment(self._environment)
         try:
