@@ -152,9 +152,8 @@ class Delivery:
                 return False
             error = self._try(batch)
             with self._changed:
-                if self._abandoned:
-                    return False
-                if error is None or isinstance(error, RefusedError):
+                is_settled = error is None or isinstance(error, RefusedError)
+                if is_settled and not self._abandoned:
                     self._settle(batch, is_sent=error is None)
                     self._changed.notify_all()
                     return True
@@ -163,6 +162,8 @@ class Delivery:
             error = OutageError()
             self._last_error = self._redact(_one_line(raised))
         with self._changed:
+            if self._abandoned:
+                return False
             self._failures += 1
             if self._failures == 1:
                 self._warn(

@@ -133,7 +133,7 @@ class Journal:
         """
         lines = [item for item in islice(self._waiting, num) if isinstance(item, bytes)]
         is_kept = self.folder is not None and not self.is_gone
-        if is_kept and refused_for is not None:
+        if is_kept and lines and refused_for is not None:
             self._keep_refused(lines, refused_for)
         for _ in range(num):
             self._waiting.popleft()
