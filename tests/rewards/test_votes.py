@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import combinations, permutations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.evaluation.test_evaluation import CountingProgress, ScriptedSampler
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.schema import DataConfig, EvaluationConfig, MixtureSource, RewardConfig
 from vapo.evaluation import evaluate, majority_is_correct
+from vapo.rewards.answer_equality import vote_classes
 from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import Prompt
@@ -129,6 +131,21 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     assert "eval_own/maj_at_k" not in metrics
     assert metrics["eval_plain/maj_at_k"] == 1.0
     assert metrics["eval_own/pass_at_k"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [(r"50\%", "50", "0.5"), (r"5\text{ cm}", "5", r"5\text{ m}"), ("x=5", "5=x", "2x=10")],
+)
+def test_classes_do_not_depend_on_the_order_of_the_answers(answers: tuple[str, ...]):
+    found = set()
+    for order in permutations(answers):
+        classes = vote_classes(order)
+        pairs = combinations(range(len(order)), 2)
+        found.add(
+            frozenset(frozenset({order[i], order[j]}) for i, j in pairs if classes[i] == classes[j])
+        )
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("verifier", ["exact", "regex", "math", "reasoning_gym"])

@@ -38,7 +38,7 @@ _LABEL = re.compile(
     r"|[A-Z]{2,3}|\\overline ?\{[A-Z]{2}\}|(?:m ?)?\\angle ?[A-Z]{1,3}"  # AB, an angle
 )
 _QUANTITY = re.compile(  # what a problem asks for, by a name that holds no number
-    r"[A-Za-z](?: ?\+ ?[A-Za-z])+|\| ?[A-Z]{2} ?\||\[ ?[A-Z]{3,4} ?\]"
+    r"(?!.*([A-Za-z]).*\1)[A-Za-z](?: ?\+ ?[A-Za-z])+|\| ?[A-Z]{2} ?\||\[ ?[A-Z]{3,4} ?\]"
     r"|\\text\{ ?(?:[Tt]he )?(?:[Tt]otal |[Ff]inal )?"
     r"(?i:answer|area|average|cost|distance|length|mean|number|perimeter|probability|product|profit"
     r"|ratio|remainder|speed|sum|time|total|volume) ?\}"
