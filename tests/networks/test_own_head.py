@@ -116,6 +116,7 @@ def test_it_is_looked_for_before_a_model_is_loaded(write: Write) -> None:
         check_own_head(config(f"actor.path={ROOT / 'models/state_tracking/policy'}", function="f"))
 
 
+@pytest.mark.slow
 def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) -> None:
     """A run of three iterations has the same weights as one of two that is resumed."""
     write(TWO_LAYERS)
@@ -150,6 +151,16 @@ def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) ->
     assert f"critic.head_function {MODULE}:make_head" in result.stderr
     assert not (tmp_path / "out").exists()
     assert vapo("export", last, str(tmp_path / "actor")).returncode == 0
+
+    page = tmp_path / "page.html"
+    shown = ["--ckpt_path", last, "--value_page", str(page)]
+    result = vapo("validate", "--config", "conf/vapo.yaml", *own, *small, *shown)
+    assert result.returncode == 0, result.stderr
+    assert page.exists()
+
+    result = vapo("estimate", "--config", "conf/vapo.yaml", *own)
+    assert result.returncode == 2
+    assert "set critic.head_function=null" in result.stderr
 
     result = vapo("fit", "--config", "conf/vapo.yaml", "critic.init=policy", "--ckpt_path", last)
     assert result.returncode == 2

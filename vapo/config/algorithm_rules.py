@@ -12,7 +12,7 @@ def group_estimator_has_groups(config: FitConfig) -> Problem | None:
     if not config.algorithm.compares_groups or group_size > 1:
         return None
     is_own = estimator == "function"
-    mend = ", or algorithm.estimator_compares_groups to false" if is_own else ""
+    also = ", or algorithm.estimator_compares_groups to false" if is_own else ""
     return Problem(
         (
             "algorithm.advantage_estimator",
@@ -21,7 +21,7 @@ def group_estimator_has_groups(config: FitConfig) -> Problem | None:
         ),
         f"algorithm.advantage_estimator {estimator} compares the responses of a group, and "
         "there is one response per prompt: set components.group_sampling.group_size to 2 or "
-        f"more and components.group_sampling.enabled to true{mend}",
+        f"more and components.group_sampling.enabled to true{also}",
     )
 
 
@@ -37,11 +37,11 @@ def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
     keys = [key for key, is_on in on.items() if is_on]
     if keys:
         switches = ", ".join(f"{key}=false" for key in keys)
-        mend = ", or algorithm.estimator_uses_critic=true" if estimator == "function" else ""
+        also = ", or algorithm.estimator_uses_critic=true" if estimator == "function" else ""
         return Problem(
             ("algorithm.advantage_estimator", *keys),
             f"algorithm.advantage_estimator {estimator} has no critic, which these components "
-            f"work on: set {switches}{mend}",
+            f"work on: set {switches}{also}",
         )
     if config.algorithm.value_clip is not None:
         return Problem(
