@@ -17,7 +17,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import from_yaml, to_yaml
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings
-from vapo.rewards.workers import Worker
+from vapo.rewards.worker_pool import Worker
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import make_plan
 from vapo.sweep.recording import Parent

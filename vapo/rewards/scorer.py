@@ -14,7 +14,7 @@ from vapo.errors import UserError
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker import Settings, Task
-from vapo.rewards.workers import WorkerPool
+from vapo.rewards.worker_pool import WorkerPool
 from vapo.types import Rollout, Verdict
 
 FEWEST_WITHOUT_VERDICT = 8

@@ -8,7 +8,7 @@ from typing import Any
 
 from vapo.rewards.verifiers import MAX_EXTRACTED_CHARS, MAX_RESPONSE_CHARS, VoteTask
 from vapo.rewards.worker import Task
-from vapo.rewards.workers import WorkerPool
+from vapo.rewards.worker_pool import WorkerPool
 from vapo.types import Rollout, Verdict
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
+from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.sampling_ahead import Stage
-from vapo.rollouts.source_metrics import source_metrics
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed

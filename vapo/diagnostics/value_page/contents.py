@@ -11,7 +11,7 @@ from torch import Tensor
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_calibration
-from vapo.diagnostics.value_page.choice import ChosenGroup, choose_groups
+from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.functional.advantages import gae
 from vapo.system.seeding import derive_seed
 from vapo.types import Rollout, TrainingBatch, Verdict

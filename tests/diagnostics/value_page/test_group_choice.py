@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from tests.systems import estimated, made_up_batch, system_config
-from vapo.diagnostics.value_page.choice import ChosenGroup, choose_groups, choose_rows
+from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups, choose_rows
 from vapo.types import TrainingBatch
 
 LENGTHS = [3, 2, 4, 5, 1, 2, 9, 1, 1, 2, 2, 2]  # four groups of three

@@ -210,7 +210,7 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     script.write_text(
         "from vapo.config.schema import RewardConfig\n"
         "from vapo.rewards.worker import Settings\n"
-        "from vapo.rewards.workers import WorkerPool\n"
+        "from vapo.rewards.worker_pool import WorkerPool\n"
         "pool = WorkerPool(Settings('regex', '(x)', None, 5.0), num_workers=1)\n"
         "pool.run([('x', 'x', {})], lambda i, reply: print(reply['is_correct']))\n"
     )
