@@ -98,7 +98,8 @@ def _overview() -> str:
 def _configured(name: str, argv: list[str]) -> None:
     """fit, validate, sft, reward-model: config files and dotted overrides."""
     import vapo.config
-    from vapo.config.loading import compose, to_yaml
+    from vapo.config.flattening import to_yaml
+    from vapo.config.loading import compose
     from vapo.config.options import describe
 
     command = CONFIGURED[name]

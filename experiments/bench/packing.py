@@ -73,7 +73,7 @@ def make_networks(hidden: int, layers: int, heads: int, device: torch.device) ->
     models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
     for model in models:
         model.to(device, getattr(torch, str(config.dtype).removeprefix("torch."))).train()
-    assert choose_packing("packed", models, device)
+    assert choose_packing("packed", models)
     return [Actor(models[0]), Critic(models[1])]
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.loading import flatten, from_yaml, load_config, to_yaml
+from vapo.config.flattening import flatten, to_yaml
+from vapo.config.loading import from_yaml, load_config
 from vapo.config.schema import MixtureSource, SourceConfig
 from vapo.errors import UserError
 

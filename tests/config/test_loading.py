@@ -10,14 +10,8 @@ import pytest
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.components import ClipHigher
-from vapo.config.loading import (
-    compose,
-    config_hash,
-    flatten,
-    from_yaml,
-    load_config,
-    to_yaml,
-)
+from vapo.config.flattening import config_hash, flatten, to_yaml
+from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.schema import OptimizerConfig, SourceConfig
 
 

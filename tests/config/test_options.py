@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.loading import flatten
+from vapo.config.flattening import flatten
 from vapo.config.networks import LoraConfig
 from vapo.config.options import Option, Section, describe, is_key, nearest_key
 from vapo.config.schema import MixtureSource, SourceConfig

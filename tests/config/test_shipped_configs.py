@@ -9,7 +9,8 @@ import pytest
 
 from tests.config.fits import ROOT
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.loading import Composed, compose, from_yaml, load_config, to_yaml
+from vapo.config.flattening import to_yaml
+from vapo.config.loading import Composed, compose, from_yaml, load_config
 
 CONF = ROOT / "conf"
 DEFAULT = CONF / "vapo.yaml"

@@ -7,7 +7,7 @@ import re
 from tests.config.fits import ROOT
 from tests.systems import system_config
 from vapo.config import resolve
-from vapo.config.loading import flatten
+from vapo.config.flattening import flatten
 
 CONF = ROOT / "conf"
 

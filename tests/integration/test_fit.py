@@ -198,7 +198,8 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
         recorded, resumed.replace("  num_iterations: 3\n", "  num_iterations: 9\n"), None
     )
     assert longer == facts | {"training.num_iterations": "3, then 9"}
-    collection = open_reader(str(store(run.parents[1]))).experiment("vapo")
+    reader = open_reader(str(store(run.parents[1])))
+    collection = reader.chosen([summary(run)["mlflow_run_id"]])
     assert [(record.row, record.seed) for record in collection.runs] == [("vapo", 0)]
     assert collection.notes == ()
 

@@ -18,7 +18,8 @@ from mlflow import MlflowClient
 
 from tests.integration.commands import ROOT, SMALL
 from vapo.config import FitConfig
-from vapo.config.loading import flatten_written, load_config, to_yaml
+from vapo.config.flattening import flatten_written, to_yaml
+from vapo.config.loading import load_config
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import make_run_logger
 from vapo.tracking.stores import locate_store

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
-from vapo.config.loading import to_yaml
+from vapo.config.flattening import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
-from vapo.config.loading import config_hash, flatten, to_yaml
+from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_tokenizers, critic_path
 from vapo.networks.loading import load_tokenizer
@@ -88,7 +88,6 @@ def train(
     started: float,
 ) -> Path:
     """The run itself, once everything has been checked."""
-    critic = critic_path(config) if config.algorithm.has_critic else None
     with (
         Progress() as progress,
         make_scorer(
@@ -100,12 +99,7 @@ def train(
             recorded_tracking(config),
             run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,
-            tags={
-                "command": "fit",
-                "code": code_version(),
-                **component_tags(config),
-                **model_tags(config, critic),
-            },
+            tags=run_tags(config),
             note=progress.note,
             journal=run_dir.path / "tracking",
         ) as logger,
@@ -114,6 +108,7 @@ def train(
         run_dir.record("running", logger.run_id)
         begin_record(config, run_dir, prompts, logger, progress)
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
+        kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
         datamodule = RolloutDataModule(
             config,
             prompts=prompts,
@@ -121,7 +116,7 @@ def train(
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             pad_id=module.pad_id,
-            kept=KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None,
+            kept=kept,
             safe_point=stopping.safe_point,
         )
         callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)
@@ -232,6 +227,17 @@ def describe_checkpoints(folder: Path) -> str:
         return "there is no checkpoint from before it"
     best_too = f"; best score: {best}" if best.exists() else ""
     return f"checkpoint from before it: {last}{best_too}"
+
+
+def run_tags(config: FitConfig) -> dict[str, str]:
+    """What a report tells runs apart by, and the UI filters by."""
+    critic = critic_path(config) if config.algorithm.has_critic else None
+    return {
+        "command": "fit",
+        "code": code_version(),
+        **component_tags(config),
+        **model_tags(config, critic),
+    }
 
 
 def component_tags(config: FitConfig) -> dict[str, str]:

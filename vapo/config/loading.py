@@ -1,4 +1,4 @@
-"""YAML files and overrides to a typed, checked config; and a config back to YAML, keys, a hash.
+"""YAML files and overrides to a typed, checked config; `flattening` is the way back.
 
 Layers are merged in order, the last wins; interpolations are resolved after the last one, so
 overrides reach them. Whatever is wrong is one `UserError` that names the dotted key and where
@@ -7,10 +7,8 @@ it is written.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,6 +23,7 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment
+from vapo.config.flattening import flatten
 from vapo.config.layers import (
     Layer,
     check_keys,
@@ -37,11 +36,9 @@ from vapo.config.layers import (
 from vapo.config.limits import expansion_excess
 from vapo.config.options import Entry, Option, describe, nearest_key
 from vapo.config.validation import first_problem
-from vapo.config.written import deciding_tree, source_tree, written_source, written_tree
 from vapo.errors import UserError
 
 T = TypeVar("T")
-Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -261,53 +258,3 @@ def _raw(tree: Any, key: str) -> Any:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
-
-
-def to_yaml(config: Any) -> str:
-    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written.
-
-    `${oc.env:NAME}` stays unresolved, and URIs lose their credentials: see `written`.
-    """
-    if isinstance(config, DictConfig):
-        tree = written_source(OmegaConf.to_container(config, resolve=False))
-        return OmegaConf.to_yaml(OmegaConf.create(tree))
-    return OmegaConf.to_yaml(OmegaConf.create(source_tree(config)))
-
-
-def flatten(config: Any) -> dict[str, Scalar]:
-    """Dotted key -> scalar, of a config or a block of one; lists become JSON text.
-
-    For use: what is written or shown comes from `flatten_written`.
-    """
-    return flatten_tree(environment.values_of(config))
-
-
-def flatten_written(config: Any) -> dict[str, Scalar]:
-    """As `flatten`, as it may be written: `${oc.env:NAME}` unresolved, URIs bare."""
-    return flatten_tree(written_tree(config))
-
-
-def flatten_deciding(config: Any) -> dict[str, Scalar]:
-    """As `flatten`, of what decides a run and not of the credentials that it uses."""
-    return flatten_tree(deciding_tree(config))
-
-
-def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
-    """As `flatten`, of nested mappings."""
-    return dict(_flatten(tree, ""))
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, (Mapping, list, tuple)):
-            yield f"{prefix}{name}", json.dumps(value)
-        else:
-            yield f"{prefix}{name}", value
-
-
-def config_hash(config: Any) -> str:
-    """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
-    canonical = json.dumps(deciding_tree(config), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

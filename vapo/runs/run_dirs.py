@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import identity_values, config_identity
 from vapo.config.layers import read_text
-from vapo.config.loading import flatten_deciding, flatten_tree, to_yaml
+from vapo.config.flattening import (flatten_deciding, flatten_tree, to_yaml)
 from vapo.errors import UserError
 from vapo.system.file_locks import try_lock
 from vapo.system.main_process import is_main_process

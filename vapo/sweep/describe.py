@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vapo.config import FitConfig
-from vapo.config.loading import Scalar
+from vapo.config.flattening import Scalar
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, budget_differences, differences, num_rollouts

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import FitConfig, resolve
+from vapo.config.flattening import Scalar, flatten_written
 from vapo.config.layers import read_file, read_overrides
-from vapo.config.loading import Scalar, compose_layers, flatten_written
+from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.errors import UserError
 from vapo.sweep.grid import Grid, Row

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from vapo.config import FitConfig
-from vapo.config.loading import to_yaml
+from vapo.config.flattening import to_yaml
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Handle, Launcher, fit_command
 from vapo.sweep.plan import Task, set_key

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.loading import flatten_written
+from vapo.config.flattening import flatten_written
 from vapo.config.schema import TrackingConfig
 from vapo.config.written import written_tree
 from vapo.prompts.fingerprint import fingerprint, prompts_digest

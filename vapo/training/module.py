@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.config import FitConfig, resolve
-from vapo.config.loading import to_yaml
+from vapo.config.flattening import to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference

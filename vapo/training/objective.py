@@ -7,7 +7,7 @@ over micro-batches and ranks is exact.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import Hyperparameters
@@ -95,17 +95,7 @@ def policy_objective(
     old_logprobs, advantages = rows.old_logprobs, rows.advantages
     assert old_logprobs is not None, "the phase trains the policy"
     assert advantages is not None, "the phase trains the policy"
-    if algorithm.surrogate == "clipped_ratio":
-        token_losses = clipped_surrogate(
-            logprobs,
-            old_logprobs,
-            advantages,
-            eps_low=hp.eps_low,
-            eps_high=hp.eps_high,
-            dual_clip=algorithm.dual_clip,
-        )
-    else:
-        token_losses = logprob_surrogate(logprobs, advantages)
+    token_losses = surrogate_losses(logprobs, old_logprobs, advantages, hp, algorithm)
     if rows.importance_weights is not None:
         token_losses = rows.importance_weights * token_losses
     loss = policy_loss = aggregate(
@@ -136,29 +126,54 @@ def policy_objective(
     totals.add("actor/entropy", mean_entropy)
     if algorithm.entropy_coef > 0:
         loss = loss - algorithm.entropy_coef * mean_entropy
-    num_tokens = minibatch.num_tokens
-    add_ratio_statistics(logprobs.detach(), old_logprobs, mask, num_tokens, totals)
-    if algorithm.surrogate == "clipped_ratio":
-        ratios = (logprobs.detach(), old_logprobs, advantages, mask)
-        low, high = clip_fractions(*ratios, eps_low=hp.eps_low, eps_high=hp.eps_high)
-        totals.add("actor/clip_fraction_low", low / max(num_tokens, 1))
-        totals.add("actor/clip_fraction_high", high / max(num_tokens, 1))
+    ratios = (logprobs.detach(), old_logprobs, advantages, mask)
+    add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)
     return loss
 
 
-def add_ratio_statistics(
+def surrogate_losses(
     logprobs: Float[Tensor, "b T"],
     old_logprobs: Float[Tensor, "b T"],
-    mask: Bool[Tensor, "b T"],
+    advantages: Float[Tensor, "b T"],
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    """L_PPO of each token, as `algorithm.surrogate` defines it."""
+    if algorithm.surrogate == "logprob":
+        return logprob_surrogate(logprobs, advantages)
+    return clipped_surrogate(
+        logprobs,
+        old_logprobs,
+        advantages,
+        eps_low=hyperparameters.eps_low,
+        eps_high=hyperparameters.eps_high,
+        dual_clip=algorithm.dual_clip,
+    )
+
+
+Ratios = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Log-probs, old log-probs, advantages and loss mask, each [b, T]."""
+
+
+def add_ratio_statistics(
+    ratios: Ratios,
     num_tokens: int,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Add the approximate KL to the rollout policy and the largest ratio to `totals`."""
+    """Approximate KL to the rollout policy, the largest ratio, and the share of clipped tokens."""
+    logprobs, old_logprobs, advantages, mask = ratios
     share = mask.sum() / max(num_tokens, 1)
     kl = approx_kl(logprobs, old_logprobs, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
     ratio = torch.where(mask, (logprobs - old_logprobs).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
+    if algorithm.surrogate == "clipped_ratio":
+        bounds = {"eps_low": hyperparameters.eps_low, "eps_high": hyperparameters.eps_high}
+        low, high = clip_fractions(logprobs, old_logprobs, advantages, mask, **bounds)
+        totals.add("actor/clip_fraction_low", low / max(num_tokens, 1))
+        totals.add("actor/clip_fraction_high", high / max(num_tokens, 1))
 
 
 def value_objective(

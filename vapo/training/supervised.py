@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from vapo.config import RewardModelConfig, SftConfig
-from vapo.config.loading import flatten_written, to_yaml
+from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.by_source import make_scorer

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vapo.config.checkpoints import identity_values
-from vapo.config.loading import flatten_tree
+from vapo.config.flattening import flatten_tree
 from vapo.sweep.folders import pretraining_of
 
 SCORE = "eval/avg_at_k"
