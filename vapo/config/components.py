@@ -56,7 +56,7 @@ class LengthAdaptiveGAE:
 
 @dataclass(frozen=True)
 class TokenLevelLoss:
-    """Every token of the mini-batch weighs the same (VAPO 4.2, DAPO 3.3)."""
+    """Every token of the minibatch weighs the same (VAPO 4.2, DAPO 3.3)."""
 
     enabled: bool = _option(
         True,

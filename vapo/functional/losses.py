@@ -1,7 +1,7 @@
 """Losses of the actor and the critic, per token, and their reduction to one number.
 
-Every denominator belongs to the optimizer step's whole mini-batch. A caller that cuts the
-mini-batch into micro-batches passes it in (`masking.loss_denominator`, added up over
+Every denominator belongs to the optimizer step's whole minibatch. A caller that cuts the
+minibatch into micro-batches passes it in (`masking.loss_denominator`, added up over
 micro-batches and ranks); the sum of the parts is then the loss of the whole.
 """
 
@@ -48,7 +48,7 @@ def clipped_surrogate(
     is_valid = torch.isfinite(log_ratio) & torch.isfinite(advantages)
     log_ratio = torch.where(is_valid, log_ratio, 0.0)
     advantages = torch.where(is_valid, advantages, 0.0)
-    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()  # keeps exp finite
     clipped_ratio = ratio.clamp(1.0 - eps_low, 1.0 + eps_high)
     loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
     if dual_clip is not None:
@@ -90,7 +90,7 @@ def aggregate(
     Source: VAPO 4.2, DAPO 3.3. Component `token_level_loss`; off: sequence_mean, where a token
     of a response of l tokens weighs 1/l. sequence_sum: the response is one action, whose
     log-prob is the sum over its tokens (RLOO, ReMax). constant_length: Dr.GRPO.
-    Units: `denominator` is the mini-batch's `loss_denominator`, added up, when this is one
+    Units: `denominator` is the minibatch's `loss_denominator`, added up, when this is one
     micro-batch of it; by default this batch's own (constant_length has no default).
     Padding: ignored in value and gradient. A response without a token adds 0 and, by default,
     is not counted; nothing to count at all gives 0.
@@ -124,7 +124,7 @@ def value_loss(
                             loss_t = 1/2 * max((V - R)^2, (V_clip - R)^2)
 
     Source: VC-PPO algorithm 1 (the 1/2 is theirs; no value clip there, nor by default here).
-    Units: reward squared; `denominator` is the mini-batch's number of tokens.
+    Units: reward squared; `denominator` is the minibatch's number of tokens.
     Padding: ignored in value and gradient.
     Raises: ValueError when value_clip is given without old_values, or is not above 0.
     """
@@ -155,7 +155,7 @@ def positive_example_lm_loss(
 
     Source: VAPO 4.3, equation of L_NLL. Component `positive_example_lm_loss`; off: mu = 0 in
     L = L_PPO + mu * L_NLL. Correct is the verifier's verdict, not a positive reward.
-    Units: nats per token; `denominator` is the number of tokens of the mini-batch's *correct*
+    Units: nats per token; `denominator` is the number of tokens of the minibatch's *correct*
     responses.
     Padding: ignored in value and gradient. No correct response: 0, with gradient 0.
     """

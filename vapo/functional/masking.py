@@ -55,7 +55,7 @@ def loss_denominator(
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the
-    denominator of a mini-batch.
+    denominator of a minibatch.
     Raises: ValueError when `constant_length` lacks the length.
     """
     if reduction == "token_mean":

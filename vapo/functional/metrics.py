@@ -63,7 +63,7 @@ def clip_fractions(
         low:   ratio < 1 - eps_low  and A < 0
         high:  ratio > 1 + eps_high and A > 0
 
-    Counts, to be divided by the mini-batch's number of tokens. A ratio outside the bounds on
+    Counts, to be divided by the minibatch's number of tokens. A ratio outside the bounds on
     the other side of A still has its gradient, and is not counted.
     Padding: ignored.
     """

@@ -100,7 +100,7 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
 def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
     """Load a causal language model with every weight from the folder, and dropout 0.
 
-    Dropout is 0 so that the first mini-batch's ratio is 1: the old log-probs and the new ones
+    Dropout is 0 so that the first minibatch's ratio is 1: the old log-probs and the new ones
     then come from one and the same network.
 
     Raises:

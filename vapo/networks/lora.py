@@ -40,7 +40,7 @@ def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> N
             peft.LoraConfig(
                 r=options.rank,
                 lora_alpha=options.lora_alpha,
-                lora_dropout=0.0,  # with dropout the first mini-batch's ratio would not be 1
+                lora_dropout=0.0,  # with dropout the first minibatch's ratio would not be 1
                 target_modules=targets,
                 bias="none",
             ),

@@ -1,4 +1,7 @@
-"""The scorer: rollouts -> verdicts, whatever the verifier does."""
+"""Rollouts -> verdicts with their rewards, whatever the verifier does.
+
+`vapo.rollouts.batch` makes tensors of them.
+"""
 
 from __future__ import annotations
 

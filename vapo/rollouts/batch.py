@@ -27,7 +27,7 @@ def make_rollout_batch(
     """Pad responses into tensors and add the overlong shaping to the verifier's rewards.
 
     Raises:
-        ValueError: a rollout without response tokens, or as many verdicts as rollouts missing.
+        ValueError: a rollout without response tokens; not one verdict for each rollout.
     """
     if len(rollouts) != len(verdicts):
         raise ValueError(f"{len(rollouts)} rollouts but {len(verdicts)} verdicts")

@@ -1,4 +1,4 @@
-"""Find the rollouts that made a mini-batch's update non-finite, once an update was skipped."""
+"""Find the rollouts that made a minibatch's update non-finite, once an update was skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vapo.types import Rollout
 
 # The engine's log-probs are in every record, as they came.
 _NOT_TRAINED_ON = ("rollout_logprobs", "old_entropy", "token_rewards", "raw_advantages")
-_NUM_SHOWN = 4  # rollouts of a mini-batch in which no single one is bad
+_NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 
 @torch.no_grad()

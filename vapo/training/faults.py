@@ -47,8 +47,8 @@ class Faults:
     """Counts skipped updates and rollouts left out; the counts are the same on all ranks.
 
     An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
-    state nor the learning rate's schedule; it is still a mini-batch of `trainer.global_step`. A
-    mini-batch without a loss of the network is no fault, and not counted here.
+    state nor the learning rate's schedule; it is still a minibatch of `trainer.global_step`. A
+    minibatch without a loss of the network is no fault, and not counted here.
     """
 
     def __init__(self, max_bad_updates: int, max_saved_rollouts: int) -> None:

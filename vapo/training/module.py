@@ -259,9 +259,10 @@ class VapoModule(L.LightningModule):
         wrapper, scheduler = stepper(self, name)
         optimizer = wrapper.optimizer
         max_norm = getattr(self.config, name).optimizer.max_grad_norm
-        clipped = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
-        clipped = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
-        norm, is_finite = finite_over_ranks(clipped.to(loss.device), loss)
+        before_clip = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
+        if hasattr(before_clip, "full_tensor"):
+            before_clip = before_clip.full_tensor()
+        norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
         lr = optimizer.param_groups[0]["lr"]
         if not is_finite:
             optimizer.zero_grad(set_to_none=True)

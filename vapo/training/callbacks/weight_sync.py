@@ -1,4 +1,4 @@
-"""After every update of the policy, the sampling engine gets its weights."""
+"""After every policy iteration, the sampling engine gets the actor's weights."""
 
 from __future__ import annotations
 
