@@ -57,8 +57,7 @@ class EngineServer(ServedEngine):
         self.token = token
         self.host_names = frozenset({"localhost", *map(str.lower, host_names)})
         self.pushed: tuple[str, dict[str, Tensor]] = ("", {})  # of which push; the engine's thread
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._jobs = queue.SimpleQueue()
+        self.jobs = queue.SimpleQueue()
         self._slots = threading.BoundedSemaphore(limits.connections)
         super().__init__(address, RequestHandler)
 
@@ -74,23 +73,17 @@ class EngineServer(ServedEngine):
         )
         accepting.start()
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := self.jobs.get()) is not None:
                 _run(*job)
         finally:
             super().shutdown()
-            while not self._jobs.empty():
-                if (job := self._jobs.get()) is not None and not job[0].cancelled():
+            while not self.jobs.empty():
+                if (job := self.jobs.get()) is not None and not job[0].cancelled():
                     job[0].set_exception(_stopping())
 
     def shutdown(self) -> None:
         """End `serve_forever` once the engine has finished earlier requests."""
-        self._jobs.put(None)
-
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` in the engine's thread, after what was submitted before."""
-        future: Future[Any] = Future()
-        self._jobs.put((future, work))
-        return future
+        self.jobs.put(None)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own, if there are not too many already."""

@@ -40,10 +40,13 @@ class ServedEngine(ThreadingHTTPServer):
     token: str | None
     host_names: frozenset[str]
     pushed: tuple[str, dict[str, Tensor]]
+    jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Run `work` in the engine's thread, after what was submitted before."""
-        raise NotImplementedError
+        future: Future[Any] = Future()
+        self.jobs.put((future, work))
+        return future
 
 
 _HEARTBEAT_S = 1.0
