@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from tests.config.fits import ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.engines import VllmConfig
+from vapo.config.kinds import make
 from vapo.networks.actor import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import token_inputs
@@ -45,7 +46,7 @@ def make_engine(
     if not (folder / "config.json").exists():
         save_tiny_folder(folder, vllm_model())
     return ColocatedEngine(
-        VllmConfig(**settings),
+        make(VllmConfig, **settings),
         EngineSize(MAX_TOKENS, 64),
         model_path=str(folder),
         dtype="float32",

@@ -23,6 +23,7 @@ from sampler import CASES, GROUP_SIZE, make_model, make_prompts  # beside this f
 from transformers import PreTrainedModel
 
 from vapo.config.engines import VllmConfig
+from vapo.config.kinds import make
 from vapo.config.schema import NewModelConfig
 from vapo.networks.actor import Actor
 from vapo.networks.loading import load_causal_lm, load_tokenizer
@@ -59,7 +60,7 @@ def engines(
         logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
     )
     engine = ColocatedEngine(
-        VllmConfig(),
+        make(VllmConfig),
         EngineSize(max_tokens, rows),
         model_path=folder,
         dtype="float32",

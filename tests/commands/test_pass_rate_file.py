@@ -88,12 +88,12 @@ def test_rows_come_back_whole_and_a_second_run_pays_nothing(
         assert row["pass_rate"] == row["num_correct"] / K
     # the same columns and keys of the config read the new file
     data = config.data
-    data.train.path = str(path)
+    data.train.path = str(path)  # type: ignore[attr-defined]
     again = load_prompts(data, tiny_tokenizer()).train
     assert [p.text for p in again] == [f"{i}=" for i in range(9)]
     assert again[4].metadata["nested"] == {"level": 4}
     before = path.read_bytes()
-    data.train.path = str(tmp_path / "rows.jsonl")
+    data.train.path = str(tmp_path / "rows.jsonl")  # type: ignore[attr-defined]
     assert fill(config, path)[1] == 0
     assert path.read_bytes() == before
 

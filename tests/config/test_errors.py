@@ -91,7 +91,7 @@ def test_value_where_a_block_is_due(tmp_path: Path, value: str) -> None:
         ("algorithm.dual_clip", "1.0", "> 1"),
         ("rollouts.temperature", "0", "> 0"),
         ("evaluation.top_p", "1.5", "> 0, <= 1"),
-        ("data.heldout.num_examples", "0", ">= 1"),
+        ("data.train.num_examples", "0", ">= 1"),
     ],
 )
 def test_out_of_range_names_the_place_of_the_last_value(
@@ -106,7 +106,7 @@ def test_out_of_range_names_the_place_of_the_last_value(
     assert f"overlay.yaml:{len(blocks) + 1}: {key} must be {range_}, got " in message
 
 
-def test_a_later_good_value_mends_a_bad_one(tmp_path: Path) -> None:
+def test_a_later_good_value_replaces_a_bad_one(tmp_path: Path) -> None:
     config = fit_config(tmp_path, "algorithm.gamma=0.9", overlay="algorithm: {gamma: 7}")
     assert config.algorithm.gamma == 0.9
 
@@ -114,7 +114,8 @@ def test_a_later_good_value_mends_a_bad_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
 @pytest.mark.parametrize("key", ["rewards.correct", "actor.optimizer.lr", "data.train.options.x"])
 def test_not_finite(tmp_path: Path, key: str, value: str) -> None:
-    message = message_of(tmp_path, "", f"{key}={value}")
+    generator = "data: {train: {kind: procedural, task: t, num_examples: 9}}"
+    message = message_of(tmp_path, generator, f"{key}={value}")
     assert message.startswith(f"command line: {key} must be a finite number, got ")
 
 

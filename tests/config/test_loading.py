@@ -10,6 +10,7 @@ import pytest
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.components import ClipHigher
+from vapo.config.data import JsonlSource
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.schema import OptimizerConfig, SourceConfig
@@ -31,7 +32,8 @@ def test_result_is_typed_dataclasses(tmp_path: Path) -> None:
     config = fit_config(tmp_path, "data.heldout.path=x.jsonl")
     assert type(config) is FitConfig
     assert type(config.actor.optimizer) is OptimizerConfig
-    assert type(config.data.heldout) is SourceConfig
+    assert isinstance(config.data.heldout, SourceConfig)
+    assert isinstance(config.data.heldout, JsonlSource)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.components.clip_higher.eps_high = 1.0  # type: ignore[misc]
 
@@ -40,7 +42,7 @@ def test_a_nullable_block_is_set_and_unset_by_overlays(tmp_path: Path) -> None:
     overlay = "data: {heldout: {path: x.jsonl}}"
     heldout = fit_config(tmp_path, overlay=overlay).data.heldout
     assert heldout is not None
-    assert heldout.path == "x.jsonl"
+    assert heldout.path == "x.jsonl"  # type: ignore[attr-defined]
     assert fit_config(tmp_path, "data.heldout=null", overlay=overlay).data.heldout is None
 
 

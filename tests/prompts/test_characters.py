@@ -9,6 +9,7 @@ import pytest
 
 from tests.config.fits import ROOT
 from tests.prompts.tokenizers_for_tests import character_tokenizer
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
@@ -41,7 +42,7 @@ def test_every_prompt_without_a_character_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "sums.jsonl"
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(10)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(train=SourceConfig(path=str(path)), heldout_size=2)
+    data = DataConfig(train=make(SourceConfig, path=str(path)), heldout_size=2)
     with pytest.raises(
         UserError, match=r"no token for '\+': .* 10 of 10 prompts, the first is .*:1"
     ):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.columns import match_answer, take
@@ -84,7 +85,7 @@ def test_duplicates_are_counted_and_the_first_stays(tmp_path: Path) -> None:
         {"prompt": chat, "answer": 2},
         {"prompt": "c", "answer": 5},
     ]
-    source = SourceConfig(path=jsonl(tmp_path, *rows), deduplicate=True)
+    source = make(SourceConfig, path=jsonl(tmp_path, *rows), deduplicate=True)
     left_out = LeftOut()
     kept = read_rows(source, key="data.train", left_out=left_out)
     assert [row.answer for row in kept] == ["1", "2", "3", "5"]
@@ -99,22 +100,24 @@ def test_pass_rates_choose_rows(tmp_path: Path) -> None:
     rates = [0.0, 0.25, 0.5, 1, 0.75]
     rows = [{"prompt": f"p{r}", "answer": "1", "pass_rate": r} for r in rates]
     data = DataConfig(
-        train=SourceConfig(path=jsonl(tmp_path, *rows), min_pass_rate=0.25, max_pass_rate=0.75),
-        heldout=SourceConfig(kind="procedural", task="state_tracking", num_examples=2),
+        train=make(
+            SourceConfig, path=jsonl(tmp_path, *rows), min_pass_rate=0.25, max_pass_rate=0.75
+        ),
+        heldout=make(SourceConfig, kind="procedural", task="state_tracking", num_examples=2),
     )
     split = load_prompts(data, character_tokenizer())
     assert [p.text for p in split.train] == ["p0.25", "p0.5", "p0.75"]
     assert "left out 2 by their pass rate" in split.report.describe()
-    data.train.max_pass_rate = None
+    data.train.max_pass_rate = None  # type: ignore[attr-defined]
     assert len(load_prompts(data, character_tokenizer()).train) == 4
-    data.train.min_pass_rate, data.train.max_pass_rate = 0.6, 0.7
+    data.train.min_pass_rate, data.train.max_pass_rate = 0.6, 0.7  # type: ignore[attr-defined]
     with pytest.raises(
         UserError, match=r"data\.train: .* has no rows with a pass rate .*5 left out"
     ):
         load_prompts(data, character_tokenizer())
-    data.train.path = jsonl(tmp_path, rows[0] | {"pass_rate": 2})
+    data.train.path = jsonl(tmp_path, rows[0] | {"pass_rate": 2})  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"rows\.jsonl:1: 'pass_rate' must be a number from 0 to 1"):
         load_prompts(data, character_tokenizer())
-    data.train.path = jsonl(tmp_path, {"prompt": "a", "answer": "1"})
+    data.train.path = jsonl(tmp_path, {"prompt": "a", "answer": "1"})  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"rows\.jsonl:1: no column 'pass_rate' .*`vapo filter`"):
         load_prompts(data, character_tokenizer())

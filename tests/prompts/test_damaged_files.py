@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.load import load_prompts
@@ -20,7 +21,7 @@ GOOD = b"".join(
 
 
 def load(path: Path, **fields: object):
-    source = SourceConfig(kind="jsonl", path=str(path))
+    source = make(SourceConfig, kind="jsonl", path=str(path))
     data = DataConfig(train=source, heldout_size=2, **fields)  # type: ignore[arg-type]
     return load_prompts(data, character_tokenizer())
 
@@ -84,7 +85,7 @@ def test_equal_rows_are_kept_and_contradicting_and_empty_answers_are_counted(tmp
     path.write_text("\n".join(lines))
     heldout = tmp_path / "heldout.jsonl"
     heldout.write_text('{"prompt": "z", "answer": "1"}')
-    source = SourceConfig(kind="jsonl", path=str(heldout))
+    source = make(SourceConfig, kind="jsonl", path=str(heldout))
     split = load(path, heldout=source)
     assert len(split.train) == 6
     assert len({p.prompt_id for p in split.train}) == 6

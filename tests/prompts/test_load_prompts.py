@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit, load_prompts
@@ -19,7 +20,7 @@ from vapo.prompts.load import PromptSplit, load_prompts
 def source(folder: Path, name: str, problems: list[Any]) -> SourceConfig:
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in problems))
-    return SourceConfig(path=str(path))
+    return make(SourceConfig, path=str(path))
 
 
 def both(folder: Path, train: list[Any], heldout: list[Any], **fields: Any) -> DataConfig:
@@ -112,7 +113,7 @@ def test_split_off_the_training_source(tmp_path: Path):
     assert set(train) | set(heldout) == set(problems)
     assert len(train) + split.report.num_overlapping == 43
     assert texts(load_prompts(data, character_tokenizer())) == (train, heldout)
-    data.train.seed = 1
+    data.train.seed = 1  # type: ignore[attr-defined]
     assert texts(load_prompts(data, character_tokenizer()))[1] != heldout
     data.heldout_size = 53
     with pytest.raises(UserError, match=r"data\.heldout_size is 53, but data\.train has 53"):
@@ -120,10 +121,15 @@ def test_split_off_the_training_source(tmp_path: Path):
 
 
 def test_procedural_sets_do_not_overlap():
-    train = SourceConfig(
-        kind="procedural", task="state_tracking", num_examples=3000, options={"max_steps": 2}
+    train = make(
+        SourceConfig,
+        kind="procedural",
+        task="state_tracking",
+        num_examples=3000,
+        options={"max_steps": 2},
     )
-    heldout = SourceConfig(
+    heldout = make(
+        SourceConfig,
         kind="procedural",
         task="state_tracking",
         num_examples=100,

@@ -13,6 +13,7 @@ import pytest
 
 from tests.prompts.tokenizers_for_tests import character_tokenizer
 from vapo.config.data import CurriculumStage
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.group_sampling import group_sampling
@@ -135,12 +136,16 @@ def jsonl(folder: Path, name: str, number: int) -> str:
 
 def mixture_of(folder: Path, **fields: Any) -> DataConfig:
     return DataConfig(
-        train=SourceConfig(
+        train=make(
+            SourceConfig,
             kind="mixture",
             sources={
-                "letters": MixtureSource(path=jsonl(folder, "letters", 30), weight=3),
-                "digits": MixtureSource(
-                    path=jsonl(folder, "digits", 10), weight=1, prompt_template="#{prompt}"
+                "letters": make(MixtureSource, path=jsonl(folder, "letters", 30), weight=3),
+                "digits": make(
+                    MixtureSource,
+                    path=jsonl(folder, "digits", 10),
+                    weight=1,
+                    prompt_template="#{prompt}",
                 ),
             },
         ),
@@ -169,19 +174,19 @@ def test_load_a_mixture_and_hold_out_by_weight(tmp_path: Path) -> None:
 
 def test_held_out_mixture_and_errors_name_the_source(tmp_path: Path) -> None:
     heldout = {
-        "letters": MixtureSource(path=jsonl(tmp_path, "vowels", 2)),
-        "signs": MixtureSource(path=jsonl(tmp_path, "signs", 3)),
+        "letters": make(MixtureSource, path=jsonl(tmp_path, "vowels", 2)),
+        "signs": make(MixtureSource, path=jsonl(tmp_path, "signs", 3)),
     }
-    fields: dict[str, Any] = {"heldout": SourceConfig(kind="mixture", sources=heldout)}
+    fields: dict[str, Any] = {"heldout": make(SourceConfig, kind="mixture", sources=heldout)}
     split = load_prompts(mixture_of(tmp_path, **fields), character_tokenizer())
     assert Counter(p.source for p in split.heldout) == {"letters": 2, "signs": 3}
     data = mixture_of(tmp_path, **fields)
-    data.train.sources["digits"].path = str(tmp_path / "digit.jsonl")
+    data.train.sources["digits"].path = str(tmp_path / "digit.jsonl")  # type: ignore[attr-defined]
     with pytest.raises(
         UserError, match=r"^data\.train\.sources\.digits\.path: there is no .*did you mean"
     ):
         load_prompts(data, character_tokenizer())
-    data.train.sources["digits"].path = str(tmp_path / "bad.jsonl")
+    data.train.sources["digits"].path = str(tmp_path / "bad.jsonl")  # type: ignore[attr-defined]
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x", "solution": "1"}\n')
     with pytest.raises(
         UserError, match=r"bad\.jsonl:1: .*\(data\.train\.sources\.digits\.answer_column\)"
@@ -191,14 +196,17 @@ def test_held_out_mixture_and_errors_name_the_source(tmp_path: Path) -> None:
 
 def curriculum(kind: str, task: str, *stages: CurriculumStage, **fields: Any) -> DataConfig:
     return DataConfig(
-        train=SourceConfig(
-            kind=kind,  # type: ignore[arg-type]
+        train=make(
+            SourceConfig,
+            kind=kind,
             task=task,
             num_examples=20,
             curriculum=list(stages),
             **fields,
         ),
-        heldout=SourceConfig(kind="procedural", task="state_tracking", num_examples=5, seed=9),
+        heldout=make(
+            SourceConfig, kind="procedural", task="state_tracking", num_examples=5, seed=9
+        ),
     )
 
 
@@ -215,7 +223,7 @@ def test_stages_of_a_procedural_task() -> None:
     assert {len(p.text) for p in hard.prompts} == {2 + 6 * 3}
     assert hard.from_iteration == 4
     assert {p.answer for p in [*easy.prompts, *hard.prompts]} == {"1", "2", "3"}
-    data.train.curriculum[1].options = {"min_step": 6}
+    data.train.curriculum[1].options = {"min_step": 6}  # type: ignore[attr-defined]
     with pytest.raises(
         UserError, match=r"^data\.train\.curriculum, stage 1: .*did you mean 'min_steps'"
     ):
@@ -239,9 +247,9 @@ def test_stages_by_the_levels_of_reasoning_gym() -> None:
 
     assert terms(easy) == {2}
     assert terms(hard) == {4}  # the level says 2 to 4, the stage's own options 4 at least
-    data.train.curriculum[1].level = 99
+    data.train.curriculum[1].level = 99  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"curriculum: chain_sum has levels 0 to 10, not 99"):
         load_prompts(data, character_tokenizer())
-    data.train.curriculum[1].level, data.train.curriculum[1].options = 1, {"max_term": 4}
+    data.train.curriculum[1].level, data.train.curriculum[1].options = 1, {"max_term": 4}  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"chain_sum, level 1: TypeError: .*max_term"):
         load_prompts(data, character_tokenizer())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
 from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
@@ -18,7 +19,7 @@ def rollout(text: str, answer: str = "42", **metadata: Any) -> Rollout:
 
 
 def scorer(verifier: str, **fields: Any) -> Scorer:
-    return make_scorer(RewardConfig(verifier=verifier, **fields), max_response_tokens=100)  # type: ignore[arg-type]
+    return make_scorer(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
 
 
 def hostile(function: str, **fields: Any) -> Scorer:

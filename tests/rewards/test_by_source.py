@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.rewards.rollouts_for_tests import rollout
+from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
 from vapo.errors import UserError
 from vapo.rewards.by_source import ScorerBySource, make_scorer, rewards_by_source
@@ -22,20 +23,21 @@ def of(source: str, text: str, answer: str = "42") -> Rollout:
 
 def data(**own: Any) -> DataConfig:
     return DataConfig(
-        train=SourceConfig(
+        train=make(
+            SourceConfig,
             kind="mixture",
             sources={
-                "plain": MixtureSource(path="a"),
-                "marked": MixtureSource(path="b", verifier="regex", pattern=r"=(\d+)"),
-                "also_plain": MixtureSource(path="c", verifier="exact"),
-                **({"own": MixtureSource(path="d", verifier="python", **own)} if own else {}),
+                "plain": make(MixtureSource, path="a"),
+                "marked": make(MixtureSource, path="b", verifier="regex", pattern=r"=(\d+)"),
+                "also_plain": make(MixtureSource, path="c", verifier="exact"),
+                **({"own": make(MixtureSource, path="d", verifier="python", **own)} if own else {}),
             },
         ),
     )
 
 
 def test_each_source_has_its_verifier_and_the_order_stays() -> None:
-    rewards = RewardConfig(verifier="exact", correct=2.0, incorrect=0.5, num_workers=1)
+    rewards = make(RewardConfig, verifier="exact", correct=2.0, incorrect=0.5, num_workers=1)
     advanced: list[int] = []
     rollouts = [
         of("plain", "42"),
@@ -58,8 +60,8 @@ def test_each_source_has_its_verifier_and_the_order_stays() -> None:
 
 
 def test_one_verifier_is_a_plain_scorer() -> None:
-    rewards = RewardConfig(verifier="exact")
-    plain = DataConfig(train=SourceConfig(path="a"))
+    rewards = make(RewardConfig, verifier="exact")
+    plain = DataConfig(train=make(SourceConfig, path="a"))
     assert rewards_by_source(rewards, plain) == {"": rewards}
     for given in (None, plain):
         with make_scorer(rewards, max_response_tokens=9, data=given) as scorer:
@@ -67,18 +69,18 @@ def test_one_verifier_is_a_plain_scorer() -> None:
 
 
 def test_the_held_out_source_of_its_own_has_the_general_verifier() -> None:
-    rewards = RewardConfig(verifier="exact")
+    rewards = make(RewardConfig, verifier="exact")
     mixed = data()
-    mixed.heldout = SourceConfig(path="h")
+    mixed.heldout = make(SourceConfig, path="h")
     by_source = rewards_by_source(rewards, mixed)
     assert by_source[""] is rewards
-    assert (by_source["marked"].verifier, by_source["marked"].pattern) == ("regex", r"=(\d+)")
+    assert (by_source["marked"].verifier, by_source["marked"].pattern) == ("regex", r"=(\d+)")  # type: ignore[attr-defined]
 
 
 def test_a_bad_verifier_of_one_source_stops_the_run_before_it() -> None:
     with pytest.raises(UserError, match="cannot import no_such_module:f"):
         make_scorer(
-            RewardConfig(verifier="exact", num_workers=1),
+            make(RewardConfig, verifier="exact", num_workers=1),
             max_response_tokens=9,
             data=data(function="no_such_module:f"),
         )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
-from vapo.config.schema import OverlongConfig, RewardConfig
+from vapo.config.kinds import make
+from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.by_source import make_scorer
 from vapo.types import Verdict
@@ -90,12 +91,9 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"verifier": "regex"}, r"rewards\.pattern is not set"),
         ({"verifier": "regex", "pattern": "(a"}, "does not compile"),
-        ({"verifier": "python"}, r"rewards\.function is None"),
         ({"verifier": "python", "function": "nowhere:f"}, "ModuleNotFoundError"),
         ({"verifier": "python", "function": f"{HOSTILE}:missing"}, "AttributeError"),
-        ({"verifier": "reward_model"}, r"rewards\.reward_model_path is not set"),
         (
             {"overlong": OverlongConfig(soft_punishment=True, cache_tokens=101)},
             r"rewards\.overlong\.cache_tokens is 101, above max_response_tokens, 100",
@@ -104,7 +102,7 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
 )
 def test_bad_settings_are_refused_when_made(fields: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        make_scorer(RewardConfig(**fields), max_response_tokens=100)
+        make_scorer(make(RewardConfig, **fields), max_response_tokens=100)
 
 
 def test_failures_are_logged(caplog: pytest.LogCaptureFixture):

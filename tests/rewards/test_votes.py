@@ -10,7 +10,14 @@ import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedSampler
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
-from vapo.config.schema import DataConfig, EvaluationConfig, MixtureSource, RewardConfig
+from vapo.config.kinds import make
+from vapo.config.schema import (
+    DataConfig,
+    EvaluationConfig,
+    MixtureSource,
+    RewardConfig,
+    SourceConfig,
+)
 from vapo.evaluation import evaluate, majority_is_correct
 from vapo.rewards.answer_equality import vote_classes
 from vapo.rewards.by_source import make_scorer
@@ -117,14 +124,13 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rows.jsonl"
     sources = {
-        "own": MixtureSource(
-            kind="jsonl", path=str(file), verifier="python", function="my_votes:f"
+        "own": make(
+            MixtureSource, kind="jsonl", path=str(file), verifier="python", function="my_votes:f"
         ),
-        "plain": MixtureSource(kind="jsonl", path=str(file), verifier="exact"),
+        "plain": make(MixtureSource, kind="jsonl", path=str(file), verifier="exact"),
     }
-    data = DataConfig()
-    data.train.kind, data.train.sources, data.heldout = "mixture", sources, None
-    rewards = RewardConfig(verifier="exact", num_workers=1)
+    data = DataConfig(train=make(SourceConfig, kind="mixture", sources=sources))
+    rewards = make(RewardConfig, verifier="exact", num_workers=1)
     with make_scorer(rewards, max_response_tokens=9, data=data) as judge:
         metrics = evaluated(judge, "42 42 41", "42 42 41", sources=("own", "plain"))
     assert "eval/maj_at_k" not in metrics

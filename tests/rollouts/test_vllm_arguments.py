@@ -11,6 +11,7 @@ import pytest
 
 from tests.rollouts.serving import WAIT_S
 from vapo.config.engines import VllmConfig
+from vapo.config.kinds import make
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Request
@@ -22,7 +23,7 @@ from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args
 
 def test_vllm_runs_no_code_of_the_model_folder() -> None:
     arguments = engine_arguments(
-        VllmConfig(),
+        make(VllmConfig),
         EngineSize(64, 8),
         model_path="policy",
         dtype="float32",

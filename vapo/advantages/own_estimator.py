@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vapo.advantages.contract import Estimate, Estimator, check_estimate
 from vapo.config import Hyperparameters
+from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.schema import AlgorithmConfig
 from vapo.errors import UserError
 from vapo.functional.masking import zero_outside
@@ -26,6 +27,7 @@ def own_estimator(algorithm: AlgorithmConfig) -> Estimator:
     Raises:
         UserError: it cannot be imported or called; in a call: it raises or breaks the contract.
     """
+    assert isinstance(algorithm, OwnEstimatorOptions)
     function = import_function(algorithm.estimator_function, key=_KEY)
     name = f"{_KEY} {algorithm.estimator_function}"
     check_arguments(function, name, "batch", "token_rewards", "hyperparameters")

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
+from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.flattening import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
@@ -78,9 +79,9 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
 def _check(config: FitConfig) -> None:
     """What this command does not do, before anything is read."""
     train, trainer = config.data.train, config.trainer
-    if train.kind == "mixture":
+    if isinstance(train, Mixture):
         raise UserError("data.train.kind mixture: filter one source at a time, as data.train")
-    if train.curriculum:
+    if isinstance(train, GeneratedSource) and train.curriculum:
         raise UserError("data.train.curriculum: a curriculum has its own difficulty; leave it out")
     if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
         raise UserError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import FitConfig
+from vapo.config.rewards import verifier_settings
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
@@ -27,6 +28,7 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
     """All that a pass rate depends on; a verifier function by its name, not by its code."""
     rollouts, rewards = config.rollouts, config.rewards
     identify = config.from_environment.identify
+    verifier = verifier_settings(rewards)
     return {
         "weights": fingerprint(config.actor.path) or identify(config.actor.path),
         "dtype": config.actor.dtype,
@@ -40,10 +42,10 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
         "top_k": rollouts.top_k,
         "chunk_prompts": chunk_prompts(config, k),
         "verifier": rewards.verifier,
-        "pattern": identify(rewards.pattern),
-        "function": identify(rewards.function),
-        "reward_model": identify(rewards.reward_model_path),
-        "reward_model_threshold": rewards.reward_model_threshold,
+        "pattern": identify(verifier.get("pattern")),
+        "function": identify(verifier.get("function")),
+        "reward_model": identify(verifier.get("reward_model_path")),
+        "reward_model_threshold": verifier.get("reward_model_threshold", 0.0),
         "timeout_s": rewards.timeout_s,
     }
 

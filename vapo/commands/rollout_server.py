@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vapo.config import FitConfig
+from vapo.config.engines import ColocatedVllm, VllmEngine
 from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 from vapo.networks.loading import read_model_config
@@ -30,7 +31,9 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     Args:
         allowed_hosts: further names by which trainers call this host.
     """
-    if config.rollouts.engine != "vllm" or config.rollouts.vllm.mode != "colocated":
+    rollouts = config.rollouts
+    options = rollouts.engine_options if isinstance(rollouts, VllmEngine) else None
+    if not isinstance(options, ColocatedVllm):
         raise UserError(
             "`vapo rollout-server` is the engine itself: set rollouts.engine=vllm, and leave "
             "rollouts.vllm.mode=server to the trainer"
@@ -44,7 +47,7 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     model_config = read_model_config(config.actor.path)
     limits = Limits(weights_bytes=max_push_bytes(config.actor.path))
     names = [*allowed_hosts, host, socket.gethostname(), socket.getfqdn()]
-    engine = make_colocated_engine(config, model_config, pick_device(config.trainer))
+    engine = make_colocated_engine(config, options, model_config, pick_device(config.trainer))
     try:
         server = _listen(host, port, engine, limits=limits, token=token, host_names=names)
         with server:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.config.fields import option, section
+from omegaconf import MISSING
+
+from vapo.config.fields import choice, option, section
 
 AdvantageEstimator = Literal[
     "gae",
@@ -23,12 +25,6 @@ AdvantageEstimator = Literal[
     "function",
 ]
 COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
-ESTIMATOR_OPTIONS = (  # read by `function` alone
-    "estimator_function",
-    "estimator_uses_critic",
-    "estimator_compares_groups",
-    "estimator_uses_greedy_baseline",
-)
 
 
 @dataclass
@@ -76,17 +72,11 @@ class MismatchConfig:
 
 
 @dataclass
-class AlgorithmConfig:
-    advantage_estimator: AdvantageEstimator = option(
-        "gae",
-        "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
-        "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
-        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT); function is "
-        "estimator_function, which says with the keys after it what it needs",
-        owns=ESTIMATOR_OPTIONS,
-    )
-    estimator_function: str | None = option(
-        None, "your own estimator, as package.module:function (docs/extending.md)"
+class OwnEstimatorOptions:
+    """What an estimator of the user's own needs (docs/extending.md)."""
+
+    estimator_function: str = option(
+        MISSING, "your own estimator, as package.module:function (docs/extending.md)"
     )
     estimator_uses_critic: bool = option(
         False, "whether your estimator reads values and returns value targets to train a critic on"
@@ -98,6 +88,18 @@ class AlgorithmConfig:
     )
     estimator_uses_greedy_baseline: bool = option(
         False, "whether your estimator reads the reward of one greedy response to each prompt"
+    )
+
+
+@dataclass
+class AlgorithmConfig:
+    advantage_estimator: AdvantageEstimator = choice(
+        "gae",
+        "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
+        "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
+        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT); function is "
+        "estimator_function, which says with the keys after it what it needs",
+        function=OwnEstimatorOptions,
     )
     surrogate: Literal["clipped_ratio", "logprob"] = option(
         "clipped_ratio",
@@ -138,20 +140,20 @@ class AlgorithmConfig:
     @property
     def has_critic(self) -> bool:
         """Whether advantages need values."""
-        if self.advantage_estimator == "function":
+        if isinstance(self, OwnEstimatorOptions):
             return self.estimator_uses_critic
         return self.advantage_estimator == "gae"
 
     @property
     def compares_groups(self) -> bool:
         """Whether the baseline of a response is made of its group."""
-        if self.advantage_estimator == "function":
+        if isinstance(self, OwnEstimatorOptions):
             return self.estimator_compares_groups
         return self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
-        if self.advantage_estimator == "function":
+        if isinstance(self, OwnEstimatorOptions):
             return self.estimator_uses_greedy_baseline
         return self.advantage_estimator == "greedy_baseline"

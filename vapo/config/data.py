@@ -5,35 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vapo.config.fields import option, section
+from omegaconf import MISSING
 
-FILES = ("jsonl", "parquet", "huggingface")
-GENERATED = ("procedural", "reasoning_gym")
-USED_BY = {  # every key of a source -> the kinds that read it
-    "path": FILES,
-    "subset": ("huggingface",),
-    "split": ("huggingface",),
-    "prompt_column": FILES,
-    "answer_column": FILES,
-    "answer_pattern": FILES,
-    "demonstration_column": FILES,
-    "prompt_template": FILES + GENERATED,
-    "deduplicate": FILES + GENERATED,
-    "min_pass_rate": FILES,
-    "max_pass_rate": FILES,
-    "task": GENERATED,
-    "options": GENERATED,
-    "curriculum": GENERATED,
-    "num_examples": FILES + GENERATED,
-    "seed": FILES + GENERATED,
-    "sources": ("mixture",),
-}
-VERIFIER_OPTIONS = {  # key -> the verifier that reads it
-    "pattern": "regex",
-    "function": "python",
-    "reward_model_path": "reward_model",
-    "reward_model_threshold": "reward_model",
-}
+from vapo.config.fields import choice, option, section
+from vapo.config.kinds import make
+from vapo.config.rewards import PythonVerifier, RegexVerifier
 
 
 @dataclass
@@ -46,17 +22,12 @@ class CurriculumStage:
 
 
 @dataclass
-class PromptSource:
-    """Where prompts come from."""
+class FileSource:
+    """Rows of a file or a dataset."""
 
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "mixture"] = (
-        option("jsonl", "the type of source", owns=tuple(USED_BY), alike=FILES)
+    path: str = option(
+        MISSING, "file (jsonl, parquet), or dataset id / folder / such a file (huggingface)"
     )
-    path: str | None = option(
-        None, "file (jsonl, parquet), or dataset id / folder / such a file (huggingface)"
-    )
-    subset: str | None = option(None, "huggingface: the dataset's configuration name")
-    split: str = option("train", "huggingface: the split")
     prompt_column: str = option(
         "prompt", "column of the problem; `a.b` is field b of column a, `a.0` its first item"
     )
@@ -74,49 +45,105 @@ class PromptSource:
         None, "leave out rows whose column `pass_rate` (`vapo filter`) is lower", ge=0, le=1
     )
     max_pass_rate: float | None = option(None, "the same for higher ones", ge=0, le=1)
-    task: str | None = option(
-        None, "procedural: the generator's name; reasoning_gym: the dataset's name"
-    )
-    options: dict[str, Any] = option(
-        {}, "procedural and reasoning_gym: the generator's own parameters"
-    )
+    num_examples: int | None = option(None, "how many rows to take; null: all", ge=1)
+    seed: int = option(0, "of the prompts that are held out if data.heldout is null", ge=0)
+
+
+@dataclass
+class JsonlSource(FileSource):
+    """Rows of a file with one JSON object a line."""
+
+
+@dataclass
+class ParquetSource(FileSource):
+    """Rows of a Parquet file."""
+
+
+@dataclass
+class HuggingfaceSource(FileSource):
+    """Rows of a Hugging Face dataset."""
+
+    subset: str | None = option(None, "the dataset's configuration name")
+    split: str = option("train", "the split")
+
+
+@dataclass
+class GeneratedSource:
+    """Rows of a generator."""
+
+    task: str = option(MISSING, "the generator's name; reasoning_gym: the dataset's name")
+    num_examples: int = option(MISSING, "how many rows to generate, of each stage", ge=1)
+    seed: int = option(0, "of the generator", ge=0)
+    options: dict[str, Any] = option({}, "the generator's own parameters")
     curriculum: list[CurriculumStage] = option(
         [],
-        "generators, training: stages {from_iteration, options, level} in the order of their "
-        "iterations, value pretraining counted",
+        "training: stages {from_iteration, options, level} in the order of their iterations, "
+        "value pretraining counted",
     )
-    num_examples: int | None = option(
-        None, "how many rows to take or generate (of each stage); null: all (file sources)", ge=1
+    prompt_template: str | None = option(
+        None, "text around this source's problems; null: data.prompt_template"
     )
-    seed: int = option(
-        0, "of a generator; of the prompts that are held out if data.heldout is null", ge=0
-    )
+    deduplicate: bool = option(False, "of rows with the same problem keep the first; counted")
 
 
 @dataclass
-class MixtureSource(PromptSource):
+class ProceduralSource(GeneratedSource):
+    """Rows of a generator of ours."""
+
+
+@dataclass
+class ReasoningGymSource(GeneratedSource):
+    """Rows of a generator of reasoning_gym."""
+
+
+_KINDS: dict[str, type] = {
+    "jsonl": JsonlSource,
+    "parquet": ParquetSource,
+    "huggingface": HuggingfaceSource,
+    "procedural": ProceduralSource,
+    "reasoning_gym": ReasoningGymSource,
+}
+
+
+@dataclass
+class MixtureSource:
     """One source of a mixture, under its name."""
 
+    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym"] = choice(
+        "jsonl", "the type of source", **_KINDS
+    )
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
-    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python"] | None = option(
+    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python"] | None = choice(
         None,
         "how its responses are judged; null: as rewards.verifier says",
-        owns=("pattern", "function"),
+        regex=RegexVerifier,
+        python=PythonVerifier,
     )
-    pattern: str | None = option(None, "with verifier regex, as rewards.pattern")
-    function: str | None = option(None, "with verifier python, as rewards.function")
 
 
 @dataclass
-class SourceConfig(PromptSource):
+class Mixture:
+    """Several sources."""
+
+    sources: dict[str, MixtureSource] = option({}, "the sources by name")
+
+
+@dataclass
+class SourceConfig:
     """One source, or a mixture of several."""
 
-    sources: dict[str, MixtureSource] = option({}, "of a mixture: its sources by name")
+    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "mixture"] = (
+        choice("jsonl", "the type of source", **_KINDS, mixture=Mixture)
+    )
+
+
+PromptSource = FileSource | GeneratedSource
+"""A source that is not a mixture."""
 
 
 @dataclass
 class DataConfig:
-    train: SourceConfig = section(SourceConfig, "prompts to train on")
+    train: SourceConfig = section(lambda: make(SourceConfig), "prompts to train on")
     heldout: SourceConfig | None = option(
         None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
     )

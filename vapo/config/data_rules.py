@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from vapo.config.data import (
-    GENERATED,
-    USED_BY,
     DataConfig,
+    FileSource,
+    GeneratedSource,
+    Mixture,
     MixtureSource,
     PromptSource,
-    SourceConfig,
+    ReasoningGymSource,
 )
 from vapo.config.problem import Problem, Rule
+from vapo.config.rewards import verifier_settings
 
 _SETS = ("train", "heldout")
 
@@ -25,9 +26,9 @@ def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
     source = getattr(data, name)
     if source is None:
         return {}
-    if source.kind != "mixture":
+    if not isinstance(source, Mixture):
         return {f"data.{name}": source}
-    return {f"data.{name}.sources.{part}": s for part, s in source.sources.items()}
+    return {f"data.{name}.sources.{part}": s for part, s in source.sources.items()}  # type: ignore[misc]
 
 
 def source_name(key: str) -> str:
@@ -40,10 +41,16 @@ def _all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
         yield from sources_of(data, name).items()
 
 
+def _of_files(data: DataConfig) -> Iterator[tuple[str, FileSource]]:
+    for key, source in _all_sources(data):
+        if isinstance(source, FileSource):
+            yield key, source
+
+
 def mixtures_have_sources(config: Any) -> Problem | None:
     for name in _SETS:
-        source: SourceConfig | None = getattr(config.data, name)
-        if source is None or source.kind != "mixture":
+        source = getattr(config.data, name)
+        if not isinstance(source, Mixture):
             continue
         key, kind = f"data.{name}.sources", f"data.{name}.kind"
         if not source.sources:
@@ -55,49 +62,22 @@ def mixtures_have_sources(config: Any) -> Problem | None:
                     f"{key}: the name {part!r} becomes part of metric keys: take small letters, "
                     "digits and _, a letter first",
                 )
-            if part_source.kind == "mixture":
-                return Problem(
-                    (f"{key}.{part}.kind",), f"{key}.{part}.kind: a mixture has no mixtures in it"
-                )
             if name == "heldout" and part_source.weight != 1:
                 own = f"{key}.{part}.weight"
                 return Problem((own,), f"{own} has no effect: all held-out prompts are evaluated")
     return None
 
 
-def sources_are_named(config: Any) -> Problem | None:
+def templates_have_a_place(config: Any) -> Problem | None:
     for key, source in _all_sources(config.data):
-        needed = ("task", "num_examples") if source.kind in GENERATED else ("path",)
-        for field in needed:
-            if not getattr(source, field):
-                own = f"{key}.{field}"
-                return Problem((f"{key}.kind", own), f"{key}.kind {source.kind} needs {own}")
-    return None
-
-
-def source_options_are_used(config: Any) -> Problem | None:
-    """Options of files are not given to generators, or the other way round."""
-    wholes = {f"data.{name}": getattr(config.data, name) for name in _SETS}
-    given = {key: source for key, source in wholes.items() if source is not None}
-    for key, source in {**given, **dict(_all_sources(config.data))}.items():
-        for field in dataclasses.fields(source):
-            is_set = getattr(source, field.name) != getattr(type(source)(), field.name)
-            kinds = USED_BY.get(field.name, (source.kind,))
-            if is_set and source.kind not in kinds:
-                own = f"{key}.{field.name}"
-                return Problem(
-                    (own, f"{key}.kind"),
-                    f"{own} has no effect on {key}.kind {source.kind}, only on {', '.join(kinds)}",
-                )
-        template = source.prompt_template
+        own, template = f"{key}.prompt_template", source.prompt_template
         if template is not None and "{prompt}" not in template:
-            own = f"{key}.prompt_template"
             return Problem((own,), f"{own} {template!r} must contain {{prompt}}")
     return None
 
 
 def answer_pattern_has_a_group(config: Any) -> Problem | None:
-    for key, source in _all_sources(config.data):
+    for key, source in _of_files(config.data):
         pattern, own = source.answer_pattern, f"{key}.answer_pattern"
         if pattern is None:
             continue
@@ -113,7 +93,7 @@ def answer_pattern_has_a_group(config: Any) -> Problem | None:
 
 
 def pass_rates_are_a_range(config: Any) -> Problem | None:
-    for key, source in _all_sources(config.data):
+    for key, source in _of_files(config.data):
         low, high = source.min_pass_rate, source.max_pass_rate
         keys = (f"{key}.min_pass_rate", f"{key}.max_pass_rate")
         if low is not None and high is not None and low > high:
@@ -129,9 +109,9 @@ def pass_rates_are_a_range(config: Any) -> Problem | None:
 
 def curricula_are_schedules(config: Any) -> Problem | None:
     for key, source in _all_sources(config.data):
-        own, stages = f"{key}.curriculum", source.curriculum
-        if not stages:
+        if not isinstance(source, GeneratedSource) or not source.curriculum:
             continue
+        own, stages = f"{key}.curriculum", source.curriculum
         starts = [stage.from_iteration for stage in stages]
         if key.startswith("data.heldout"):
             return Problem((own,), f"{own}: held-out prompts stay the same, they have no stages")
@@ -141,7 +121,8 @@ def curricula_are_schedules(config: Any) -> Problem | None:
             return Problem((own,), f"{own}: from_iteration begins with 0 and rises, it is {starts}")
         if any(s < 0 or (level is not None and level < 0) for s, level in _numbers(stages)):
             return Problem((own,), f"{own}: levels are counted from 0")
-        if source.kind != "reasoning_gym" and any(stage.level is not None for stage in stages):
+        is_gym = isinstance(source, ReasoningGymSource)
+        if not is_gym and any(stage.level is not None for stage in stages):
             return Problem(
                 (own, f"{key}.kind"), f"{own}: `level` is reasoning_gym's; give `options`"
             )
@@ -175,12 +156,12 @@ def heldout_rows_suffice(config: Any) -> Problem | None:
 
 def source_verifiers_agree(config: Any) -> Problem | None:
     """The verdicts of a source that is trained on and held out come from one verifier."""
-    seen: dict[str, tuple[str, tuple[str | None, ...]]] = {}
+    seen: dict[str, tuple[str, dict[str, Any]]] = {}
     for key, source in _all_sources(config.data):
         name = source_name(key)
         if not isinstance(source, MixtureSource):
             continue
-        settings = (source.verifier, source.pattern, source.function)
+        settings = verifier_settings(source)
         other_key, other = seen.setdefault(name, (key, settings))
         if other != settings:
             return Problem(
@@ -191,7 +172,7 @@ def source_verifiers_agree(config: Any) -> Problem | None:
 
 
 def one_training_source(config: Any) -> Problem | None:
-    if config.data.train.kind != "mixture":
+    if not isinstance(config.data.train, Mixture):
         return None
     return Problem(
         ("data.train.kind",),
@@ -201,7 +182,7 @@ def one_training_source(config: Any) -> Problem | None:
 
 def no_curriculum(config: Any) -> Problem | None:
     for key, source in sources_of(config.data, "train").items():
-        if source.curriculum:
+        if isinstance(source, GeneratedSource) and source.curriculum:
             own = f"{key}.curriculum"
             return Problem((own,), f"{own} is for `vapo fit`: this command has no iterations")
     return None
@@ -209,8 +190,7 @@ def no_curriculum(config: Any) -> Problem | None:
 
 DATA_RULES: tuple[Rule, ...] = (
     mixtures_have_sources,
-    sources_are_named,
-    source_options_are_used,
+    templates_have_a_place,
     answer_pattern_has_a_group,
     pass_rates_are_a_range,
     curricula_are_schedules,

@@ -5,19 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vapo.config.fields import option
+from omegaconf import MISSING
+
+from vapo.config.fields import choice, option, section
+from vapo.config.kinds import make
 
 
 @dataclass
-class VllmConfig:
-    mode: Literal["colocated", "server"] = option(
-        "colocated",
-        "colocated: an engine in every trainer process; server: `vapo rollout-server` processes",
-    )
+class EngineOptions:
+    """What the trainer decides of an engine, wherever it runs."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "the engine's dtype; auto: bfloat16 if trainer.precision is bf16-mixed, else actor.dtype",
     )
+    max_logprob_gap: float | None = option(
+        None,
+        "after each sync, the largest mean gap in nats between what engine and trainer say of a "
+        "probe; null: 0.001 in float32, 0.1 in bfloat16",
+        gt=0,
+    )
+    timeout_s: float = option(
+        600.0, "the engine counts as hung after so long without a token", gt=0
+    )
+
+    def dtype_name(self, precision: str, actor_dtype: str) -> str:
+        """The engine's dtype beside a trainer of that precision."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if precision == "bf16-mixed" else actor_dtype
+
+
+@dataclass
+class ColocatedVllm(EngineOptions):
+    """An engine in every trainer process."""
+
     gpu_memory_utilization: float = option(
         0.5, "share of the device's memory for the engine's weights and KV cache", gt=0, le=1
     )
@@ -28,7 +50,7 @@ class VllmConfig:
     )
     tensor_parallel_size: int = option(
         1,
-        "colocated: so many neighbouring processes share one engine, each with a part of every "
+        "so many neighbouring processes share one engine, each with a part of every "
         "layer; for a policy whose weights and KV cache are too large for one device",
         ge=1,
     )
@@ -42,24 +64,34 @@ class VllmConfig:
         ge=0,
         le=2,
     )
-    max_logprob_gap: float | None = option(
-        None,
-        "after each sync, the largest mean gap in nats between what engine and trainer say of a "
-        "probe; null: 0.001 in float32, 0.1 in bfloat16",
-        gt=0,
-    )
-    timeout_s: float = option(
-        600.0, "the engine counts as hung after so long without a token", gt=0
-    )
-    server_urls: str | None = option(
-        None, "server: addresses, as http://gpu2:8100, separated by commas"
-    )
     engine_args: dict[str, Any] = option(
         {}, "further arguments of vLLM's EngineArgs, by their names there"
     )
 
-    def dtype_name(self, precision: str, actor_dtype: str) -> str:
-        """The engine's dtype beside a trainer of that precision."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if precision == "bf16-mixed" else actor_dtype
+
+@dataclass
+class VllmServers(EngineOptions):
+    """Engines in processes of their own (`vapo rollout-server`), each with its own options."""
+
+    server_urls: str = option(MISSING, "addresses, as http://gpu2:8100, separated by commas")
+
+
+@dataclass
+class VllmConfig:
+    mode: Literal["colocated", "server"] = choice(
+        "colocated",
+        "colocated: an engine in every trainer process; server: `vapo rollout-server` processes",
+        colocated=ColocatedVllm,
+        server=VllmServers,
+    )
+
+
+@dataclass
+class VllmEngine:
+    vllm: VllmConfig = section(lambda: make(VllmConfig), "the vLLM engine")
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The engine's options, as the type of its mode."""
+        assert isinstance(self.vllm, EngineOptions)
+        return self.vllm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -17,26 +17,27 @@ def option(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
-    owns: Sequence[str] = (),
-    alike: Sequence[str] = (),
 ) -> Any:
-    """A config field: its default, its help text, and the range that validation enforces.
-
-    Args:
-        owns: fields beside it that mean something under its value only: a layer that changes the
-            value begins with their defaults, not with what was set for the other value.
-        alike: values between which they keep their meaning.
-    """
+    """A config field: its default, its help text, and the range that validation enforces."""
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     metadata = {
         "doc": doc,
         "bounds": {k: v for k, v in bounds.items() if v is not None},
-        "owns": tuple(owns),
-        "alike": tuple(alike),
     }
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def choice(default: str | None, doc: str, **options: type) -> Any:
+    """A field whose value decides which other keys its block has (see `config.kinds`).
+
+    Args:
+        options: for each value that has keys of its own, the dataclass of them. A layer that
+            changes the value begins with the new kind's defaults, except for the keys that both
+            kinds inherit from one class.
+    """
+    return field(default=default, metadata={"doc": doc, "bounds": {}, "kinds": options})
 
 
 def section(factory: Callable[[], T], doc: str) -> T:

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from vapo.config.algorithm import ESTIMATOR_OPTIONS
+from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
-from vapo.config.schema import AlgorithmConfig, FitConfig
+from vapo.config.schema import FitConfig
 
 
-def estimator_options_are_used(config: FitConfig) -> Problem | None:
-    algorithm, default = config.algorithm, AlgorithmConfig()
-    if algorithm.advantage_estimator == "function":
+def own_estimator_is_an_import_path(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    if not isinstance(algorithm, OwnEstimatorOptions):
         return None
-    for name in ESTIMATOR_OPTIONS:
-        if getattr(algorithm, name) != getattr(default, name):
-            key = f"algorithm.{name}"
-            return Problem(
-                (key, "algorithm.advantage_estimator"),
-                f"{key} has no effect without algorithm.advantage_estimator=function",
-            )
-    return None
-
-
-def own_estimator_is_named(config: FitConfig) -> Problem | None:
-    algorithm, key = config.algorithm, "algorithm.estimator_function"
-    if algorithm.advantage_estimator != "function":
-        return None
-    if algorithm.estimator_function:
-        return import_path_problem(key, algorithm.estimator_function)
-    return Problem(
-        ("algorithm.advantage_estimator", key),
-        f"algorithm.advantage_estimator function needs {key}",
-    )
+    return import_path_problem("algorithm.estimator_function", algorithm.estimator_function)
 
 
 def own_head_has_a_critic(config: FitConfig) -> Problem | None:
@@ -69,8 +50,7 @@ def own_head_is_not_sharded(config: FitConfig) -> Problem | None:
 
 
 FUNCTION_RULES: tuple[Rule, ...] = (
-    estimator_options_are_used,
-    own_estimator_is_named,
+    own_estimator_is_an_import_path,
     own_head_has_a_critic,
     own_head_starts_untrained,
     own_head_is_not_sharded,

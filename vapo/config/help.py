@@ -28,14 +28,21 @@ def _heading(section: Section) -> list[str]:
     if "." not in section.key:
         return ["", f"{section.key}: {section.doc}"]
     default = " (block or null, default: null)" if section.nullable else ""
-    return textwrap.wrap(f"{section.key}: {section.doc}{default}", _WIDTH, **_indent("  "))
+    text = f"{section.key}: {section.doc}{default}{_only(section)}"
+    return textwrap.wrap(text, _WIDTH, **_indent("  "))
 
 
 def _paragraph(option: Option) -> list[str]:
     default = "required" if option.required else f"default: {_show(option.default)}"
     limits = f"; {option.range}" if option.range else ""
     line = f"  {option.key}  {option.label} ({default}{limits})"
-    return [*_break_at_choices(line), *_indented(option.doc)]
+    return [*_break_at_choices(line), *_indented(option.doc + _only(option))]
+
+
+def _only(entry: Entry) -> str:
+    """The kinds that have the key, if not all have it."""
+    found = [f"{key} {'|'.join(kinds)}" for key, kinds in entry.only.items()]
+    return f" (with {', '.join(found)})" if found else ""
 
 
 def _break_at_choices(line: str) -> list[str]:

@@ -7,9 +7,10 @@ it is written.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,7 @@ from omegaconf.errors import (
 
 from vapo.config import environment
 from vapo.config.flattening import flatten
+from vapo.config.kinds import defining_class, option_names, select, typed
 from vapo.config.layers import (
     Layer,
     check_keys,
@@ -31,10 +33,11 @@ from vapo.config.layers import (
     read_file,
     read_overrides,
     read_text,
+    show,
     type_error,
 )
 from vapo.config.limits import expansion_excess
-from vapo.config.options import Entry, Option, describe, nearest_key
+from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.validation import first_problem
 from vapo.errors import UserError
 
@@ -74,16 +77,16 @@ def from_yaml(schema: type[T], text: str, *, source: str) -> T:
     return _compose(schema, [read_text(text, source)], describe(schema)).config
 
 
-def _compose(schema: type[T], layers: Sequence[Layer], entries: Mapping[str, Entry]) -> Composed[T]:
-    tree, origins = OmegaConf.structured(schema), Origins()
+def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Composed[T]:
+    values, origins = OmegaConf.create({}), Origins()
+    tree = values if layers else typed(schema, values)
     for layer in layers:
         check_keys(layer, entries)
-        for key, default in begun_anew(tree, layer, entries).items():
-            OmegaConf.update(tree, key, default, merge=False)
-            origins.forget(key)
-        tree = _merge(tree, layer, entries)
+        _forget_other_kinds(values, layer, entries, origins)
+        values, tree = _merge(schema, values, layer, entries)
         origins.add(layer)
     _check_expansion(tree, origins)
+    _check_kinds(tree, entries, origins)
     config = _to_object(tree, entries, origins)
     _check_values(config, entries, tree, origins)
     problem = first_problem(config)
@@ -131,37 +134,87 @@ class Origins:
         return None
 
 
-def begun_anew(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> dict[str, Any]:
-    """The keys whose values the layer makes meaningless, with their defaults.
+def _forget_other_kinds(
+    values: DictConfig, layer: Layer, entries: Entries, origins: Origins
+) -> None:
+    """Where the layer changes a kind, drop the options that the new kind does not share.
 
     An overlay that takes `kind: jsonl` must not read the `num_examples` of a generator below it.
     """
-    found: dict[str, Any] = {}
     for key in layer.leaves():
         entry, value = entries.get(key), layer.value(key)
-        if not isinstance(entry, Option) or not entry.owns or is_interpolation(value):
+        if not isinstance(entry, Option) or not entry.kinds or is_interpolation(value):
             continue
-        before = _raw(tree, key)
-        is_alike = value in entry.alike and before in entry.alike
-        if before is None or value == before or is_alike:
+        if isinstance(value, (list, dict)):  # refused when it is merged
             continue
-        for own in (f"{key.rpartition('.')[0]}.{name}" for name in entry.owns):
-            if (owned := entries.get(own)) is not None:
-                found[own] = owned.default if isinstance(owned, Option) else {}
-    return found
+        before, after = _raw(values, key), entry.kinds.get(value)
+        old = entry.kinds.get(entry.default if before is None else before)
+        if old is None or old is after:
+            continue
+        block, _, _ = key.rpartition(".")
+        around = OmegaConf.select(values, block)
+        for name in option_names(old) if isinstance(around, DictConfig) else ():
+            shared = defining_class(after, name)
+            if shared is None or shared is not defining_class(old, name):
+                around.pop(name, None)
+                origins.forget(f"{block}.{name}")
 
 
-def _merge(tree: Any, layer: Layer, entries: Mapping[str, Entry]) -> Any:
+def _merge(schema: type, values: DictConfig, layer: Layer, entries: Entries) -> Any:
+    """The values with the layer's, as they are and in their types."""
     try:
-        return OmegaConf.merge(tree, layer.tree)
+        values = OmegaConf.merge(values, layer.tree)  # type: ignore[assignment]
+        return values, typed(schema, values)
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         entry, reason = entries.get(key), _first_line(error)
         if isinstance(entry, Option) and not isinstance(error, ConfigKeyError):
             value = layer.value(key)
             reason = reason if is_interpolation(value) else type_error(entry, value)
+            if value is None:  # another kind of the block may allow it
+                reason = type_error(replace(entry, nullable=False), value)
         prefix = f"{layer.place(key)}: {key}" if key else layer.name
         raise UserError(f"{prefix}: {reason}") from None
+
+
+def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
+    """Every key that is set is one of its block's kind."""
+    for written in origins.layers:
+        names = written.split(".")
+        for key in (".".join(names[: n + 1]) for n in range(len(names))):
+            entry = entries.get(key)
+            for kind_key, kinds in entry.only.items() if entry is not None else ():
+                own = _beside(key, kind_key)
+                value = select(tree, own)
+                if value not in kinds:
+                    place, hint = origins.place(written), _readable(key, own, value, entries)
+                    raise UserError(
+                        f"{place}: unknown key '{key}' with {own} {show(value)}: it is a key of "
+                        f"{_listed(kinds)}{hint}"
+                    )
+
+
+def _beside(key: str, kind_key: str) -> str:
+    """The key that names the kind of `key`'s block, below the user's own names."""
+    return ".".join([*key.split(".")[:-1], kind_key.rpartition(".")[2]])
+
+
+def _readable(key: str, kind_key: str, value: Any, entries: Entries) -> str:
+    """The nearest key that the block's kind does have."""
+    generic = entries[key].key.rpartition(".")[0]
+    names = [
+        entry.key.rpartition(".")[2]
+        for entry in entries.values()
+        if entry.key.rpartition(".")[0] == generic
+        and all(value in kinds for kinds in entry.only.values())
+    ]
+    block, _, leaf = key.rpartition(".")
+    close = difflib.get_close_matches(leaf, names, n=1)
+    return f"; did you mean '{block}.{close[0]}'?" if close else ""
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    return ", ".join(kinds)
 
 
 def _check_expansion(tree: DictConfig, origins: Origins) -> None:
@@ -173,13 +226,15 @@ def _check_expansion(tree: DictConfig, origins: Origins) -> None:
         raise UserError(f"{place + ': ' if place else ''}{key}: {reason}")
 
 
-def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins) -> Any:
+def _to_object(tree: DictConfig, entries: Entries, origins: Origins) -> Any:
     try:
-        for key in sorted(OmegaConf.missing_keys(tree), key=list(entries).index):
+        for key in sorted(OmegaConf.missing_keys(tree), key=entries.position):
             option = entries[key]
-            place = origins.place(key)
+            by = [_beside(key, kind_key) for kind_key in option.only]
+            place = origins.latest([*by, key])
+            needed = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
             raise UserError(
-                f"{place + ': ' if place else ''}{key} must be set: {option.doc}; "
+                f"{place + ': ' if place else ''}{needed}: {option.doc}; "
                 f"set it in a config file, or as {key}=VALUE"
             )
         config: Any = OmegaConf.to_object(tree)
@@ -196,7 +251,7 @@ def _to_object(tree: DictConfig, entries: Mapping[str, Entry], origins: Origins)
 
 
 def _interpolation_reason(
-    error: OmegaConfBaseException, entries: Mapping[str, Entry], key: str, tree: DictConfig
+    error: OmegaConfBaseException, entries: Entries, key: str, tree: DictConfig
 ) -> str:
     reason, raw, entry = _first_line(error), _raw(tree, key), entries.get(key)
     if missing := re.search(r"Environment variable '(.*)' not found", reason):
@@ -221,9 +276,7 @@ def _interpolation_reason(
     return reason
 
 
-def _check_values(
-    config: Any, entries: Mapping[str, Entry], tree: DictConfig, origins: Origins
-) -> None:
+def _check_values(config: Any, entries: Entries, tree: DictConfig, origins: Origins) -> None:
     through: list[str] = []
     for key, value in flatten(config).items():
         entry = entries.get(key)

@@ -7,11 +7,12 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
+from vapo.config.kinds import kinds_of, make
 from vapo.config.limits import integer_excess
 
 _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -24,6 +25,8 @@ _LABELS = {
 }
 NAME = "NAME"
 """Stands for a name of the user's own in the keys of a block of named blocks."""
+Only = Mapping[str, tuple[str, ...]]
+"""The dotted key that names a kind -> the kinds that have the option; empty: all have it."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Option:
     default: Any
     doc: str
     bounds: Mapping[str, float]
-    owns: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
+    only: Only = field(default_factory=dict)
+    kinds: Mapping[Any, type] = field(default_factory=dict)  # of a key that names a kind
 
     @property
     def required(self) -> bool:
@@ -90,6 +93,7 @@ class Section:
     nullable: bool
     doc: str
     is_named: bool = False  # holds blocks of one schema, under names of the user's own
+    only: Only = field(default_factory=dict)
 
 
 Entry = Option | Section
@@ -114,6 +118,10 @@ class Entries(dict[str, Entry]):
     def get(self, key: str, default: Any = None) -> Any:
         return super().get(self._generic(key), default)
 
+    def position(self, key: str) -> int:
+        """Where a key stands in the schema's order."""
+        return list(self).index(self._generic(key))
+
     def _generic(self, key: str) -> str:
         for named in self._named:
             if key.startswith(f"{named}."):
@@ -124,30 +132,67 @@ class Entries(dict[str, Entry]):
 
 def describe(schema: type) -> Entries:
     """Dotted key -> entry, in the schema's order, sections before their keys."""
-    return Entries(_entries(schema(), ""))
+    return Entries(_entries(schema, schema(), ""))
 
 
-def _entries(defaults: Any, prefix: str) -> Iterable[Entry]:
-    hints = get_type_hints(type(defaults))
-    for field in dataclasses.fields(defaults):
-        if field.metadata.get("omegaconf_ignore"):  # no key
-            continue
-        key, default = prefix + field.name, getattr(defaults, field.name)
-        doc = field.metadata.get("doc", "")
-        kind, nullable = _split_null(hints[field.name])
+def _entries(block: type, defaults: Any, prefix: str) -> Iterable[Entry]:
+    """The entries of a block, with those of all its kinds."""
+    hints = get_type_hints(block)
+    for own in dataclasses.fields(block):
+        entry = _Field(prefix + own.name, hints[own.name], own.metadata)
+        yield from entry.entries(getattr(defaults, own.name))
+    for name, kinds in kinds_of(block).items():
+        for option, fields in _by_name(kinds).items():
+            docs = dict.fromkeys(f.metadata.get("doc", "") for _, f in fields)
+            only = {prefix + name: tuple(value for value, _ in fields)}
+            kind, own = kinds[fields[0][0]], fields[0][1]
+            metadata = {**own.metadata, "doc": " / ".join(docs)}
+            entry = _Field(prefix + option, get_type_hints(kind)[option], metadata, only)
+            yield from entry.entries(getattr(kind(), option))
+
+
+def _by_name(
+    kinds: Mapping[str, type],
+) -> dict[str, list[tuple[str, dataclasses.Field[Any]]]]:
+    """Option -> the kinds that have it, each with its field."""
+    found: dict[str, list[tuple[str, dataclasses.Field[Any]]]] = {}
+    for value, kind in kinds.items():
+        for own in dataclasses.fields(kind):
+            found.setdefault(own.name, []).append((value, own))
+    return found
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of a block, under its dotted key."""
+
+    key: str
+    hint: Any
+    metadata: Mapping[str, Any]
+    only: Only = field(default_factory=dict)
+
+    def entries(self, default: Any) -> Iterable[Entry]:
+        """Its entry; of a section, with all below it."""
+        if self.metadata.get("omegaconf_ignore"):  # no key
+            return
+        key, doc = self.key, self.metadata.get("doc", "")
+        kind, nullable = _split_null(self.hint)
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
-            yield Section(key, nullable, doc or (kind.__doc__ or "").splitlines()[0])
-            yield from _entries(kind() if default is None else default, f"{key}.")
+            yield Section(key, nullable, doc or _summary(kind), only=self.only)
+            yield from _entries(kind, make(kind) if default is None else default, f"{key}.")
         elif get_origin(kind) is dict and dataclasses.is_dataclass(get_args(kind)[1]):
-            block = get_args(kind)[1]
-            yield Section(key, nullable, doc, is_named=True)
-            yield Section(f"{key}.{NAME}", False, (block.__doc__ or "").splitlines()[0])
-            yield from _entries(block(), f"{key}.{NAME}.")
+            inner = get_args(kind)[1]
+            yield Section(key, nullable, doc, is_named=True, only=self.only)
+            yield Section(f"{key}.{NAME}", False, _summary(inner))
+            yield from _entries(inner, make(inner), f"{key}.{NAME}.")
         else:
-            about = {name: field.metadata.get(name, ()) for name in ("owns", "alike")}
-            bounds = field.metadata.get("bounds", {})
-            yield Option(key, kind, nullable, default, doc, bounds, **about)
+            bounds, kinds = (self.metadata.get(name, {}) for name in ("bounds", "kinds"))
+            yield Option(key, kind, nullable, default, doc, bounds, self.only, kinds)
+
+
+def _summary(block: type) -> str:
+    return (block.__doc__ or "").splitlines()[0]
 
 
 def _split_null(hint: Any) -> tuple[Any, bool]:

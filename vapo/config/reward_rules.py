@@ -6,18 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from vapo.config.data import VERIFIER_OPTIONS, MixtureSource
+from vapo.config.data import MixtureSource
 from vapo.config.data_rules import sources_of
 from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
-
-
-def verifier_options_are_used(config: Any) -> Problem | None:
-    return _first_verdict(config, _verifier_options_are_used)
-
-
-def verifier_has_what_it_needs(config: Any) -> Problem | None:
-    return _first_verdict(config, _verifier_is_whole)
+from vapo.config.rewards import PythonVerifier, RegexVerifier
 
 
 def regex_has_a_group(config: Any) -> Problem | None:
@@ -38,36 +31,9 @@ def _first_verdict(config: Any, check: Callable[[Any, str], Problem | None]) -> 
     return next((problem for problem in problems if problem is not None), None)
 
 
-def _verifier_options_are_used(rewards: Any, block: str) -> Problem | None:
-    for field, verifier in VERIFIER_OPTIONS.items():
-        default = getattr(type(rewards)(), field, None)
-        if getattr(rewards, field, default) != default and rewards.verifier != verifier:
-            key = f"{block}.{field}"
-            return Problem(
-                (key, f"{block}.verifier"),
-                f"{key} has no effect without {block}.verifier={verifier}",
-            )
-    return None
-
-
-def _verifier_is_whole(rewards: Any, block: str) -> Problem | None:
-    needed = {
-        "regex": "pattern",
-        "python": "function",
-        "reward_model": "reward_model_path",
-    }.get(rewards.verifier)
-    if needed is None or getattr(rewards, needed):
-        return None
-    key = f"{block}.{needed}"
-    return Problem(
-        (f"{block}.verifier", key),
-        f"{block}.verifier {rewards.verifier} needs {key}",
-    )
-
-
 def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
     key = f"{block}.pattern"
-    if rewards.verifier != "regex":
+    if not isinstance(rewards, RegexVerifier):
         return None
     try:
         num_groups = re.compile(rewards.pattern).groups
@@ -81,7 +47,7 @@ def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
 
 
 def _function_is_importable(rewards: Any, block: str) -> Problem | None:
-    if rewards.verifier != "python":
+    if not isinstance(rewards, PythonVerifier):
         return None
     return import_path_problem(f"{block}.function", rewards.function)
 
@@ -110,8 +76,6 @@ def overlong_ramp_fits(config: Any) -> Problem | None:
 
 
 REWARD_RULES: tuple[Rule, ...] = (
-    verifier_options_are_used,
-    verifier_has_what_it_needs,
     regex_has_a_group,
     function_is_importable,
     correct_pays_more,

@@ -14,11 +14,12 @@ from omegaconf import MISSING
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
-from vapo.config.data import VERIFIER_OPTIONS, DataConfig, MixtureSource, PromptSource, SourceConfig
-from vapo.config.engines import VllmConfig
+from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
+from vapo.config.engines import VllmEngine
 from vapo.config.environment import FromEnvironment, environment_field
-from vapo.config.fields import option, section
+from vapo.config.fields import choice, option, section
 from vapo.config.networks import ActorConfig, CriticConfig, OptimizerConfig
+from vapo.config.rewards import RewardConfig
 from vapo.config.training import TrainingConfig
 from vapo.config.value_pages import ValuePagesConfig
 from vapo.config.watch import WatchConfig
@@ -34,6 +35,7 @@ __all__ = [
     "MixtureSource",
     "OptimizerConfig",
     "PromptSource",
+    "RewardConfig",
     "RewardModelConfig",
     "SftConfig",
     "SourceConfig",
@@ -42,8 +44,8 @@ __all__ = [
 
 @dataclass
 class RolloutConfig:
-    engine: Literal["transformers", "vllm"] = option(
-        "transformers", "the sampling engine; vllm: docs/rollouts.md"
+    engine: Literal["transformers", "vllm"] = choice(
+        "transformers", "the sampling engine; vllm: docs/rollouts.md", vllm=VllmEngine
     )
     max_response_tokens: int = option(1024, "response budget; longer ones are truncated", ge=1)
     temperature: float = option(1.0, "sampling temperature (paper: not stated)", gt=0)
@@ -52,48 +54,6 @@ class RolloutConfig:
     max_concurrent_sequences: int = option(
         256, "rows decoded at a time; a finished row's place is refilled", ge=1
     )
-    vllm: VllmConfig = section(VllmConfig, "with engine vllm")
-
-
-@dataclass
-class OverlongConfig:
-    """DAPO (2503.14476, section 3.4). Both off in VAPO."""
-
-    filter_truncated: bool = option(False, "truncated responses carry no loss")
-    soft_punishment: bool = option(False, "add DAPO's soft overlong punishment to the reward")
-    cache_tokens: int | None = option(
-        None,
-        "length of the ramp from 0 to -1 before max_response_tokens; null: a fifth of "
-        "max_response_tokens (DAPO: 4096 of 20480)",
-        ge=1,
-    )
-
-    def ramp_tokens(self, max_response_tokens: int) -> int:
-        """The ramp's length, in tokens."""
-        return self.cache_tokens or max(1, max_response_tokens // 5)
-
-
-@dataclass
-class RewardConfig:
-    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = option(
-        "math", "how a response is judged", owns=tuple(VERIFIER_OPTIONS)
-    )
-    pattern: str | None = option(
-        None, "regex: the last match's first group is compared with the answer"
-    )
-    function: str | None = option(
-        None, "python: `package.module:function`, called as f(response_text, answer, metadata)"
-    )
-    reward_model_path: str | None = option(None, "reward_model: its Hugging Face folder")
-    reward_model_threshold: float = option(0.0, "reward_model: scores above it count as correct")
-    correct: float = option(1.0, "reward of a correct response (paper: +1, inferred)")
-    incorrect: float = option(-1.0, "reward of an incorrect response (paper: -1, inferred)")
-    timeout_s: float = option(10.0, "time limit of one verdict; then it is a failure", gt=0)
-    num_workers: int = option(2, "verifier processes", ge=1)
-    shuffle: bool = option(
-        False, "negative control: permute the verdicts over the batch; nothing can be learnt"
-    )
-    overlong: OverlongConfig = section(OverlongConfig, "DAPO's overlong handling")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
+from vapo.config.engines import VllmEngine, VllmServers
 from vapo.config.function_rules import FUNCTION_RULES
 from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
@@ -118,9 +119,9 @@ def overlap_is_one_process(config: FitConfig) -> Problem | None:
 
 def overlap_has_an_engine_of_its_own(config: FitConfig) -> Problem | None:
     rollouts = config.rollouts
-    if not config.training.overlap_rollouts or rollouts.engine != "vllm":
+    if not config.training.overlap_rollouts or not isinstance(rollouts, VllmEngine):
         return None
-    if rollouts.vllm.mode == "server":
+    if isinstance(rollouts.vllm, VllmServers):
         return None
     return Problem(
         ("training.overlap_rollouts", "rollouts.vllm.mode"),

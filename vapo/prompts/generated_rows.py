@@ -9,25 +9,18 @@ import dataclasses
 import difflib
 from typing import Any
 
-from vapo.config.data import CurriculumStage
-from vapo.config.schema import PromptSource
+from vapo.config.data import CurriculumStage, GeneratedSource
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.rows import Row
 
 
-def _num_generated(source: PromptSource, key: str) -> int:
-    if source.num_examples is None:
-        raise UserError(f"{key}.num_examples is not set: kind {source.kind!r} needs it")
-    return source.num_examples
-
-
-def procedural_rows(source: PromptSource, key: str) -> list[Row]:
+def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
     try:
         generated = procedural.generate(
             source.task,
             source.options,
-            num_examples=_num_generated(source, key),
+            num_examples=source.num_examples,
             seed=source.seed,
         )
     except UserError as error:
@@ -40,9 +33,9 @@ def procedural_rows(source: PromptSource, key: str) -> list[Row]:
     ]
 
 
-def reasoning_gym_rows(source: PromptSource, key: str) -> list[Row]:
+def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[Row]:
     gym = _reasoning_gym(source, key)
-    size = _num_generated(source, key)
+    size = source.num_examples
     try:
         dataset = gym.create_dataset(source.task, size=size, seed=source.seed, **source.options)
         entries = [dataset[index] for index in range(size)]
@@ -69,7 +62,7 @@ def _row(
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
-def _reasoning_gym(source: PromptSource, key: str) -> Any:
+def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
     """Import reasoning_gym and check that it has the source's dataset."""
     try:
         import reasoning_gym
@@ -86,7 +79,7 @@ def _reasoning_gym(source: PromptSource, key: str) -> Any:
     return reasoning_gym
 
 
-def stage_source(source: PromptSource, index: int, *, key: str) -> PromptSource:
+def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
     """Apply one stage of its curriculum to a source; the stage's settings take precedence.
 
     Raises:
@@ -98,7 +91,7 @@ def stage_source(source: PromptSource, index: int, *, key: str) -> PromptSource:
     return dataclasses.replace(source, options=options, curriculum=[])
 
 
-def _options_of_level(source: PromptSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
+def _options_of_level(source: GeneratedSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
     """The options of a level in reasoning_gym's curriculum; the source may add others."""
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None

@@ -12,8 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.config.data import FileSource, GeneratedSource, PromptSource
 from vapo.config.data_rules import source_name, sources_of
-from vapo.config.schema import DataConfig, PromptSource
+from vapo.config.schema import DataConfig
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.prompts.characters import LostCharacters, lost_characters
@@ -136,7 +137,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
     """Load one training source; the prompts of all its stages are made and checked now."""
     name, weight = source_name(key), getattr(source, "weight", 1)
-    if not source.curriculum:
+    if not isinstance(source, GeneratedSource) or not source.curriculum:
         return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
     stages = []
     for index, stage in enumerate(source.curriculum):
@@ -168,7 +169,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
-        where = source.path or source.task
+        where = source.path if isinstance(source, FileSource) else source.task
         raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
     texts = [_render(row, data, template, tokenizer) for row in rows]
@@ -208,6 +209,8 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
 
 
 def _beyond(source: PromptSource, left_out: LeftOut) -> str:
+    if not isinstance(source, FileSource):
+        return ""
     if (source.min_pass_rate, source.max_pass_rate) == (None, None):
         return ""
     return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vapo.config.schema import PromptSource
+from vapo.config.data import FileSource
 from vapo.prompts.columns import pass_rate
 
 Message = Mapping[str, str]
@@ -36,7 +36,7 @@ class LeftOut:
 
 
 def passing(
-    records: Iterable[tuple[str, Any]], source: PromptSource, key: str, left_out: LeftOut
+    records: Iterable[tuple[str, Any]], source: FileSource, key: str, left_out: LeftOut
 ) -> Iterator[tuple[str, Any]]:
     low, high = source.min_pass_rate, source.max_pass_rate
     for place, record in records:

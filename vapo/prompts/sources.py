@@ -15,8 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vapo.config.data import (
+    FileSource,
+    HuggingfaceSource,
+    JsonlSource,
+    ParquetSource,
+    ProceduralSource,
+    PromptSource,
+)
 from vapo.config.nearest_path import nearest_path
-from vapo.config.schema import PromptSource
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
@@ -31,29 +38,29 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
         UserError: the source is missing or a row is malformed; names file and line.
     """
     left_out = LeftOut() if left_out is None else left_out
-    if source.kind in ("procedural", "reasoning_gym"):
-        generate = procedural_rows if source.kind == "procedural" else reasoning_gym_rows
-        rows: Iterable[Row] = generate(source, key)
-    elif source.path is None:
-        raise UserError(f"{key}.path is not set: kind {source.kind!r} needs it")
-    else:
+    if isinstance(source, FileSource):
         records = _records(source)(source, key)
-        rows = (
+        rows: Iterable[Row] = (
             _row_from_record(record, place, source, key)
             for place, record in passing(records, source, key, left_out)
         )
+    else:
+        is_ours = isinstance(source, ProceduralSource)
+        rows = (procedural_rows if is_ours else reasoning_gym_rows)(source, key)
     if source.deduplicate:
         rows = first_of_each(rows, left_out)
     return list(islice(rows, source.num_examples))
 
 
-def _records(source: PromptSource) -> Callable[[PromptSource, str], Iterator[tuple[str, Any]]]:
+def _records(source: FileSource) -> Callable[[Any, str], Iterator[tuple[str, Any]]]:
     """Read records; a dataset's id may be replaced by a file, whose suffix decides its kind."""
-    kind, file = source.kind, Path(str(source.path))
-    if kind == "huggingface" and file.suffix in (".jsonl", ".parquet") and not file.is_dir():
-        kind = "jsonl" if file.suffix == ".jsonl" else "parquet"
-    readers = {"jsonl": _jsonl_records, "parquet": _parquet_records}
-    return readers.get(kind, _huggingface_records)
+    file = Path(source.path)
+    suffix = file.suffix if isinstance(source, HuggingfaceSource) and not file.is_dir() else ""
+    if isinstance(source, JsonlSource) or suffix == ".jsonl":
+        return _jsonl_records
+    if isinstance(source, ParquetSource) or suffix == ".parquet":
+        return _parquet_records
+    return _huggingface_records
 
 
 def _existing_file(path: str, key: str) -> Path:
@@ -67,8 +74,8 @@ def _existing_file(path: str, key: str) -> Path:
     raise UserError(f"{key}.path: there is no file {path}{nearest_path(file)}")
 
 
-def _jsonl_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
-    file = _existing_file(str(source.path), key)
+def _jsonl_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
+    file = _existing_file(source.path, key)
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -111,11 +118,11 @@ def _hint(line: bytes) -> str:
     return ""
 
 
-def _parquet_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
+def _parquet_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    file = _existing_file(str(source.path), key)
+    file = _existing_file(source.path, key)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
             records = (row for batch in table.iter_batches() for row in batch.to_pylist())
@@ -125,17 +132,17 @@ def _parquet_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]
         raise UserError(f"{key}.path: {file} is not a readable Parquet file ({error})") from None
 
 
-def _huggingface_records(source: PromptSource, key: str) -> Iterator[tuple[str, Any]]:
+def _huggingface_records(source: HuggingfaceSource, key: str) -> Iterator[tuple[str, Any]]:
     rows = _load_dataset(source, key)
     name = f"{source.path}[{source.split}]"
     for number, record in enumerate(rows, start=1):
         yield f"{name}: row {number}", record
 
 
-def _load_dataset(source: PromptSource, key: str) -> Iterable[Any]:
+def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
     import datasets
 
-    path = str(source.path)
+    path = source.path
     folder = Path(path)
     if folder.is_file():
         raise UserError(
@@ -164,7 +171,7 @@ def _load_dataset(source: PromptSource, key: str) -> Iterable[Any]:
     return rows
 
 
-def _row_from_record(record: Any, place: str, source: PromptSource, key: str) -> Row:
+def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> Row:
     if not isinstance(record, Mapping):
         raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
     problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 
 from vapo.config.data_rules import source_name, sources_of
+from vapo.config.rewards import with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.rewards.scorer import Scorer
 from vapo.types import Rollout, Verdict
@@ -20,12 +20,7 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
             if not isinstance(source, MixtureSource) or source.verifier is None:
                 found[source_name(key)] = rewards
             else:
-                found[source_name(key)] = replace(
-                    rewards,
-                    verifier=source.verifier,
-                    pattern=source.pattern,
-                    function=source.function,
-                )
+                found[source_name(key)] = with_verifier(rewards, source)
     return found
 
 

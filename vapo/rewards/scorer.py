@@ -12,6 +12,7 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
+from vapo.config.rewards import PythonVerifier, RegexVerifier, RewardModelVerifier
 from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
@@ -48,10 +49,11 @@ class Scorer:
                 f"rewards.overlong.cache_tokens is {ramp_tokens}, above "
                 f"max_response_tokens, {max_response_tokens}: every response would be punished"
             )
-        if rewards.verifier == "reward_model":
+        if isinstance(rewards, RewardModelVerifier):
             from vapo.rewards.reward_model import RewardModel
 
             self._reward_model = RewardModel(rewards.reward_model_path)
+            self._threshold = rewards.reward_model_threshold
         elif rewards.verifier != "exact":
             self._pool = _start_pool(rewards)
 
@@ -140,7 +142,6 @@ class Scorer:
     ) -> list[Verdict]:
         assert self._reward_model is not None
         scores = self._reward_model(rollouts, advance=advance)
-        threshold = self.config.reward_model_threshold
         replies: list[dict[str, Any]] = []
         for score in scores:
             if isinstance(score, str):
@@ -148,7 +149,7 @@ class Scorer:
             elif not math.isfinite(score):
                 replies.append({"failure": "nan"})
             else:
-                replies.append({"is_correct": score > threshold, "reward": score})
+                replies.append({"is_correct": score > self._threshold, "reward": score})
         return [self._verdict(reply) for reply in replies]
 
     def _check_failures(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> None:
@@ -157,7 +158,7 @@ class Scorer:
             return
         first = f"{verdicts[failed[0]].failure}, prompt {rollouts[failed[0]].prompt.prompt_id}"
         if len(failed) == len(verdicts) >= FEWEST_WITHOUT_VERDICT:
-            name = self.config.function or self.config.verifier
+            name = getattr(self.config, "function", self.config.verifier)
             raise UserError(
                 f"the verifier {name} gave no verdict on any of {len(verdicts)} responses; "
                 f"the first: {first}"
@@ -181,11 +182,13 @@ class Scorer:
 
 def _start_pool(rewards: RewardConfig) -> WorkerPool:
     """Checks the settings here, where it is cheap; a user's function only in a worker."""
-    if rewards.verifier == "regex":
-        make_regex(rewards.pattern)
+    pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
+    function = rewards.function if isinstance(rewards, PythonVerifier) else None
+    if pattern is not None:
+        make_regex(pattern)
     if rewards.verifier == "reasoning_gym":
         make_reasoning_gym()
-    settings = Settings(rewards.verifier, rewards.pattern, rewards.function, rewards.timeout_s)
+    settings = Settings(rewards.verifier, pattern, function, rewards.timeout_s)
     return WorkerPool(
         settings,
         num_workers=rewards.num_workers,

@@ -15,6 +15,7 @@ from typing import Literal
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
+from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.diagnostics.memory.passes import NetworkPasses, NetworkShape, Parameters, PassMemory
 from vapo.errors import UserError
@@ -118,9 +119,10 @@ def estimate_memory(
         host, resting = resting | {"gradients": sum(n.weights for n in networks)}, {}
     if config.checkpoints.save_in_background:
         host |= _checkpoint_copy(networks, config)
-    if config.rollouts.engine == "vllm":
-        sampling = _vllm(networks[0], config)
-        if config.rollouts.vllm.sleep_level == 0:
+    if isinstance(config.rollouts, VllmEngine):
+        options = config.rollouts.engine_options
+        sampling = _vllm(networks[0], options, config)
+        if isinstance(options, ColocatedVllm) and options.sleep_level == 0:
             resting |= sampling
     else:
         sampling = _sampling(networks[0], config)
@@ -207,9 +209,8 @@ def _local_minibatch(config: FitConfig) -> int:
 def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     """The cache at its widest, twice while rows are moved together; one decoding step."""
     rollouts, evaluation = config.rollouts, config.evaluation
-    heldout = config.data.heldout
     num_prompts = evaluation.num_prompts or (
-        heldout.num_examples if heldout and heldout.num_examples else config.data.heldout_size
+        getattr(config.data.heldout, "num_examples", None) or config.data.heldout_size
     )
     wanted = max(_local_rollouts(config), num_prompts * evaluation.k // num_processes(config))
     rows = max(min(rollouts.max_concurrent_sequences, wanted), 1)
@@ -232,10 +233,9 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     }
 
 
-def _vllm(actor: _Network, config: FitConfig) -> Bytes:
+def _vllm(actor: _Network, options: EngineOptions, config: FitConfig) -> Bytes:
     """A colocated engine while it is awake: the actor's weights once more and its KV cache."""
-    options = config.rollouts.vllm
-    if options.mode == "server":
+    if not isinstance(options, ColocatedVllm):
         return {}
     if options.kv_cache_memory_bytes is None:
         raise UserError(

@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine, VllmServers
 from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.networks.actor import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
@@ -74,10 +75,11 @@ def sampling_config(
 
 def check_engine(config: FitConfig) -> None:
     """Raises: UserError: the engine is not installed, its options or the token are not good."""
-    if config.rollouts.engine != "vllm":
+    if not isinstance(config.rollouts, VllmEngine):
         return
-    if config.rollouts.vllm.mode == "colocated":
-        check_options(config.rollouts.vllm)
+    options = config.rollouts.engine_options
+    if isinstance(options, ColocatedVllm):
+        check_options(options)
     else:
         access_token()
 
@@ -86,8 +88,9 @@ def make_sampler(
     config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
     """The sampling engine of the config."""
-    if config.rollouts.engine == "vllm":
-        return _make_vllm_sampler(config, actor, tokenizer)
+    if isinstance(config.rollouts, VllmEngine):
+        options = config.rollouts.engine_options
+        return _make_vllm_sampler(config, options, actor, tokenizer)
     make: Callable[..., TransformersSampler] = TransformersSampler
     if config.training.overlap_rollouts:
         make = partial(DetachedTransformersSampler, lora=config.actor.lora)
@@ -111,19 +114,22 @@ def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
 
 
 def _make_vllm_sampler(
-    config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
+    config: FitConfig,
+    options: EngineOptions,
+    actor: ActorAccess,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> VllmSampler:
-    options = config.rollouts.vllm
-    dtype = _engine_dtype(config)
+    dtype = _engine_dtype(config, options)
     text_config = actor.model.config.get_text_config()
     engine: Engine
-    if options.server_urls is None:
+    if isinstance(options, ColocatedVllm):
         engine = make_colocated_engine(
-            config, actor.model.config, actor.device, local_rank=actor.local_rank
+            config, options, actor.model.config, actor.device, local_rank=actor.local_rank
         )
         if options.tensor_parallel_size > 1:
             engine = TensorParallelEngine(engine, options.tensor_parallel_size)
     else:
+        assert isinstance(options, VllmServers)
         urls = [url.strip() for url in options.server_urls.split(",")]
         engine = RemoteEngine(urls, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
@@ -150,6 +156,7 @@ def _make_vllm_sampler(
 
 def make_colocated_engine(
     config: FitConfig,
+    options: ColocatedVllm,
     model_config: PretrainedConfig,
     device: torch.device,
     *,
@@ -158,18 +165,18 @@ def make_colocated_engine(
     """Make an engine in this process, without weights."""
     text_config = model_config.get_text_config()
     return ColocatedEngine(
-        config.rollouts.vllm,
+        options,
         engine_size(config, getattr(text_config, "max_position_embeddings", None)),
         model_path=config.actor.path,
-        dtype=str(_engine_dtype(config)).removeprefix("torch."),
+        dtype=str(_engine_dtype(config, options)).removeprefix("torch."),
         device=device,
         local_rank=local_rank,
         heads=padded_heads(text_config) if device.type == "cpu" else None,
     )
 
 
-def _engine_dtype(config: FitConfig) -> torch.dtype:
-    name = config.rollouts.vllm.dtype_name(config.trainer.precision, config.actor.dtype)
+def _engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:
+    name = options.dtype_name(config.trainer.precision, config.actor.dtype)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 

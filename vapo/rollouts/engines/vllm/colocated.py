@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vapo.config.engines import VllmConfig
+from vapo.config.engines import ColocatedVllm
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
@@ -33,7 +33,7 @@ def require_vllm() -> None:
         raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
 
 
-def check_options(options: VllmConfig) -> None:
+def check_options(options: ColocatedVllm) -> None:
     """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
     require_vllm()
     if options.engine_args:
@@ -52,7 +52,7 @@ class ColocatedEngine:
 
     def __init__(
         self,
-        options: VllmConfig,
+        options: ColocatedVllm,
         size: EngineSize,
         *,
         model_path: str,
@@ -187,7 +187,7 @@ def _final_only() -> Any:
     return RequestOutputKind.FINAL_ONLY
 
 
-def _create(options: VllmConfig, arguments: dict[str, Any]) -> Any:
+def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
     with _quiet_import():
         from vllm import EngineArgs, LLMEngine
 

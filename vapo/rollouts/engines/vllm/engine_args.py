@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vapo.config.engines import VllmConfig
+from vapo.config.engines import ColocatedVllm
 from vapo.errors import UserError
 
 _KEY = "rollouts.vllm.engine_args"
@@ -46,7 +46,7 @@ class EngineSize:
 
 
 def engine_arguments(
-    options: VllmConfig,
+    options: ColocatedVllm,
     size: EngineSize,
     *,
     model_path: str,

@@ -1,0 +1,149 @@
+"""Blocks whose options depend on a kind: a key of the block says which, and each kind is a type.
+
+A field made by `fields.choice` names a dataclass for each of its values. The type of a finished
+block is the block's own class together with the classes of the kinds that were chosen, so
+`isinstance(source, FileSource)` says what it is, and an option of another kind is not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+T = TypeVar("T")
+
+
+def make(block: type, **values: Any) -> Any:
+    """A block with the options of its kinds, as loading a config makes one.
+
+    The result has the block's own type and its kinds' types: `isinstance` narrows it.
+
+    Raises: TypeError: an option that the kinds do not have.
+    """
+    own: type[Any] = own_type(block, values)
+    return own(**values)
+
+
+def kinds_of(block: type) -> Mapping[str, Mapping[Any, type]]:
+    """For each key of the block that names a kind: the dataclass of each of its values."""
+    return {f.name: f.metadata["kinds"] for f in dataclasses.fields(block) if _is_kind(f)}
+
+
+def _is_kind(field: dataclasses.Field[Any]) -> bool:
+    return "kinds" in field.metadata
+
+
+def own_type(block: type[T], values: Mapping[str, Any]) -> type[T]:
+    """The block's type under the kinds in `values`; an unset or unknown one is the default's."""
+    chosen: list[type | None] = []
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(block)  # type: ignore[arg-type]
+    for field in filter(_is_kind, fields):
+        options = field.metadata["kinds"]
+        value = values.get(field.name, field.default)
+        known = isinstance(value, str) or value is None
+        default = options.get(field.default)
+        chosen.append(options.get(value, default) if known else default)
+    kinds = tuple(kind for kind in chosen if kind is not None)
+    return _composed(block, kinds)  # type: ignore[arg-type]
+
+
+@cache
+def _composed(block: type[T], kinds: tuple[type, ...]) -> type[T]:
+    if not kinds:
+        return block
+    own = {
+        "__module__": block.__module__,
+        "__reduce__": lambda self: (_remade, (block, vars(self))),  # the type itself has no name
+    }
+    name = "".join(c.__name__ for c in (*kinds, block))
+    return dataclasses.dataclass(
+        types.new_class(name, (*kinds, block), {}, lambda n: n.update(own))
+    )
+
+
+def _remade(block: type, values: Mapping[str, Any]) -> Any:
+    return make(block, **values)
+
+
+def option_names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def defining_class(kind: type | None, name: str) -> type | None:
+    """The class that declares an option of a kind: two kinds share it if this is the same."""
+    classes = () if kind is None else kind.__mro__
+    return next((c for c in classes if name in inspect.get_annotations(c)), None)
+
+
+def typed(schema: type, values: DictConfig) -> DictConfig:
+    """The values in the types of their kinds, with defaults; options of other kinds are left out.
+
+    Raises: OmegaConfBaseException: a value is not of its key's type.
+    """
+    raw: Any = OmegaConf.to_container(values, resolve=False)
+    tree = _typed(schema, raw, None)
+    return _typed(schema, raw, tree) if "${" in str(raw) else tree  # a kind may be one of them
+
+
+def _typed(schema: type, raw: dict[str, Any], resolved: DictConfig | None) -> DictConfig:
+    defaults, kept = _block(schema, raw, "", resolved)
+    tree = OmegaConf.merge(OmegaConf.structured(defaults), kept)
+    assert isinstance(tree, DictConfig)
+    return tree
+
+
+def _block(
+    block: type, raw: Mapping[str, Any], prefix: str, resolved: DictConfig | None
+) -> tuple[Any, dict[str, Any]]:
+    """The block with its defaults, and the part of `raw` that it reads."""
+    own: type[Any] = own_type(block, dict(_chosen(block, raw, prefix, resolved)))
+    hints, defaults, kept = get_type_hints(own), {}, {}
+    for field in dataclasses.fields(own):
+        if field.name not in raw:
+            continue
+        name, value, inner = field.name, raw[field.name], block_type(hints[field.name])
+        kept[name] = value
+        if inner is None or not isinstance(value, Mapping):
+            continue
+        key = f"{prefix}{name}."
+        if get_origin(hints[name]) is not dict:
+            defaults[name], kept[name] = _block(inner, value, key, resolved)
+            continue
+        made = {n: _block(inner, v or {}, f"{key}{n}.", resolved) for n, v in value.items()}
+        defaults[name] = {n: block_defaults for n, (block_defaults, _) in made.items()}
+        kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
+    return own(**defaults), kept
+
+
+def _chosen(
+    block: type, raw: Mapping[str, Any], prefix: str, resolved: DictConfig | None
+) -> Iterator[tuple[str, Any]]:
+    for name in kinds_of(block):
+        if isinstance(raw.get(name), str) and "${" in raw[name]:
+            value = None if resolved is None else select(resolved, prefix + name)
+            if value is not None:
+                yield name, value
+        elif name in raw:
+            yield name, raw[name]
+
+
+def select(tree: DictConfig, key: str) -> Any:
+    """The value at a dotted key, interpolations resolved; None where there is none."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.select(tree, key)
+    except OmegaConfBaseException:  # it is reported where the whole config is resolved
+        return None
+
+
+def block_type(hint: Any) -> type | None:
+    """The dataclass of a block, an optional one, or the blocks of a mapping; else None."""
+    candidates = (hint, *get_args(hint)) if get_origin(hint) is not list else ()
+    return next((c for c in candidates if dataclasses.is_dataclass(c)), None)  # type: ignore[return-value]
