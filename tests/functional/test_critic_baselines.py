@@ -243,7 +243,7 @@ def test_noise_weights_need_groups_and_a_range() -> None:
     for group_size, words in ((1, "group_size >= 2"), (3, "not groups of 3")):
         with pytest.raises(ValueError, match=words):
             prompt_noise_weights(torch.ones(4), group_size=group_size, reward_range=(0, 1))
-    for reward_range in ((1, 0), (1, 1), (0, NAN)):
+    for reward_range in ((1, 0), (1, 1), (0, NAN), (0, INF)):
         with pytest.raises(ValueError, match="reward_range"):
             prompt_noise_weights(torch.ones(4), group_size=2, reward_range=reward_range)
 

@@ -210,13 +210,17 @@ def test_cross_entropy_ignores_padding(seed: int, garbage: float) -> None:
 
 
 def test_cross_entropy_of_bfloat16_is_float32_and_shows_a_broken_token() -> None:
-    logits = torch.randn(2, 3, 4).bfloat16().requires_grad_()
+    logits = (
+        torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    )
     targets = torch.full((2, 3, 4), 0.25, requires_grad=True)
     loss = categorical_value_loss(logits, targets, mask("xxx", "x.."))
     assert loss.dtype == torch.float32
     loss.backward()
     assert logits.grad is not None
     assert targets.grad is None
+    exact = categorical_value_loss(logits.detach().float(), targets, mask("xxx", "x.."))
+    equal(loss.detach(), exact, atol=0)
     broken = torch.where(mask("xxx", "x..")[..., None], targets, 0.0)
     broken[1, 0] = NAN
     assert categorical_value_loss(logits, broken, mask("xxx", "x..")).isnan()
@@ -231,6 +235,10 @@ def test_token_weights_leave_the_denominator_alone() -> None:
     # one a response: (2 * (1 + 4) + 3 * 9) / 2 / 3
     per_response = value_loss(values, targets, is_token, token_weights=f64([2], [3]))
     assert per_response.item() == pytest.approx(37 / 6, abs=1e-12)
+    (found,) = torch.autograd.grad(
+        value_loss(values.requires_grad_(), targets, is_token, token_weights=weights), values
+    )
+    equal(found, f64([2 / 3, -1 / 3, 0], [-3, 0, 0]))
     whole = value_loss(values, targets, is_token, token_weights=f64([2], [3]), denominator=37)
     assert whole.item() == pytest.approx(0.5, abs=1e-12)
 
@@ -239,7 +247,10 @@ def test_token_weights_multiply_the_gradient_and_the_clipped_loss() -> None:
     values = f64([1, 2, NAN]).requires_grad_()
     weights = f64([3]).requires_grad_()
     loss = value_loss(values, f64([0, 4, INF]), mask("xx."), denominator=1, token_weights=weights)
-    equal(gradient(loss, values), f64([3, -6, 0]))
+    loss.backward()
+    assert values.grad is not None
+    equal(values.grad, f64([3, -6, 0]))
+    assert weights.grad is None
     clipped = value_loss(
         f64([2, 2]),
         f64([3, 1.9]),

@@ -189,8 +189,8 @@ def prompt_noise_weights(
     tensor([0.8284, 0.8284, 1.1716, 1.1716])
     """
     low, high = reward_range
-    if not low < high:
-        raise ValueError(f"reward_range must ascend, got {low} to {high}")
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"reward_range must be finite and ascend, got {low} to {high}")
     std = _groups(rewards.double(), group_size).std(dim=1, correction=0)
     u = 1.0 / std.clamp(min=(high - low) / (2 * math.sqrt(group_size)))
     total, count = reduce(torch.stack([u.sum(), u.new_tensor(float(len(u)))]))

@@ -202,7 +202,7 @@ def value_loss(
         squared_error = torch.maximum(squared_error, (clipped - value_targets).square())
     losses = 0.5 * squared_error
     if token_weights is not None:
-        losses = losses * torch.where(response_mask, token_weights.detach(), 0.0)
+        losses = losses * token_weights.detach()
     return aggregate(losses, response_mask, reduction="token_mean", denominator=denominator)
 
 
@@ -222,9 +222,9 @@ def categorical_value_loss(
     Units: nats; `denominator` as `value_loss`.
     Padding: ignored in value and gradient.
     """
-    is_token = response_mask[..., None]
-    z = torch.where(is_token, logits.to(torch.promote_types(logits.dtype, torch.float32)), 0.0)
-    losses = -(torch.where(is_token, targets.detach(), 0.0) * z.log_softmax(dim=-1)).sum(dim=-1)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = torch.where(response_mask[..., None], z, 0.0)
+    losses = -(targets.detach() * z.log_softmax(dim=-1)).sum(dim=-1)
     return aggregate(losses, response_mask, reduction="token_mean", denominator=denominator)
 
 

@@ -115,7 +115,7 @@ def two_hot_targets(
     >>> two_hot_targets(torch.tensor([0.3]), torch.tensor([0.0, 1.0]))
     tensor([[0.7000, 0.3000]])
     """
-    points = _checked_centers(centers)
+    points = _checked_centers(centers).to(value_targets.device)
     y = _finite_or_nan(value_targets.double()).clamp(points[0], points[-1])
     lower = (torch.searchsorted(points, y.contiguous(), right=True) - 1).clamp(0, len(points) - 2)
     share = ((y - points[lower]) / (points[lower + 1] - points[lower]))[..., None]
@@ -139,7 +139,7 @@ def categorical_value(
     tensor([0.5000])
     """
     probabilities = _at_least_float32(logits).softmax(dim=-1)
-    return (probabilities * centers.to(probabilities.dtype)).sum(dim=-1)
+    return (probabilities * centers.to(probabilities)).sum(dim=-1)
 
 
 def bounded_bias(mean_reward: float | int, *, low: float | int, high: float | int) -> float:
