@@ -26,13 +26,13 @@ import sys, time
 from pathlib import Path
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery
-from vapo.tracking.logger import make_run_logger
-from vapo.tracking.stores import MlflowSink
+from vapo.tracking.logger import RunLogger
+from vapo.tracking.sink import MlflowSink
 import requests
 delivery._CLOSE_S = 3.0
 uri, journal, trickling = sys.argv[1:]
 config = TrackingConfig(uri=uri, experiment="tests")
-logger = make_run_logger(config, run_name="x", journal=Path(journal))
+logger = RunLogger(config, run_name="x", journal=Path(journal))
 def trickle(self, records):
     requests.get(trickling, timeout=10).raise_for_status()
 MlflowSink.send = trickle

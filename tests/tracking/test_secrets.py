@@ -21,7 +21,7 @@ from vapo.config import FitConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.loading import load_config
 from vapo.tracking.inputs import recorded_tracking
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 
 START_S = 240.0
@@ -197,7 +197,7 @@ def check_outage(server: Server, uri: str, folder: Path) -> None:
         patch.setenv("VAPO_TEST_TOKEN", TOKEN)
         overrides = [f"tracking.uri={uri}", "tracking.tags.token=${oc.env:VAPO_TEST_TOKEN}"]
         config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
-        logger = make_run_logger(
+        logger = RunLogger(
             recorded_tracking(config),
             run_name="outage",
             note=notes.append,

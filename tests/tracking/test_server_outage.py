@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery as delivery_module
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 
 START_S = 240.0
@@ -88,9 +88,7 @@ def test_metrics_of_an_outage_arrive_in_order_and_once(server: Server, tmp_path:
     notes: list[str] = []
     config = TrackingConfig(uri=server.uri)
     run_dir = tmp_path / "run"
-    logger = make_run_logger(
-        config, run_name="outage", note=notes.append, journal=run_dir / "tracking"
-    )
+    logger = RunLogger(config, run_name="outage", note=notes.append, journal=run_dir / "tracking")
     assert logger.run_id is not None
     log_steps(logger, range(100))
     logger.finalize()

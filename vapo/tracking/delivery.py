@@ -116,9 +116,9 @@ class Delivery:
     def close(self, *, while_it_moves: bool = False) -> DeliveryReport:
         """Send what is left, within 2 minutes in all; in an outage try only once more.
 
-        `while_it_moves`: 2 minutes for each success. An attempt that has not come to an end by
-        then is abandoned: its thread cannot be ended, but touches the journal no more, and does
-        not keep the process from its end.
+        `while_it_moves`: 2 minutes for each success. An attempt that has not ended by then is
+        abandoned: its thread cannot be ended, but touches the journal no more, and does not keep
+        the process from its end.
         """
         with self._changed:
             self._patient = while_it_moves
@@ -146,14 +146,15 @@ class Delivery:
     def _attempt(self) -> bool:
         """One attempt, and the wait after a failure; whether there may be another one."""
         what = "the store does not take records"
+        with self._changed:
+            self._changed.wait_for(lambda: self._journal or self._deadline is not None)
+            closing = self._deadline is not None  # an attempt under way is not yet the last one
         try:
-            batch = self._next_batch()
-            if not batch:
+            if not (batch := self._next_batch()):
                 return False
             error = self._try(batch)
             with self._changed:
-                is_settled = error is None or isinstance(error, RefusedError)
-                if is_settled and not self._abandoned:
+                if not self._abandoned and (error is None or isinstance(error, RefusedError)):
                     self._settle(batch, is_sent=error is None)
                     self._changed.notify_all()
                     return True
@@ -171,7 +172,6 @@ class Delivery:
                     "again later"
                 )
             self._changed.notify_all()
-            closing = self._deadline is not None
             if closing and isinstance(error, OutageError):
                 return False
             self._journal.sync()
@@ -186,9 +186,8 @@ class Delivery:
 
         Raises: OSError when the journal cannot be read.
         """
+        batch: list[Record | None] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._journal or self._deadline is not None)
-            batch: list[Record | None] = []
             if self._abandoned:
                 return batch
             self._journal.retry_disk()
@@ -210,10 +209,7 @@ class Delivery:
         if error is None or isinstance(error, (OutageError, RefusedError)):
             return error
         self._unclear += 1
-        closing = self._deadline is not None
-        if self._unclear < (
-            min(_MAX_ATTEMPTS, _MAX_ATTEMPTS_AT_CLOSE) if closing else _MAX_ATTEMPTS
-        ):
+        if self._unclear < (_MAX_ATTEMPTS if self._deadline is None else _MAX_ATTEMPTS_AT_CLOSE):
             return error
         if len(records) > 1:
             return RefusedError()  # to be tried one by one
@@ -237,13 +233,10 @@ class Delivery:
         Rows need the database. Files need room for files too, so rows are the last resort.
         """
         with self._changed:
-            later = [
-                record
-                for record in islice(self._journal.waiting(), 1, _MAX_BATCH)
-                if record and (head.is_file or not record.is_file)
-            ]
-        likest = lambda other: (other.kind != head.kind, other.is_file != head.is_file)  # noqa: E731
-        return min(later, key=likest, default=None)
+            later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
+        alike = [record for record in later if record.kind == head.kind]
+        rows = [record for record in later if record.kind != "file"]
+        return next(iter(alike + rows), None)
 
     def _settle(self, batch: list[Record | None], *, is_sent: bool) -> None:
         """Take what was sent or refused off the journal; of a refused batch each is tried alone."""
