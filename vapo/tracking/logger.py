@@ -23,7 +23,7 @@ from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Kind, Record
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import Store, locate_store
-from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
+from vapo.tracking.tables import TABLES_TAG, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,9 +93,10 @@ class RunLogger(Logger):
         self.run_id = str(run.info.run_id)
         self.is_resumed = self.run_id == earlier
         if earlier and not self.is_resumed:
-            self.tags["continues"] = earlier
+            self.tags |= {"continues": earlier, TABLES_TAG: "[]"}  # its tables are gone with it
         self._take_over_journal(self.run_id, earlier)
-        self._read_history(run.data.tags.get(TABLES_TAG, "[]"))
+        self._tables = self.tags.get(TABLES_TAG) or run.data.tags.get(TABLES_TAG, "[]")
+        self._read_history()
         self._delivery = Delivery(
             MlflowSink(client, self.run_id), self._note, self._journal, redact=self.store.redact
         )
@@ -128,20 +129,17 @@ class RunLogger(Logger):
         if self.is_resumed and journal.folder is not None:
             self.store.remove_partial_uploads(run_id)
 
-    def _read_history(self, tables: str) -> None:
+    def _read_history(self) -> None:
         """What the processes before this one recorded, and at which times: no time is used again,
         even if this host's clock has gone back."""
-        names, steps = set[str](), dict[str, int]()
+        steps: dict[str, int] = {}
         for record in self._journal.records():
-            names.add(record.name)
-            if record.kind == "tags":
-                tables = record.payload.get(TABLES_TAG, tables)
+            if record.kind == "tags" and self.is_resumed:
+                self._tables = record.payload.get(TABLES_TAG, self._tables)
             for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
                 self._clock.after(at_ms)
                 steps[key] = max(step, steps.get(key, step))
-        self.recorded_steps, self._tables = steps, tables
-        if "continues" in self.tags and not self.is_resumed:  # the new run has not all of them
-            self._tables = self.tags[TABLES_TAG] = only_tables(tables, names)
+        self.recorded_steps = steps
 
     @property
     def name(self) -> str | None:
