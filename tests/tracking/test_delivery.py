@@ -187,7 +187,7 @@ def test_a_store_that_fails_during_the_run_is_reported_at_close(
     assert logger.close() == 12  # and the run's status
     assert logger.close() == 12
     assert len(notes) == 2
-    assert "the run goes on" in notes[0]
+    assert "the run continues" in notes[0]
     assert "12 of 13 records were not delivered" in notes[1]
     assert "are lost" in notes[1]  # there was no journal
     assert "server went away" in notes[1]

@@ -1,4 +1,4 @@
-"""Records on disk: order, what a kill leaves, damage, a full disk, a run that goes on."""
+"""Records on disk: order, what a kill leaves, damage, a full disk, a resumed run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ TABLES = ("metrics", "tags", "params", "latest_metrics")
 
 @pytest.fixture(params=["full", "read-only", "trigger"])
 def refuse_writes(request, own_store: TrackingConfig) -> Iterator[Callable[[bool], None]]:
-    """Switches the store's writes off and on; reads go on."""
+    """Switches the store's writes off and on; reads still work."""
     database = Path(own_store.uri) / "mlflow.db"
     off = False
 

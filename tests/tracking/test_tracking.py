@@ -98,7 +98,7 @@ def test_config_table_text_figure_and_file_are_readable_back(tracking, tmp_path,
     assert data == [["p", 1.0, None], ["q", None, [1, 2]]]
 
 
-def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
+def test_resume_continues_the_run_and_keeps_its_params(tracking):
     first = RunLogger(tracking, run_name="resume")
     first.log_config("lr: 1\n", {"lr": 1})
     first.log_metrics({"actor/entropy": 1.0}, step=1)

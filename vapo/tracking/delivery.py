@@ -23,7 +23,7 @@ _CLOSE_S = 120.0
 
 
 class OutageError(Exception):
-    """The store is at fault and not the record: it takes none, or nobody knows whether it does."""
+    """The store is at fault, not the record; or it is unknown whether it takes any record."""
 
 
 class RefusedError(Exception):
@@ -77,7 +77,8 @@ class Delivery:
         self._changed = threading.Condition()
         self._deadline: float | None = None  # set by `close`
         self._close_s = _CLOSE_S
-        self._patient = self._ended = self._abandoned = False
+        self._patient = False  # whether each success moves the deadline
+        self._ended = self._abandoned = False  # the thread; what it does after the deadline
         self._delivered = self._refused = 0
         self._failures = 0  # since the last success: above 0 there is an outage
         self._unclear = 0  # of these, errors that might be the first record's fault
@@ -96,11 +97,11 @@ class Delivery:
             self._changed.notify_all()
         if trouble and not before:
             self._warn(
-                f"tracking: cannot write {trouble}; the run goes on, and its records wait in memory"
+                f"tracking: cannot write {trouble}; the run continues, its records wait in memory"
             )
 
     def sync(self) -> None:
-        """What was submitted so far is on the disk; nothing that is sent is waited for."""
+        """Force what was submitted so far to the disk, without waiting for the store."""
         with self._changed:
             self._journal.sync()
 
@@ -128,7 +129,7 @@ class Delivery:
             while not self._ended and (left_s := self._deadline - time.monotonic()) > 0:
                 self._changed.wait(left_s)
             if not self._ended and not self._abandoned:
-                self._last_error = f"an attempt did not come to an end within {self._close_s:g} s"
+                self._last_error = f"an attempt did not end within {self._close_s:g} s"
             self._abandoned = True
             self._journal.retry_disk()
             left, lost = len(self._journal), self._journal.num_in_process
@@ -144,7 +145,7 @@ class Delivery:
                 self._changed.notify_all()
 
     def _attempt(self) -> bool:
-        """One attempt, and the wait after a failure; whether there may be another one."""
+        """Make one attempt and wait after a failure; False when no other one is to be made."""
         what = "the store does not take records"
         with self._changed:
             self._changed.wait_for(lambda: self._journal or self._deadline is not None)
@@ -168,8 +169,8 @@ class Delivery:
             self._failures += 1
             if self._failures == 1:
                 self._warn(
-                    f"tracking: {what} ({self._last_error}); the run goes on, and records are sent "
-                    "again later"
+                    f"tracking: {what} ({self._last_error}); the run continues, and its records "
+                    "are sent again later"
                 )
             self._changed.notify_all()
             if closing and isinstance(error, OutageError):
@@ -228,9 +229,10 @@ class Delivery:
         return None
 
     def _later_than(self, head: Record) -> Record | None:
-        """One to compare with: it needs what `head` needs of the store. It is sent again in turn.
+        """A record whose success shows that the store works for `head`; it is sent again later.
 
-        Rows need the database. Files need room for files too, so rows are the last resort.
+        All kinds need the database. A file also needs room for files, so it is compared with
+        another file if there is one.
         """
         with self._changed:
             later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
@@ -239,7 +241,7 @@ class Delivery:
         return next(iter(alike + rows), None)
 
     def _settle(self, batch: list[Record | None], *, is_sent: bool) -> None:
-        """Take what was sent or refused off the journal; of a refused batch each is tried alone."""
+        """Take off what was sent or refused; the records of a refused batch are tried singly."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)
@@ -252,7 +254,7 @@ class Delivery:
                 what = "a record cannot be sent"
                 if batch[0] is not None:
                     what = f"the store refused a record of {batch[0].kind} {batch[0].name}".strip()
-                self._warn(f"tracking: {what} ({self._last_error}); the run goes on without it")
+                self._warn(f"tracking: {what} ({self._last_error}); the run continues without it")
             return
         self._delivered += len(batch)
         if self._patient:

@@ -31,16 +31,16 @@ _TARGET = "target.json"
 
 
 class JournalInUseError(UserError):
-    """Its run, or a `vapo deliver`, is still going."""
+    """Another process, the run itself or a `vapo deliver`, holds the journal."""
 
 
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
-    A record is a line of the file first; the lines that were not sent are in memory too. Without
-    a folder, while its disk is full, and once it was deleted, a record is only there. A line is
-    with the operating system when `append` returns, so it outlives the process; `sync` makes it
-    outlive a power cut too.
+    A record is first written as a line of the file; the lines that were not sent are in memory
+    too. Without a folder, while its disk is full, and once it was deleted, records are in memory
+    only. `append` hands a line to the operating system, so it outlives the process; after `sync`
+    it outlives a power cut too.
 
     Raises: UserError if the folder cannot be written, or another process uses it.
     """
@@ -59,7 +59,7 @@ class Journal:
             self._open()
         except BlockingIOError:
             raise JournalInUseError(
-                f"{folder} is in use: its run, or a `vapo deliver`, is still going"
+                f"{folder} is in use: its run, or a `vapo deliver`, is still running"
             ) from None
         except OSError as error:
             raise cannot_write(folder, error) from None
@@ -83,7 +83,7 @@ class Journal:
 
     @property
     def num_in_process(self) -> int:
-        """How many of the records that were not sent no other process will find on the disk."""
+        """How many of the records that were not sent are in this process's memory only."""
         return len(self) if self.is_gone else self._num_not_written
 
     def records(self) -> Iterator[Record]:
@@ -125,7 +125,7 @@ class Journal:
             yield record
 
     def settle(self, num: int, *, refused_for: str | None = None) -> None:
-        """The first `num` that are waiting need not be sent any more.
+        """Take the first `num` waiting records off: they were sent, or refused for a reason.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
         """
@@ -145,7 +145,8 @@ class Journal:
                     self._path(record).unlink(missing_ok=True)
 
     def start_over(self, without: Container[str]) -> None:
-        """Everything is to be sent, to another run: all but kinds `without`, and sent files."""
+        """Let every record be sent again, to another run: all but the kinds `without`, and
+        artifacts that were sent, because their contents are gone."""
         if self.folder is None:
             return
         lines = []
@@ -165,7 +166,7 @@ class Journal:
             (self.folder / _TARGET).write_text(json.dumps(target) + "\n")
 
     def sync(self) -> None:
-        """Through the operating system to the disk."""
+        """Force everything that was written to the disk."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -180,7 +181,7 @@ class Journal:
             self._lock.close()
 
     def _open(self) -> None:
-        """Read what waits in the file, which is open for appending from now on."""
+        """Read the lines that were not sent, and open the file for appending."""
         assert self.folder is not None
         self._file = (self.folder / JOURNAL_NAME).open("ab", buffering=0)
         self._end = sum(map(len, self._lines()))
@@ -211,7 +212,7 @@ class Journal:
             refused.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
 
     def _write(self, record: Record) -> bytes:
-        """One line, and its artifact first: whole, or as if nothing had been written."""
+        """Write an artifact's content, then the line; after an error neither of them is there."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
         payload = record.payload
@@ -222,7 +223,7 @@ class Journal:
         try:
             if record.kind == "file":
                 path = self._path(Record("file", payload))
-                path.parent.mkdir(exist_ok=True)  # but never the journal's own folder again
+                path.parent.mkdir(exist_ok=True)  # not the journal's folder: it may be deleted
                 path.write_bytes(record.payload)
             if self._file.write(line) != len(line):
                 raise OSError("no room for a whole line")
@@ -249,7 +250,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
-    """Another run's journal in this folder keeps its records under another name."""
+    """Rename the folder if another run's journal is in it, so that its records are kept."""
     target = read_target(folder)
     if target is None or target.get("mlflow_run_id") == run_id:
         return

@@ -37,7 +37,7 @@ class RunLogger(Logger):
 
     It opens the store and begins a run, or resumes `run_id`; a new one if the store has lost it.
     Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
-    store fails, the run goes on: records wait in the journal and are sent again, and `close`
+    store fails, the run continues: records wait in the journal and are sent again, and `close`
     says how many are left and by which command to send them. Lightning's own `finalize` only
     waits for what was logged so far, because a run outlives its `Trainer.fit`; `close` ends it.
     On ranks other than 0 every method does nothing. Use it as a context manager.
@@ -107,10 +107,10 @@ class RunLogger(Logger):
             self.set_tags(self.tags)
 
     def _take_over_journal(self, run_id: str, earlier: str | None) -> None:
-        """The journal is the run's from now on; it was that of the run `earlier`, if not None.
+        """Bind the journal to this run.
 
-        Where that is another run, because the store has lost it, all its records are to be sent
-        again, but for what the process that continues says by itself: params, inputs, the status.
+        If the store has lost the run `earlier`, all records of its journal are sent to this run,
+        except those that this process records anew: params, inputs and the status.
         """
         journal = self._journal
         try:
@@ -130,8 +130,8 @@ class RunLogger(Logger):
             self.store.remove_partial_uploads(run_id)
 
     def _read_history(self) -> None:
-        """What the processes before this one recorded, and at which times: no time is used again,
-        even if this host's clock has gone back."""
+        """Read what earlier processes of this run recorded: the last step of each metric, the
+        list of tables, and the times, which are not used again even if the clock was set back."""
         steps: dict[str, int] = {}
         for record in self._journal.records():
             if record.kind == "tags" and self.is_resumed:
@@ -225,7 +225,7 @@ class RunLogger(Logger):
             self._delivery.flush(_FLUSH_S)
 
     def sync(self) -> None:
-        """What was logged so far outlives a power cut, in the journal."""
+        """Force what was logged so far to the journal's disk: it outlives a power cut."""
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
@@ -243,7 +243,7 @@ class RunLogger(Logger):
         return self._report.undelivered
 
     def discard_journal(self) -> None:
-        """For a run that nothing resumes: remove the journal, unless there is something in it."""
+        """Remove the journal of a run that is never resumed, if the store has all its records."""
         report = self._report
         if report and self._journal.folder and not report.undelivered and not report.refused:
             shutil.rmtree(self._journal.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, host. Everything that cannot be had is left out."""
+"""What a run ran on: commit, versions, host. What cannot be found out is left out."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Clock:
         self._last = 0
 
     def after(self, at_ms: int) -> None:
-        """Never again this time, or one before it."""
+        """Let every time from now on be later than this one."""
         self._last = max(self._last, at_ms)
 
     def now_ms(self) -> int:

@@ -109,10 +109,10 @@ def active_run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def fault_of(error: BaseException) -> Literal["record", "store"] | None:
-    """Whether it is the record's, which stays as it is, or the store's: full, out of reach ...
+    """What causes an error: the record's content, or the store's state (full, out of reach ...).
 
-    None where nobody can tell. Where MLflow's server passes on the database's error, only its
-    text tells.
+    None if it is not clear. If MLflow's server passes on the database's error, only its text
+    shows it.
     """
     from requests import HTTPError
     from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError

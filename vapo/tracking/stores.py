@@ -67,9 +67,10 @@ class Store:
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
 
     def remove_partial_uploads(self, run_id: str) -> None:
-        """Copies that a killed process did not complete, of a run that no other process writes to.
+        """Remove the copies that a killed process did not complete among a run's artifacts.
 
-        MLflow writes an artifact beside its final name first. A server's are out of reach.
+        MLflow writes an artifact under a temporary name first. No other process may be writing to
+        this run. A server's artifacts are out of reach.
         """
         if folder := self.artifact_folder(run_id, ""):
             with suppress(OSError):  # of another user: to be left alone
