@@ -25,7 +25,7 @@ from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
 
 
@@ -44,7 +44,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
         name = config.tracking.run_name or f"filter-seed{config.seed}"
         with (
             Progress() as progress,
-            make_run_logger(
+            RunLogger(
                 recorded_tracking(config),
                 run_name=name,
                 tags={"command": "filter", **model_tags(config, None)},

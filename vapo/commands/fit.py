@@ -42,7 +42,7 @@ from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.sharding import gathered
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 from vapo.training.callbacks.weight_sync import actor_weights
 from vapo.training.datamodule import RolloutDataModule
@@ -95,7 +95,7 @@ def train(
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
         ) as scorer,
-        make_run_logger(
+        RunLogger(
             recorded_tracking(config),
             run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,

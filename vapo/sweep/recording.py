@@ -16,8 +16,9 @@ from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
+from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
-from vapo.tracking.stores import locate_store, open_store
+from vapo.tracking.stores import locate_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -27,7 +27,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.training.optimizers import make_optimizer, make_scheduler
 
 
@@ -54,7 +54,7 @@ def recorded_run(
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
         ) as scorer,
-        make_run_logger(
+        RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
             tags={"command": command},

@@ -16,8 +16,10 @@ from vapo.errors import UserError
 from vapo.sweep.report.recorded import SCORE
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import make_table
+from vapo.tracking.opening import open_store
 from vapo.tracking.records import InputData, Record
-from vapo.tracking.stores import MlflowSink, locate_store, open_store
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import locate_store
 
 CONFIG = {
     "seed": 0,
@@ -69,7 +71,8 @@ class Experiment:
         if score is not None:
             sink.send([Record("metrics", [(SCORE, 0.1, 1, 0), (SCORE, score, 2, 40)])])
         if resumed_with is not None:
-            sink.send([Record("text", nested(values | dict(resumed_with)), "config_resumed.yaml")])
+            text = nested(values | dict(resumed_with))
+            sink.send([Record("file", text.encode(), "config_resumed.yaml")])
         if status != "RUNNING":
             self.client.set_terminated(run_id, status)
         return run_id
