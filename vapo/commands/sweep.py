@@ -12,7 +12,6 @@ from vapo.errors import UserError
 from vapo.sweep.describe import describe_plan, describe_size
 from vapo.sweep.folders import TaskFolder, locked
 from vapo.sweep.grid import read_grid
-from vapo.sweep.identity import code_version
 from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
 from vapo.sweep.slurm import SlurmLauncher
@@ -69,8 +68,7 @@ def _work(
     from vapo.sweep.recording import Parent
 
     print(describe_size(plan))
-    state = git_state(Path(__file__).parent)
-    if state.get("git/dirty") == "true":
+    if git_state(Path(__file__).parent).get("git/dirty") == "true":
         print("note: the checkout has uncommitted changes; the code's digest identifies the runs")
     parent = Parent(plan, sweep_dir, command)
     work = Work(
@@ -81,7 +79,6 @@ def _work(
         prepare=parent.child_config,
         ended=parent.ended,
         abandoned=parent.abandoned,
-        provenance={**state, "code": code_version()},
     )
     status = "FAILED"
     try:

@@ -14,8 +14,9 @@ from vapo.config.written import deciding_tree
 from vapo.prompts.fingerprint import fingerprint
 
 _PACKAGE = Path(vapo.__file__).parent
-# Parts of the package that no training process loads: mending them reruns nothing.
-_AFTERWARDS = ("sweep", "report", "cli.py", "commands/sweep.py", "commands/report.py")
+# Parts of the package that no training process loads: changing them reruns nothing.
+_AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
+               "commands/sweep.py", "commands/report.py")  # fmt: skip
 
 
 def task_identity(config: FitConfig) -> str:

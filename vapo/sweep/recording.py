@@ -115,7 +115,7 @@ class Parent:
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
 
     def abandoned(self, attempt: Path) -> None:
-        """A run that was killed before its first checkpoint is begun anew: mark the old one."""
+        """Mark a run that was killed before its first checkpoint: another one replaces it."""
         from mlflow.exceptions import MlflowException
 
         with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):

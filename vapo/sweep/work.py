@@ -32,7 +32,7 @@ class Running:
 class Work:
     """Runs tasks, at most `jobs` at a time, each after the one that it needs.
 
-    `prepare` gives a task's config its MLflow names and tags; `ended` hears of every outcome.
+    `prepare` gives a task's config its MLflow names and tags; `ended` is called with every outcome.
     """
 
     tasks: Sequence[Task]
@@ -43,7 +43,6 @@ class Work:
     ended: Callable[[Task, Outcome], None] = lambda task, outcome: None
     abandoned: Callable[[Path], None] = lambda attempt: None
     note: Callable[[str], None] = print
-    provenance: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -93,7 +92,7 @@ class Work:
             devices=task.config.trainer.devices,
         )
         self.running.append(Running(task, folder, handle, time.monotonic()))
-        self.note(f"        {task.name} {'goes on from a checkpoint' if checkpoint else 'started'}")
+        self.note(f"        {task.name} {'resumes from a checkpoint' if checkpoint else 'started'}")
 
     def _config(self, task: Task, folder: TaskFolder) -> FitConfig:
         config = replace(task.config, output_dir=str(folder.output_dir))
@@ -110,7 +109,7 @@ class Work:
             if returncode is not None:
                 self.running.remove(run)
                 seconds = time.monotonic() - run.started
-                self._settle(run.task, run.folder.end(returncode, seconds, self.provenance))
+                self._settle(run.task, run.folder.end(returncode, seconds))
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self.outcomes[task.identity] = outcome
