@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -41,14 +40,9 @@ def code_version() -> str:
     of uncommitted changes, and stays when a commit changes no code.
     """
     digest = hashlib.sha256()
-    for path in _training_sources(_PACKAGE):
-        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
-    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"
-
-
-def _training_sources(package: Path) -> Iterator[Path]:
-    for path in sorted(package.rglob("*.py")):
-        inside = path.relative_to(package).as_posix()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        inside = path.relative_to(_PACKAGE).as_posix()
         if not any(inside == part or inside.startswith(f"{part}/") for part in _AFTERWARDS):
-            yield path
+            digest.update(f"{inside}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"

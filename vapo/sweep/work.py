@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
@@ -147,12 +146,8 @@ def _describe(outcome: Outcome) -> str:
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """A terminated sweep stops its runs, as an interrupted one does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # not the main thread
         yield
         return
