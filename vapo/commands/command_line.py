@@ -28,9 +28,14 @@ class Parser(argparse.ArgumentParser):
         """The options by name; an unknown one is refused with the nearest that exists."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
-            hint = did_you_mean(unknown[0], list(self._option_string_actions))
+            hint = did_you_mean(unknown[0], list(self.flags()))
             self.error(f"unexpected argument '{unknown[0]}'{hint}")
         return vars(options)
+
+    def flags(self) -> dict[str, bool]:
+        """Every spelling of every flag, and whether it takes a value."""
+        actions = self._actions
+        return {flag: action.nargs != 0 for action in actions for flag in action.option_strings}
 
 
 def split_overrides(
@@ -40,7 +45,7 @@ def split_overrides(
 
     Raises: UserError: a flag that is neither ours nor a config key, or one without a value.
     """
-    flags = {flag: action.nargs != 0 for flag, action in parser._option_string_actions.items()}
+    flags = parser.flags()
     arguments: list[str] = []
     overrides: list[str] = []
     tokens = list(argv)
