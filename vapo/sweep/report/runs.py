@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.errors import UserError
 from vapo.sweep.folders import pretraining_of
 from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
-from vapo.sweep.report.rows import RecordedRow, told_apart, usable
+from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
 from vapo.tracking.stores import Store
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Collection:
     """The runs of one report, at most one of each row and seed.
 
     `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
-    were told apart and which runs were left out. `within`: the table takes the last
+    were separated and which runs were left out. `within`: the table takes the last
     evaluation within so many optimizer steps of the policy; None: the last of the run.
     """
 
@@ -179,8 +179,8 @@ class Reader:
         by_id = {run.info.run_id: run for run in runs}
         pretrainings: dict[str, Any] = {}
         known = [replace(one, facts=self._facts(by_id[one.run_id], pretrainings)) for one in chosen]
-        rows, of_rows = told_apart(one for one in known if one.role != "value_pretraining")
-        first, of_first = told_apart(one for one in known if one.role == "value_pretraining")
+        rows, of_rows = separate_rows(one for one in known if one.role != "value_pretraining")
+        first, of_first = separate_rows(one for one in known if one.role == "value_pretraining")
         notes += [*of_rows, *of_first]
         if not rows:
             kind = "finished run" if only_finished else "run"
@@ -267,7 +267,7 @@ def _row_info(row: RecordedRow) -> RowInfo:
 
 
 def _marked(rows: Sequence[RecordedRow]) -> tuple[str | None, list[str]]:
-    """The row that a sweep's grid calls the full system; of several, none, and that is said."""
+    """The row that a sweep's grid calls the full system; of several, none, with a note."""
     marked = [row.name for row in rows if row.tag("full_system")]
     if len(marked) < 2:
         return next(iter(marked), None), []
