@@ -53,7 +53,6 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     store.remove_partial_uploads(run_id)
     if client is None:
         return 0
-    # the report has it all
     delivery = Delivery(MlflowSink(client, run_id), lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     print(f"  run {run_id}: {report.delivered} sent", end="")

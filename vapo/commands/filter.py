@@ -19,7 +19,6 @@ from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.by_source import make_scorer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.sweep.report.pass_rates import draw_pass_rates
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -65,11 +64,11 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
             metrics["filter/num_response_tokens"] = float(num_tokens)
             metrics["filter/sampling_s"] = time.monotonic() - started
             logger.log_metrics(metrics, step=0)
-            logger.log_figure(draw_pass_rates(file.histogram()), "pass_rates.png")
+            text = render(file.histogram(), metrics)
+            logger.log_text(text + "\n", "pass_rates.txt")
             recorded = logger.describe()
-    print(render(file.histogram(), metrics))
     print(
-        "train on it with data.train.kind=jsonl "
+        f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
         f"{path}\n{recorded}\n{path}"
     )

@@ -221,7 +221,7 @@ def summarize(
 
 
 def describe_checkpoints(folder: Path) -> str:
-    """Where to go on from when a run has stopped itself."""
+    """The checkpoints from which a run that stopped itself can resume."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     if not last.exists():
         return "there is no checkpoint from before it"
@@ -235,18 +235,12 @@ def run_tags(config: FitConfig) -> dict[str, str]:
     return {
         "command": "fit",
         "code": code_version(),
-        **component_tags(config),
+        **{
+            f"component/{key.removesuffix('.enabled')}": "on" if value else "off"
+            for key, value in flatten(config.components).items()
+            if key.endswith(".enabled")
+        },
         **model_tags(config, critic),
-    }
-
-
-def component_tags(config: FitConfig) -> dict[str, str]:
-    """One tag for each component: on or off."""
-    flat = flatten(config.components)
-    return {
-        f"component/{key.removesuffix('.enabled')}": "on" if value else "off"
-        for key, value in flat.items()
-        if key.endswith(".enabled")
     }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.diagnostics.value_page.heldout import (
@@ -16,7 +14,6 @@ from vapo.diagnostics.value_page.heldout import (
     write_page,
 )
 from vapo.evaluation import evaluate
-from vapo.networks.forward_passes import ForwardNetworks
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
@@ -45,7 +42,11 @@ def run(
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
-    access, networks = load_networks(config, tokenizer, path, with_critic=page is not None)
+    checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
+    access, networks = load_policy(config, checkpoint), None
+    if page is not None:
+        networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
+    del checkpoint  # its contents need as much memory as the networks
     baseline = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
@@ -77,24 +78,6 @@ def run(
     if page is not None:
         print(page)
     return metrics
-
-
-def load_networks(
-    config: FitConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    path: Path | None,
-    *,
-    with_critic: bool,
-) -> tuple[ActorAccess, ForwardNetworks | None]:
-    """The policy, and what a page reads its responses with; of a checkpoint, if `path` names one.
-
-    The checkpoint's contents are not kept.
-    """
-    checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
-    access = load_policy(config, checkpoint)
-    if not with_critic:
-        return access, None
-    return access, load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:
