@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,34 +21,14 @@ from torchmetrics import MeanMetric, Metric
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.system.distributed import rank, world_size
+from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
-
-
-class Scorer(Protocol):
-    """Judges responses and returns verdicts in their order."""
-
-    def score(
-        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Verdict]: ...
-
-    def extracts_answers(self, source: str = "") -> bool: ...
-
-    def votes(
-        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
-    ) -> list[int | None]: ...
-
-
-class Progress(Protocol):
-    """Shows the progress of a stage."""
-
-    def stage(
-        self, name: str, total: float | None = None, unit: str = "items"
-    ) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.schema import RewardConfig
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -18,7 +17,7 @@ def rollout(text: str, answer: str = "42", **metadata: Any) -> Rollout:
 
 
 def scorer(verifier: str, **fields: Any) -> Scorer:
-    return make_scorer(RewardConfig(verifier=verifier, **fields), max_response_tokens=100)  # type: ignore[arg-type]
+    return Scorer(RewardConfig(verifier=verifier, **fields), max_response_tokens=100)  # type: ignore[arg-type]
 
 
 def hostile(function: str, **fields: Any) -> Scorer:

@@ -13,7 +13,6 @@ from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.schema import DataConfig, EvaluationConfig, MixtureSource, RewardConfig
 from vapo.evaluation import evaluate, majority_is_correct
 from vapo.rewards.answer_equality import vote_classes
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import Prompt
 
@@ -93,9 +92,8 @@ def test_groups_that_take_too_long_vote_by_text(
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
         verdicts = math.score(rollouts)
-        assert math._pool is not None
         monkeypatch.setattr(
-            math._pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
+            math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )
         with caplog.at_level(logging.WARNING):
             assert math.votes(rollouts, verdicts, group_size=5) == [0, 1, 2, 3, 4]
@@ -125,7 +123,7 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     data = DataConfig()
     data.train.kind, data.train.sources, data.heldout = "mixture", sources, None
     rewards = RewardConfig(verifier="exact", num_workers=1)
-    with make_scorer(rewards, max_response_tokens=9, data=data) as judge:
+    with Scorer(rewards, max_response_tokens=9, data=data) as judge:
         metrics = evaluated(judge, "42 42 41", "42 42 41", sources=("own", "plain"))
     assert "eval/maj_at_k" not in metrics
     assert "eval_own/maj_at_k" not in metrics

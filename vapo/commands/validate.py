@@ -20,7 +20,7 @@ from vapo.networks.forward_passes import ForwardNetworks
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
@@ -50,7 +50,7 @@ def run(
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
