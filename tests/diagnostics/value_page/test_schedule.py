@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.systems import system_config
-from vapo.diagnostics.value_page.page_facts import notes
+from vapo.diagnostics.value_page.contents import notes
 from vapo.training.iteration import is_due, page_is_due
 from vapo.types import IterationStart, Phase
 

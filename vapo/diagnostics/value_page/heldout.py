@@ -16,8 +16,13 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.position_profiles import position_profile
-from vapo.diagnostics.value_page.contents import PageContents, page_contents
-from vapo.diagnostics.value_page.page_facts import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import (
+    PageContents,
+    estimator_facts,
+    notes,
+    page_contents,
+    responses_fact,
+)
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.errors import UserError
