@@ -50,14 +50,10 @@ def number(value: Fraction | int) -> Node:
     return Node("number", value=Fraction(value))
 
 
-def symbols_of(node: Node) -> frozenset[str]:
-    own = frozenset([str(node.value)]) if node.kind == "symbol" else frozenset()
-    return own.union(*(symbols_of(child) for child in node.children))
-
-
-def constants_of(node: Node) -> frozenset[str]:
-    own = frozenset([str(node.value)]) if node.kind == "constant" else frozenset()
-    return own.union(*(constants_of(child) for child in node.children))
+def symbols_of(node: Node, kind: str = "symbol") -> frozenset[str]:
+    """The names of the symbols, or of another kind, in an expression."""
+    own = frozenset([str(node.value)]) if node.kind == kind else frozenset()
+    return own.union(*(symbols_of(child, kind) for child in node.children))
 
 
 def is_number(token: str) -> bool:
