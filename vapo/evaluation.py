@@ -227,20 +227,21 @@ def _table(
     rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
-    order = [first + j for j in range(k) for first in range(0, len(rollouts), k)]
-    return [_table_row(rollouts[i], verdicts[i], i % k) for i in order]
-
-
-def _table_row(rollout: Rollout, verdict: Verdict, index: int) -> dict[str, Any]:
-    judged = "correct" if verdict.is_correct else "incorrect"
-    return {
-        "prompt": rollout.prompt.text,
-        "answer": rollout.prompt.answer,
-        "response": rollout.response_text,
-        "extracted": verdict.extracted,
-        "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
-        "reward": verdict.reward if math.isfinite(verdict.reward) else None,
-        "length": len(rollout.response_ids),
-        "finish_reason": str(rollout.finish_reason),
-        "k": index,
-    }
+    rows = []
+    for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
+        rollout, verdict = rollouts[i], verdicts[i]
+        judged = "correct" if verdict.is_correct else "incorrect"
+        rows.append(
+            {
+                "prompt": rollout.prompt.text,
+                "answer": rollout.prompt.answer,
+                "response": rollout.response_text,
+                "extracted": verdict.extracted,
+                "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
+                "reward": verdict.reward if math.isfinite(verdict.reward) else None,
+                "length": len(rollout.response_ids),
+                "finish_reason": str(rollout.finish_reason),
+                "k": i % k,
+            }
+        )
+    return rows

@@ -139,7 +139,7 @@ def test_interval_ignores_how_often_a_prompt_is_sampled():
         assert twice[key] == pytest.approx(once[key])
 
 
-def test_interval_is_clipped_and_few_prompts_tell_nothing():
+def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
     metrics = run(["a", "a", "a", "b"], "aaaa")[0].metrics
     assert metrics["eval/avg_at_k_ci_high"] == 1.0
     assert 0 <= metrics["eval/avg_at_k_ci_low"] < 0.75

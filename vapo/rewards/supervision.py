@@ -20,14 +20,14 @@ from contextlib import suppress
 import psutil
 
 KILL_TIMEOUT_S = 5.0
-"""For so long it kills what a verifier started; what the kernel does not let go then is left."""
+"""It kills what a verifier started for this long; processes that are stuck in the kernel remain."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Returns in a child process, which judges; the caller's own process never returns.
+    """Return in a child process, which judges; the caller's own process never returns.
 
     Args:
         control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
@@ -68,7 +68,7 @@ def _supervise(child: int, control: int, woken: int) -> None:
 
 
 def _reaped(child: int) -> int | None:
-    """The child's wait status once it has ended; adopted processes that ended are let go."""
+    """The child's wait status once it has ended; adopted processes that ended are reaped too."""
     found = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -91,7 +91,7 @@ def _printable(text: str) -> str:
 
 
 def _limit_memory() -> None:
-    """Caps the address space (Linux; elsewhere only the time limit holds)."""
+    """Cap the address space (Linux; elsewhere only the time limit holds)."""
     try:
         import resource
 
@@ -107,7 +107,7 @@ def _limit_memory() -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Builds the verifier, then answers chunks of tasks until the parent hangs up."""
+    """Build the verifier, then answer chunks of tasks until the parent hangs up."""
     settings: Settings = connection.recv()
     try:
         verifier = make_verifier(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) ->
     shape = NetworkShape("causal_lm", config, "float32", "sdpa", gradient_checkpointing, False)
     passes, whole = NetworkPasses(shape), FakeNetwork(shape)
     lengths = {"rows": 3, "prompt_tokens": 5, "response_tokens": 11}
-    decoding = {"rows": 3, "width": 20, "top_k": 0, "top_p": 0.7}
+    decoding: dict[str, Any] = {"rows": 3, "width": 20, "top_k": 0, "top_p": 0.7}
     assert passes.run(FakeNetwork.update, **lengths) == whole.update(**lengths)
     assert passes.run(FakeNetwork.evaluation, **lengths) == whole.evaluation(**lengths)
     assert passes.run(FakeNetwork.decode, **decoding) == whole.decode(**decoding)

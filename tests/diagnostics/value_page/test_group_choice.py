@@ -52,7 +52,7 @@ def test_each_reason_takes_the_best_group_that_is_left() -> None:
     ]
 
 
-def test_without_values_nothing_is_said_of_them() -> None:
+def test_without_values_no_group_is_chosen_by_them() -> None:
     made, _ = batch()
     found = choose_groups(made, None, num_groups=9, max_responses=3, max_tokens=99, seed=0)
     assert [group.reason for group in found] == [

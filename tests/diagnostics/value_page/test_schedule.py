@@ -1,4 +1,4 @@
-"""When a page is due, and what it says of itself."""
+"""When a page is due, and its notes on what it lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
     assert due_iterations(stops_after=3) == [1, 3, 4, 8, 10]
 
 
-def test_null_writes_none() -> None:
+def test_null_writes_no_page() -> None:
     config = system_config("vapo", "value_pages.every_n_iterations=null")
     for phase in Phase:
         assert not page_is_due(config, IterationStart(1, phase), ends_phase=False)

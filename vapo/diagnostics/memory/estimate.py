@@ -62,7 +62,7 @@ class _Network:
         model: PreTrainedConfig,
         config: FitConfig,
     ) -> None:
-        self.name = name
+        self.name: str = name
         self.is_sharded = config.trainer.strategy == "fsdp"
         is_mixed = config.trainer.precision == "bf16-mixed"
         self.autocast = is_mixed and not self.is_sharded

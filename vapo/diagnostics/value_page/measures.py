@@ -42,7 +42,7 @@ MEASURES = (
         "td_error",
         "TD error",
         "diverging",
-        "r_t + gamma V(s_t+1) - V(s_t): what the token changed in the critic's mind; "
+        "r_t + gamma V(s_t+1) - V(s_t): how far the token changed the critic's prediction; "
         "at the last token, which the scale leaves out, the surprise of the reward",
         last_token_counts=False,
     ),
