@@ -9,12 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.heldout import (
-    check_request,
-    evaluate_heldout,
-    load_forward_networks,
-    write_page,
-)
+from vapo.diagnostics.value_page.heldout import check_request, load_forward_networks, write_page
 from vapo.evaluation import evaluate
 from vapo.networks.forward_passes import ForwardNetworks
 from vapo.networks.loading import load_causal_lm, load_tokenizer
@@ -70,8 +65,7 @@ def run(
             ).greedy_rewards(result.prompts, 0, progress.stage)
     metrics = result.metrics
     if page is not None and networks is not None:
-        rollouts = evaluate_heldout(config, result, baseline, networks)
-        metrics = metrics | write_page(page, config, rollouts, tokenizer, path)
+        metrics |= write_page(page, config, result, baseline, networks, tokenizer, path)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if page is not None:

@@ -222,9 +222,7 @@ class WorkerPool:
                 for worker in self._readable():
                     receive(worker)
                 for worker in self._overdue():
-                    if (
-                        worker.connection.poll()
-                    ):  # its reply came in time, but this loop was delayed
+                    if worker.connection.poll():  # it was in time, but this loop was delayed
                         receive(worker)
                     if worker in self._overdue():
                         give_up(worker, "timeout")
