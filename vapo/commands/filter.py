@@ -16,7 +16,7 @@ from vapo.config.flattening import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
 from vapo.system.devices import set_threads
@@ -103,9 +103,7 @@ def _sample(
     num_tokens = 0
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
-        ) as scorer,
+        Scorer(config.rewards, max_response_tokens=config.rollouts.max_response_tokens) as scorer,
         progress.stage(
             "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
         ) as advance,

@@ -18,7 +18,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.checkpoints import path_for_lightning
@@ -90,7 +90,7 @@ def train(
     """The run itself, once everything has been checked."""
     with (
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,

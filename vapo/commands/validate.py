@@ -7,17 +7,12 @@ from pathlib import Path
 
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.heldout import (
-    check_request,
-    evaluate_heldout,
-    load_forward_networks,
-    write_page,
-)
+from vapo.diagnostics.value_page.heldout import check_request, load_forward_networks, write_page
 from vapo.evaluation import evaluate
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
@@ -51,7 +46,7 @@ def run(
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
@@ -71,8 +66,7 @@ def run(
             ).greedy_rewards(result.prompts, 0, progress.stage)
     metrics = result.metrics
     if page is not None and networks is not None:
-        rollouts = evaluate_heldout(config, result, baseline, networks)
-        metrics = metrics | write_page(page, config, rollouts, tokenizer, path)
+        metrics |= write_page(page, config, result, baseline, networks, tokenizer, path)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if page is not None:

@@ -22,7 +22,6 @@ from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -49,7 +48,7 @@ def recorded_run(
     """Open the display, verifier and MLflow run of a supervised command; record its config."""
     with (
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,

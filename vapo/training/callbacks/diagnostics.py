@@ -10,8 +10,12 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.contents import PageContents
-from vapo.diagnostics.value_page.page_facts import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import (
+    PageContents,
+    estimator_facts,
+    notes,
+    responses_fact,
+)
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.system.progress import Progress
