@@ -172,7 +172,7 @@ def test_all_ranks_look_at_the_largest_figure(
     assert "actor/approx_kl 0.3, above" in run.notes[0]
 
 
-def test_goes_on_where_the_checkpoint_was() -> None:
+def test_resumes_where_the_checkpoint_was() -> None:
     watcher = WatchConfig().entropy
     one = WatcherState("entropy", watcher)
     for iteration, value in enumerate((1.0, 0.04, 0.04), start=1):

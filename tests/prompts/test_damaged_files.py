@@ -1,4 +1,4 @@
-"""Data files that are damaged, or another kind of file: named with the mend; harmless ones pass."""
+"""Data files that are damaged, or another kind of file: named with the fix; harmless ones pass."""
 
 from __future__ import annotations
 

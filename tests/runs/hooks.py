@@ -38,14 +38,14 @@ def full() -> None:
 def held_until(place: str, count: str, until: str, until_count: str, action: str) -> None:
     """A step of a save, in its thread, waits until training is at another place.
 
-    There comes SIGKILL, or a signal whose save then goes on; `full disk` is SIGTERM and a save
+    There comes SIGKILL, or a signal whose save then continues; `full disk` is SIGTERM and a save
     that fails.
     """
     reached = threading.Event()
 
     def arrive() -> None:
         name = "SIGTERM" if action == "full disk" else action
-        if name != "go on":
+        if name != "continue":
             os.kill(os.getpid(), getattr(signal, name))
         reached.set()
 

@@ -62,7 +62,7 @@ class Iterations:
     ) -> None:
         self.events: list[str] = []
         self.is_held = False
-        self.free = threading.Event()  # what is written goes on
+        self.free = threading.Event()  # set: the write may continue
         self.free.set()
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
@@ -186,7 +186,7 @@ def test_a_future_that_was_gone_back_on_is_removed(
 def test_in_the_background_nothing_is_lost_before_the_checkpoint_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on meanwhile; a save that is due waits for the one before."""
+    """Training continues meanwhile; a save that is due waits for the one before."""
     run = Iterations(tmp_path, monkeypatch, True)
     run.iterate(0.5)
     run.callback._settle(wait=True)

@@ -74,7 +74,7 @@ def test_killed_at_random(tmp_path: Path, num_kills: int, saving: list[str]) -> 
 
 @pytest.mark.timeout(7200)
 def test_one_of_two_processes_killed_at_random(tmp_path: Path) -> None:
-    """The other ends by itself with a clear error, and the pair goes on."""
+    """The other ends by itself with a clear error, and the pair can be resumed."""
     draw, num_kills = random.Random(1), 0
     whole, store = tmp_path / "whole", tmp_path / "mlruns"
     whole.mkdir()

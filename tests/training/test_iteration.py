@@ -87,7 +87,7 @@ def test_the_same_iteration_again_is_the_same() -> None:
 
 def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
     overrides = ("training.overlap_rollouts=true", "training.num_iterations=3")
-    for phase, number, policy_iterations, goes_on in (
+    for phase, number, policy_iterations, continues in (
         (Phase.POLICY_OPTIMIZATION, 6, 1, True),
         (Phase.POLICY_OPTIMIZATION, 6, 2, False),
         (Phase.VALUE_PRETRAINING, 8, 0, True),
@@ -96,7 +96,7 @@ def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
         runner, _, sampler = make_runner(*overrides)
         runner.run(IterationStart(number, phase, policy_iterations))
         runner.rollouts.wait()
-        assert len(sampler.calls) == (2 if goes_on else 1), (phase, number)
+        assert len(sampler.calls) == (2 if continues else 1), (phase, number)
         runner.rollouts.cancel()
     runner, _, sampler = make_runner("training.num_iterations=3")
     runner.run(IterationStart(6, Phase.POLICY_OPTIMIZATION, 1))

@@ -1,4 +1,4 @@
-"""`vapo doctor`: which sampling engines work here, and what would mend the others."""
+"""`vapo doctor`: which sampling engines work here, and what would repair the others."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ def installed(name: str) -> str | None:
 def _import_problem(error: Exception) -> str:
     said = str(error).strip().partition("\n")[0]
     extras = [name for name in _CUDA_EXTRAS if installed(name)]
-    mend = f"; try: pip uninstall {' '.join(extras)}" if extras else ""
-    return f"cannot be imported: {type(error).__name__}: {said}{mend}"
+    fix = f"; try: pip uninstall {' '.join(extras)}" if extras else ""
+    return f"cannot be imported: {type(error).__name__}: {said}{fix}"

@@ -221,7 +221,7 @@ def summarize(
 
 
 def describe_checkpoints(folder: Path) -> str:
-    """Where to go on from when a run has stopped itself."""
+    """The checkpoint to resume from, when a run has stopped itself."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     if not last.exists():
         return "there is no checkpoint from before it"

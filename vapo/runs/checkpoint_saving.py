@@ -26,8 +26,8 @@ from vapo.runs.manifests import Manifest, describe_file
 
 _SPARE_BYTES = 1 << 20
 _AFTER = (
-    "; earlier checkpoints are whole, and so are the iteration's rollouts: mend it, then "
-    "`--ckpt_path last` goes on"
+    "; earlier checkpoints are whole, and so are the iteration's rollouts: fix it, then "
+    "resume with --ckpt_path last"
 )
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 

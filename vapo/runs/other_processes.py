@@ -16,12 +16,12 @@ from contextlib import contextmanager
 
 from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.system.main_process import is_main_process
-from vapo.runs.run_dirs import RunDir, how_to_go_on
+from vapo.runs.run_dirs import RunDir, how_to_resume
 from vapo.runs.stopping import end_now
 
 _POLL_S = 0.5
 _ORDERLY_S = 10.0
-HOW_TO_GO_ON = "the last checkpoint is whole: `--ckpt_path last` goes on from it"
+HOW_TO_RESUME = "the last checkpoint is whole: resume with --ckpt_path last"
 _BROKEN = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited"
     r"|nccl|gloo",
@@ -59,13 +59,13 @@ class Peers:
 
     @contextmanager
     def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
-        """Say how a stopped run goes on, and that a process was lost where that is the cause."""
+        """Say how to resume a stopped run, and that a process was lost where that is the cause."""
         try:
             yield
         except (StopRequested, SystemExit) as stop:
             # Lightning turns an interrupt, which a sampling engine may raise, into an exit
             stopped = stop if isinstance(stop, StopRequested) else StopRequested(signal.SIGINT)
-            stopped.how_to_go_on = how_to_go_on(run_dir)
+            stopped.how_to_resume = how_to_resume(run_dir)
             raise stopped from None
         except UserError:
             self.close()  # all processes have it, and end
@@ -86,7 +86,7 @@ class Peers:
         while self._thread is not None and self.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_S / 5)
         lost = self.lost or "another process of this run has ended (its own last lines say why)"
-        return InterruptedRunError(f"{lost}; {HOW_TO_GO_ON}")
+        return InterruptedRunError(f"{lost}; {HOW_TO_RESUME}")
 
     def _watch(self, find: Callable[[], str | None]) -> None:
         while self.lost is None:
@@ -96,7 +96,7 @@ class Peers:
         # a collective that waits for the lost process may fail by itself, which ends the run in
         # good order; sampling or a hung collective does not
         if not self._done.wait(_ORDERLY_S):
-            end_now(f"{self.lost}; {HOW_TO_GO_ON}", InterruptedRunError.exit_code)
+            end_now(f"{self.lost}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
 
 
 def is_started_by_us() -> bool:

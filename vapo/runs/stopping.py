@@ -79,8 +79,8 @@ class Stopping:
             self.grace_s,
             end_now,
             (
-                f"{name}: no safe point within {self.grace_s:g} s, ending; `--ckpt_path last` or "
-                "checkpoints.resume=auto goes on",
+                f"{name}: no safe point within {self.grace_s:g} s, ending; resume with "
+                "--ckpt_path last or checkpoints.resume=auto",
                 128 + number,
             ),
         )

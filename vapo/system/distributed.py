@@ -47,10 +47,10 @@ def _check_master_port(trainer: TrainerConfig) -> None:
     port = os.environ.get("MASTER_PORT", "")
     if trainer.devices * trainer.num_nodes == 1 or not port or not is_main_process():
         return
-    mend = "set MASTER_PORT to a free port, or unset it where there is one host"
+    fix = "set MASTER_PORT to a free port, or unset it where there is one host"
     if not port.isdigit():
-        raise UserError(f"MASTER_PORT is {port!r}, not a port; {mend}")
-    check_port("", int(port), mend=mend)
+        raise UserError(f"MASTER_PORT is {port!r}, not a port; {fix}")
+    check_port("", int(port), fix=fix)
 
 
 def world_size() -> int:
