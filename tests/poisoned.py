@@ -132,7 +132,6 @@ def fixed_rollouts(
         scorer=NoScorer(),
         make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
         progress=progress,
-        pad_id=0,
     )
 
 

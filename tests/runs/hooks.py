@@ -75,14 +75,13 @@ def _nth(place: str, count: int, action: Callable[[], None]) -> None:
 def _find(place: str) -> tuple[Any, str]:
     import torch
 
+    from vapo.rollouts.collection import RolloutCollection
+    from vapo.rollouts.kept_rollouts import KeptRollouts
+    from vapo.runs import checkpoint_saving, manifests
+    from vapo.system import atomic_files as durable
     from vapo.training.callbacks.checkpointing import Checkpointing
     from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule
-    from vapo.runs import checkpoint_saving
-    from vapo.system import atomic_files as durable
-    from vapo.runs import manifests
-    from vapo.rollouts.kept_rollouts import KeptRollouts
-    from vapo.rollouts.collection import RolloutCollection
 
     places: dict[str, tuple[Any, str]] = {
         "sampling": (RolloutCollection, "sample_groups"),

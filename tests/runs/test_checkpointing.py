@@ -13,14 +13,14 @@ import torch
 
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
-from vapo.training.callbacks import checkpointing
-from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.errors import InterruptedRunError
-from vapo.training.module import VapoModule
 from vapo.runs import checkpoint_saving
 from vapo.runs.checkpoints import checkpoint_name, read_checkpoint
 from vapo.runs.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks import checkpointing
+from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.module import VapoModule
 
 WAIT_S = 60.0
 write_state = checkpoint_saving._write_state

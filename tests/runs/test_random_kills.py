@@ -12,6 +12,7 @@ import pytest
 
 from tests.runs import runs
 from tests.runs.comparing import assert_same_run
+from vapo.runs.run_dirs import read_record
 
 NUM_KILLS = int(os.environ.get("NUM_KILLS", "25"))
 NUM_KILLS_IN_BACKGROUND = int(os.environ.get("NUM_KILLS_IN_BACKGROUND", "8"))
@@ -65,6 +66,8 @@ def test_killed_at_random(tmp_path: Path, num_kills: int, saving: list[str]) -> 
                     process.kill()
                     process.join()
                     places[where] += 1
+                    records = map(read_record, folder.glob("runs/*"))
+                    finished = any(record.get("state") == "finished" for record in records)
                     continue
             assert runs.end(process) == 0, (folder / "log.txt").read_text()[-3000:]
             finished = True

@@ -11,7 +11,7 @@ import pytest
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.config.checkpoints import FREE_KEYS
-from vapo.config.flattening import (flatten)
+from vapo.config.flattening import flatten
 from vapo.errors import UserError
 from vapo.runs.checkpoints import checkpoint_name
 from vapo.runs.run_dirs import (

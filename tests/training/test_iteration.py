@@ -21,6 +21,8 @@ class PlainNetworks:
 
     uses_packed_rows: bool = False
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
+    pad_id: int = 0
+    faults: Faults = field(default_factory=lambda: Faults(3, 3))
 
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
@@ -37,17 +39,9 @@ class PlainNetworks:
 
 def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakeSampler]:
     made, sampler = collection("vapo", *overrides)
-    networks, progress = PlainNetworks(), Progress(enabled=False)
-    runner = IterationRunner(
-        made.config,
-        rollouts=RolloutSource(made.config, made, Lineage(), progress),
-        sampler=made.sampler,
-        networks=networks,
-        faults=Faults(3, 3),
-        progress=progress,
-        pad_id=0,
-        total=9,
-    )
+    networks = PlainNetworks()
+    rollouts = RolloutSource(made.config, made, Lineage(), Progress(enabled=False))
+    runner = IterationRunner(rollouts, networks, total=9)
     return runner, networks, sampler
 
 

@@ -115,7 +115,6 @@ def train(
             scorer=scorer,
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
-            pad_id=module.pad_id,
             kept=kept,
             safe_point=stopping.safe_point,
         )

@@ -11,18 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from vapo.system.distributed import leave_together, rank, world_size
 from vapo.errors import InterruptedRunError
 from vapo.runs.checkpoints import SHARDS_NAME, STATE_NAME
-from vapo.system.atomic_files import replace_folder, sync
 from vapo.runs.manifests import Manifest, describe_file
+from vapo.system.atomic_files import replace_folder, sync
+from vapo.system.distributed import leave_together, rank, world_size
 
 _SPARE_BYTES = 1 << 20
 _AFTER = (

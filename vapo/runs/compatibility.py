@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.meta_device import empty_model
-from vapo.networks.lora import add_adapters
-from vapo.networks.build import critic_path
-from vapo.networks.own_head import put_own_head
 from vapo.networks.actor import Actor
-from vapo.runs.manifests import Manifest
+from vapo.networks.build import critic_path
 from vapo.networks.critic import Critic
+from vapo.networks.lora import add_adapters
+from vapo.networks.meta_device import empty_model
+from vapo.networks.own_head import put_own_head
+from vapo.runs.manifests import Manifest
 
 _SHOWN = 3
 

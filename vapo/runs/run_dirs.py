@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
-from vapo.config.checkpoints import identity_values, config_identity
+from vapo.config.checkpoints import config_identity, identity_values
+from vapo.config.flattening import flatten_deciding, flatten_tree, to_yaml
 from vapo.config.layers import read_text
-from vapo.config.flattening import (flatten_deciding, flatten_tree, to_yaml)
 from vapo.errors import UserError
-from vapo.system.file_locks import try_lock
-from vapo.system.main_process import is_main_process
 from vapo.runs.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
-from vapo.system.atomic_files import write_text
 from vapo.runs.manifests import read_manifest
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
+from vapo.system.atomic_files import write_text
+from vapo.system.file_locks import try_lock
+from vapo.system.main_process import is_main_process
 
 RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import torch
 
-from vapo.system.distributed import leave_together, max_over_ranks, world_size
 from vapo.errors import StopRequested
+from vapo.system.distributed import leave_together, max_over_ranks, world_size
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

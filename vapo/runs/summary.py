@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from vapo.config.uris import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds
 from vapo.tracking.provenance import versions
 from vapo.tracking.stores import locate_store
-from vapo.config.uris import without_credentials
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"

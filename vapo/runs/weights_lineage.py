@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 from vapo import __version__
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
-from vapo.config.flattening import (flatten)
+from vapo.config.flattening import flatten
 from vapo.system.distributed import world_size
 
 
