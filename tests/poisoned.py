@@ -235,7 +235,7 @@ def run(
         devices=num_processes,
         strategy=make_strategy(config.trainer),
         max_epochs=config.training.num_iterations,
-        callbacks=[snapshots, Watch(config.watch, RunDir(out), notebook, progress)],
+        callbacks=[snapshots, Watch(config.watch, module.faults, RunDir(out), notebook, progress)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -200,7 +200,7 @@ def summarize(
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
         warnings=list(watch.warnings.values()),
-        faults=watch.faults,
+        faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"

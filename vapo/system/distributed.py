@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,9 @@ def _check_master_port(trainer: TrainerConfig) -> None:
     check_port("", int(port), fix=fix)
 
 
+T = TypeVar("T")
+
+
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -100,6 +104,12 @@ def gather_over_ranks(tensor: Tensor) -> Tensor:
     """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
     if world_size() == 1:
         return tensor
-    gathered: list[Tensor] = [torch.empty(0)] * world_size()
-    dist.all_gather_object(gathered, tensor.cpu())
-    return torch.cat(gathered).to(tensor.device)
+    return torch.cat(gather_objects(tensor.cpu())).to(tensor.device)
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The value of every rank, in their order; it is pickled on the way."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value, group=group)
+    return values
