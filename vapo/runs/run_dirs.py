@@ -199,9 +199,10 @@ def how_to_resume(run_dir: RunDir) -> str:
 
 
 def check_resumable(checkpoint: Path, config: FitConfig) -> None:
-    """Check that this run can resume from the checkpoint: a sharded one needs a sharded run.
+    """Check that a run of this config can resume from the checkpoint.
 
-    Any number of processes will do; a checkpoint of one file can be resumed anywhere.
+    A sharded checkpoint needs a sharded run, of any number of processes; one of a single file
+    does not.
 
     Raises: UserError naming the fix; also where the run is beyond the config's end.
     """

@@ -63,7 +63,8 @@ class Stopping:
 
         Raises: StopRequested
         """
-        if self.requested and world_size() == 1 and _is_main_thread():
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if self.requested and world_size() == 1 and in_main_thread:
             raise StopRequested(self.requested)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -86,10 +87,6 @@ class Stopping:
         )
         self._timer.daemon = True
         self._timer.start()
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def say(text: str) -> None:
