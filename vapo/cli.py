@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except StopRequested as signalled:
         if is_main_process():
-            print(f"vapo: stopped by {signalled}; {signalled.how_to_go_on}", file=sys.stderr)
+            print(f"vapo: stopped by {signalled}; {signalled.how_to_resume}", file=sys.stderr)
         return signalled.exit_code
     except StoppedRun as stop:
         if is_main_process():

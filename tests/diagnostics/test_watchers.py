@@ -52,8 +52,8 @@ class Run:
         self.notebook = Notebook()
         progress = Progress(enabled=False)
         monkeypatch.setattr(progress, "note", self.notes.append)
-        self.watch = Watch(config, RunDir(Path("run")), self.notebook, progress)
-        self.watch.watched(Faults(1, 0))
+        faults, run_dir = Faults(1, 0), RunDir(Path("run"))
+        self.watch = Watch(config, faults, run_dir, self.notebook, progress)
         self.iteration = 0
         self.alarms: list[bool | None] = []
 

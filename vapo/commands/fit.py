@@ -115,7 +115,6 @@ def train(
             scorer=scorer,
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
-            pad_id=module.pad_id,
             kept=kept,
             safe_point=stopping.safe_point,
         )
@@ -201,7 +200,7 @@ def summarize(
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
         warnings=list(watch.warnings.values()),
-        faults=watch.faults,
+        faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"

@@ -42,7 +42,7 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     quiet_libraries()
     set_threads(config.trainer)
     check_engine(config)
-    check_port(host, port, mend=f"choose another port, as --port {port + 1}")
+    check_port(host, port, fix=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
     model_config = read_model_config(config.actor.path)
     limits = Limits(weights_bytes=max_push_bytes(config.actor.path))
