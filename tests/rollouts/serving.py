@@ -83,7 +83,7 @@ def serving(engine: Any, **options: Any) -> Iterator[EngineServer]:
 
 
 def url(server: EngineServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
+    return f"http://127.0.0.1:{server.port}"
 
 
 def ask(
@@ -91,7 +91,7 @@ def ask(
 ) -> tuple[int, list[Any]]:
     """Status code and lines of the answer."""
     body = json.dumps(body).encode() if isinstance(body, dict) else body
-    address = ("127.0.0.1", server.server_port)
+    address = ("127.0.0.1", server.port)
     with closing(http.client.HTTPConnection(*address, timeout=WAIT_S)) as client:
         client.request(method, path, body, JSON if headers is None else headers)
         answer = client.getresponse()
@@ -99,7 +99,7 @@ def ask(
 
 
 def connect(server: EngineServer, sent: bytes = b"") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", server.server_port), WAIT_S)
+    client = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
     client.sendall(sent)
     return client
 
@@ -120,7 +120,7 @@ def assert_served(server: EngineServer) -> None:
 
 
 def head(server: EngineServer, **headers: Any) -> bytes:
-    given = {"Host": f"127.0.0.1:{server.server_port}", **JSON, "Vapo-Push": "1"}
+    given = {"Host": f"127.0.0.1:{server.port}", **JSON, "Vapo-Push": "1"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
     return f"POST /load HTTP/1.1\r\n{lines}\r\n".encode()

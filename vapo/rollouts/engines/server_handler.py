@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import queue
 import select
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import safetensors.torch
@@ -20,19 +21,22 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vapo.errors import UserError
-from vapo.rollouts.engines.engine import Generated, HeardEngine
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Generated, HeardEngine, Request
 from vapo.rollouts.engines.server_requests import (
+    GenerateBody,
     Limits,
+    LoadBody,
     RefusalError,
     TimedReader,
+    check_lengths,
     check_sender,
     content_length,
-    parse_generate,
-    parse_load,
+    parse,
 )
 
 
-class ServedEngine(ThreadingHTTPServer):
+class ServedEngine(ThreadingTCPServer):
     """What a handler needs from its server, which all handlers share."""
 
     engine: HeardEngine
@@ -50,6 +54,7 @@ class ServedEngine(ThreadingHTTPServer):
 
 
 _HEARTBEAT_S = 1.0
+_LINGER_S = 2.0  # in which a refused client may finish sending, so that it reads the refusal
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _PUSH_HEADER = "Vapo-Push"
 # Path -> method, content type of the body, method of the handler.
@@ -73,7 +78,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.reader = TimedReader(self.connection, self.server.limits)
-        self.rfile = self.reader.buffered()
+        self.rfile = io.BufferedReader(self.reader, 1 << 16)
 
     def handle(self) -> None:
         # The client has disconnected, or was too slow and has got the error already.
@@ -116,7 +121,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _body(self, limit: int) -> bytes:
         length = content_length(self.headers, limit)
-        self.reader.expect(length)
+        self.reader.allow(self.server.limits.seconds_for(length))
         try:
             body = self.rfile.read(length)
         except TimeoutError:
@@ -132,7 +137,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self._line({"error": text})
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            self.reader.linger()
+            self.reader.allow(_LINGER_S)
             while self.rfile.read(1 << 16):
                 pass
 
@@ -160,19 +165,20 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _generate(self) -> None:
         """The response begins with the engine's first token, so that refusals have a status."""
-        limits, engine = self.server.limits, self.server.engine
-        asked = parse_generate(self._body(limits.json_bytes), engine.max_tokens)
+        engine = self.server.engine
+        asked = parse(GenerateBody, self._body(self.server.limits.json_bytes))
+        check_lengths(asked, engine.max_tokens)
         counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        left, last = threading.Event(), time.monotonic()
+        has_left, last = False, time.monotonic()
 
         def finished(num: int) -> None:
-            if left.is_set():
+            if has_left:
                 raise ClientLeftError("the client has left")
             counts.put(num)
 
         def heard() -> None:
             nonlocal last
-            if left.is_set() or time.monotonic() - last > _HEARTBEAT_S:
+            if has_left or time.monotonic() - last > _HEARTBEAT_S:
                 last = time.monotonic()
                 finished(0)
 
@@ -180,9 +186,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             if not engine.has_weights:
                 raise RefusalError(409, "the rollout server has no weights yet")
             return engine.generate(
-                asked.requests,
-                asked.settings,
-                end_ids=asked.end_ids,
+                [Request(ids, seed) for ids, seed in asked.requests],
+                SamplingSettings(**asked.settings.model_dump()),
+                end_ids=frozenset(asked.end_ids),
                 advance=finished,
                 heard=heard,
             )
@@ -192,17 +198,19 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             has_begun = self._write_progress(counts)
         except OSError:
-            left.set()
+            has_left = True
             future.cancel()
             raise
-        if (error := future.exception()) is not None and not has_begun:
+        error = future.exception()
+        if error is not None and not has_begun:
             raise error
         if not has_begun:
             self._begin()
         if error is not None:
             self._line({"error": " ".join(str(error).split())})
-            return
-        self._line({"generated": [[result.ids, result.logprobs] for result in future.result()]})
+        else:
+            rows = [[result.ids, result.logprobs] for result in future.result()]
+            self._line({"generated": rows})
 
     def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> bool:
         """Write how many responses have finished, until all have; True if a line was written.
@@ -250,7 +258,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _load(self) -> None:
         server, push = self.server, self._push()
-        expected = parse_load(self._body(server.limits.json_bytes))
+        expected = parse(LoadBody, self._body(server.limits.json_bytes)).num_tensors
 
         def load() -> None:
             (name, weights), server.pushed = server.pushed, ("", {})
