@@ -77,6 +77,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.has_begun = False
         self.reader = TimedReader(self.connection, self.server.limits)
         self.rfile = io.BufferedReader(self.reader, 1 << 16)
 
@@ -133,34 +134,29 @@ class RequestHandler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send one line of error; discard what the client still sends, so that it arrives."""
         text = " ".join((message or self.responses[code][0]).split())
-        self._begin(code)
-        self._line({"error": text})
+        self._line({"error": text}, code)
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             self.reader.allow(_LINGER_S)
             while self.rfile.read(1 << 16):
                 pass
 
-    def _begin(self, status: int = 200) -> None:
-        self.request_version = self.protocol_version  # also to a line that is no HTTP at all
-        self.send_response_only(status)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-
-    def _line(self, record: dict[str, Any]) -> None:
+    def _line(self, record: dict[str, Any], status: int = 200) -> None:
+        """Send a line of the answer; the first one is sent with the status and headers."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.request_version = self.protocol_version  # also to a line that is no HTTP at all
+            self.send_response_only(status)
+            self.send_header("Content-Type", "application/x-ndjson")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
         line = json.dumps(record).encode() + b"\n"
         self.connection.settimeout(self.server.limits.seconds_for(len(line)))
         self.wfile.write(line)
 
-    def _client_left(self) -> bool:
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        return bool(readable) and self.connection.recv(1, socket.MSG_PEEK) == b""
-
     def _info(self) -> None:
         engine = self.server.engine
-        self._begin()
         self._line({"max_tokens": engine.max_tokens, "has_weights": engine.has_weights})
 
     def _generate(self) -> None:
@@ -196,40 +192,28 @@ class RequestHandler(BaseHTTPRequestHandler):
         future = self.server.submit(work)
         future.add_done_callback(lambda _: counts.put(None))
         try:
-            has_begun = self._write_progress(counts)
+            self._write_progress(counts)
         except OSError:
             has_left = True
             future.cancel()
             raise
-        error = future.exception()
-        if error is not None and not has_begun:
-            raise error
-        if not has_begun:
-            self._begin()
-        if error is not None:
-            self._line({"error": " ".join(str(error).split())})
-        else:
-            rows = [[result.ids, result.logprobs] for result in future.result()]
-            self._line({"generated": rows})
+        self._line({"generated": [[result.ids, result.logprobs] for result in future.result()]})
 
-    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> bool:
-        """Write how many responses have finished, until all have; True if a line was written.
+    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> None:
+        """Write how many responses have finished, until all have.
 
         Raises: OSError when the client has left.
         """
-        has_begun = False
         while True:
             try:
                 num = counts.get(timeout=_HEARTBEAT_S)
             except queue.Empty:
-                if self._client_left():
+                readable, _, _ = select.select([self.connection], [], [], 0)
+                if readable and self.connection.recv(1, socket.MSG_PEEK) == b"":
                     raise ConnectionAbortedError from None
                 continue
             if num is None:
-                return has_begun
-            if not has_begun:
-                self._begin()
-                has_begun = True
+                return
             self._line({"finished": num})
 
     def _receive(self) -> None:
@@ -252,9 +236,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             server.pushed = (push, together)
             return len(together)
 
-        received = server.submit(keep).result()
-        self._begin()
-        self._line({"received": received})
+        self._line({"received": server.submit(keep).result()})
 
     def _load(self) -> None:
         server, push = self.server, self._push()
@@ -268,7 +250,6 @@ class RequestHandler(BaseHTTPRequestHandler):
             server.engine.load(weights.items())
 
         server.submit(load).result()
-        self._begin()
         self._line({"loaded": expected})
 
     def _push(self) -> str:
