@@ -26,7 +26,7 @@ GENERATE = {"requests": [[[2, 3], 7]], "settings": SETTINGS, "end_ids": [1]}
 
 
 class FakeEngine:
-    """Notes the threads of its calls; a response repeats its request's seed."""
+    """Records the threads of its calls; a response repeats its request's seed."""
 
     max_tokens = 64
 
@@ -35,8 +35,8 @@ class FakeEngine:
         self.threads: set[threading.Thread] = set()
         self.busy = threading.Lock()
         self.entered = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.resume = threading.Event()
+        self.resume.set()
         self.ended_by: list[str] = []
         self.fails_at: int | None = None
 
@@ -44,13 +44,13 @@ class FakeEngine:
     def has_weights(self) -> bool:
         return self.weights is not None
 
-    def generate(self, requests: Any, settings: Any, *, end_ids: Any, advance: Any, heard: Any):
+    def generate(self, requests: Any, settings: Any, *, end_ids: Any, advance: Any, heartbeat: Any):
         self.threads.add(threading.current_thread())
         assert self.busy.acquire(blocking=False), "one call at a time"
         try:
             self.entered.set()
-            while not self.go_on.wait(0.02):
-                heard()
+            while not self.resume.wait(0.02):
+                heartbeat()
             for index, _ in enumerate(requests):
                 if index == self.fails_at:
                     raise EngineError("out of memory;\nlower it")
@@ -75,7 +75,7 @@ def serving(engine: Any, **options: Any) -> Iterator[EngineServer]:
     try:
         yield server
     finally:
-        engine.go_on.set()
+        engine.resume.set()
         server.shutdown()
         thread.join(WAIT_S)
         assert not thread.is_alive()

@@ -87,7 +87,7 @@ def test_requests_with_no_host_or_two_are_refused(server: EngineServer) -> None:
         assert status_of(said(connect(server, b"GET /info HTTP/1.0\r\n" + hosts + b"\r\n"))) == 400
 
 
-def test_the_token_is_asked_of_every_request(engine: FakeEngine) -> None:
+def test_every_request_needs_the_token(engine: FakeEngine) -> None:
     with serving(engine, token=TOKEN) as server:
         for given in (None, "", "Bearer", f"Bearer {TOKEN[:-1]}", TOKEN, f"bearer {TOKEN}é"):
             headers: dict[str, Any] = {}

@@ -66,8 +66,8 @@ def required_token(host: str) -> str | None:
     token = access_token()
     if token is None and not is_loopback(host):
         raise UserError(
-            f"--host {host}: whoever reaches the port could use the engine and change its weights; "
-            f"set {ROLLOUT_SERVER_TOKEN} to the same secret here and for the trainer "
+            f"--host {host}: anyone who reaches the port could use the engine and change its "
+            f"weights; set {ROLLOUT_SERVER_TOKEN} to the same secret here and for the trainer "
             "(`openssl rand -hex 32` makes one), or listen on 127.0.0.1"
         )
     return token

@@ -1,7 +1,7 @@
 """An engine behind HTTP, for trainers on other devices or hosts: JSON and safetensors, no pickle.
 
     GET  /info      what the engine holds
-    POST /generate  requests in; lines out: tokens heard, responses finished, at last all of them
+    POST /generate  requests in; lines out: heartbeats, responses finished, at last all of them
     POST /weights   some tensors of a push, as one safetensors file; they are kept until
     POST /load      puts them into the engine
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vapo.rollouts.engines.engine import HeardEngine
+from vapo.rollouts.engines.engine import HeartbeatEngine
 from vapo.rollouts.engines.server_handler import RequestHandler, ServedEngine
 from vapo.rollouts.engines.server_requests import Limits
 
@@ -44,7 +44,7 @@ class EngineServer(ServedEngine):
     def __init__(
         self,
         address: tuple[str, int],
-        engine: HeardEngine,
+        engine: HeartbeatEngine,
         *,
         limits: Limits,
         token: str | None = None,

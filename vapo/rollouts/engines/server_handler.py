@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, HeardEngine, Request
+from vapo.rollouts.engines.engine import Generated, HeartbeatEngine, Request
 from vapo.rollouts.engines.server_requests import (
     GenerateBody,
     Limits,
@@ -39,7 +39,7 @@ from vapo.rollouts.engines.server_requests import (
 class ServedEngine(ThreadingTCPServer):
     """What a handler needs from its server, which all handlers share."""
 
-    engine: HeardEngine
+    engine: HeartbeatEngine
     limits: Limits
     token: str | None
     host_names: frozenset[str]
@@ -162,8 +162,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     def _generate(self) -> None:
         """The response begins with the engine's first token, so that refusals have a status."""
         engine = self.server.engine
-        asked = parse(GenerateBody, self._body(self.server.limits.json_bytes))
-        check_lengths(asked, engine.max_tokens)
+        wanted = parse(GenerateBody, self._body(self.server.limits.json_bytes))
+        check_lengths(wanted, engine.max_tokens)
         counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         has_left, last = False, time.monotonic()
 
@@ -172,7 +172,7 @@ class RequestHandler(BaseHTTPRequestHandler):
                 raise ClientLeftError("the client has left")
             counts.put(num)
 
-        def heard() -> None:
+        def heartbeat() -> None:
             nonlocal last
             if has_left or time.monotonic() - last > _HEARTBEAT_S:
                 last = time.monotonic()
@@ -182,11 +182,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             if not engine.has_weights:
                 raise RefusalError(409, "the rollout server has no weights yet")
             return engine.generate(
-                [Request(ids, seed) for ids, seed in asked.requests],
-                SamplingSettings(**asked.settings.model_dump()),
-                end_ids=frozenset(asked.end_ids),
+                [Request(ids, seed) for ids, seed in wanted.requests],
+                SamplingSettings(**wanted.settings.model_dump()),
+                end_ids=frozenset(wanted.end_ids),
                 advance=finished,
-                heard=heard,
+                heartbeat=heartbeat,
             )
 
         future = self.server.submit(work)

@@ -167,10 +167,10 @@ def parse(kind: type[Body], body: bytes) -> Body:
         raise RefusalError(400, f"{place}: {first['msg']}") from None
 
 
-def check_lengths(asked: GenerateBody, max_tokens: int) -> None:
+def check_lengths(wanted: GenerateBody, max_tokens: int) -> None:
     """Raises: RefusalError naming a prompt that is empty or does not fit the engine."""
-    most = asked.settings.max_response_tokens
-    for index, (prompt_ids, _) in enumerate(asked.requests):
+    most = wanted.settings.max_response_tokens
+    for index, (prompt_ids, _) in enumerate(wanted.requests):
         if not prompt_ids or len(prompt_ids) + most > max_tokens:
             raise RefusalError(
                 400,

@@ -94,15 +94,15 @@ class ColocatedEngine:
         *,
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
-        heard: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> list[Generated]:
-        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
+        """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
         engine = self._live()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
             self._wake()
             places: dict[str, int] = {}
             results: list[Generated | None] = [None] * len(requests)
-            with _aborted_on_error(engine, places), _heard_tokens(engine, dog.heard, heard):
+            with _aborted_on_error(engine, places), _heartbeats(engine, dog.heartbeat, heartbeat):
                 for place, request in enumerate(requests):
                     places[self._submit(request, settings, end_ids)] = place
                 while engine.has_unfinished_requests():
@@ -224,15 +224,15 @@ def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
-    """Call all `heard` at every step that sampled a token (outputs list finished responses)."""
+def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
+    """Call all `heartbeats` at every step that sampled a token (`step` lists finished responses)."""
     core = engine.engine_core
     get_output = core.get_output
 
     def listening() -> Any:
         outputs = get_output()
         if outputs.outputs:
-            for call in heard:
+            for call in heartbeats:
                 call()
         return outputs
 
