@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,18 +35,6 @@ from vapo.rollouts.engines.engine import EngineError, Generated, Request
 from vapo.rollouts.engines.remote import RemoteEngine
 from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.engines.server import EngineServer
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[EngineServer]:
-    with serving(engine) as server:
-        yield server
-
 
 # ---- who is served --------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -31,18 +30,6 @@ from tests.rollouts.serving import (
     status_of,
 )
 from vapo.rollouts.engines.server import EngineServer
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[EngineServer]:
-    with serving(engine) as server:
-        yield server
-
 
 # ---- nobody holds up the others -------------------------------------------------------------
 

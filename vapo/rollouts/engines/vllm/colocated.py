@@ -99,7 +99,9 @@ class ColocatedEngine:
         """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
         engine = self._live()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
-            self._wake()
+            if self._is_asleep:
+                engine.wake_up()
+                self._is_asleep = False
             places: dict[str, int] = {}
             results: list[Generated | None] = [None] * len(requests)
             with _aborted_on_error(engine, places), _heartbeats(engine, dog.heartbeat, heartbeat):
@@ -153,13 +155,9 @@ class ColocatedEngine:
             raise EngineError("the vLLM engine is closed")
         return self._engine
 
-    def _wake(self) -> None:
-        if self._is_asleep:
-            self._live().wake_up()
-            self._is_asleep = False
-
     def _submit(self, request: Request, settings: SamplingSettings, end_ids: frozenset[int]) -> str:
         from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
 
         name, self._num_requests = str(self._num_requests), self._num_requests + 1
         self._live().add_request(
@@ -175,16 +173,10 @@ class ColocatedEngine:
                 ignore_eos=True,  # the end tokens are those named above, no others
                 logprobs=0,  # the sampled token's own
                 detokenize=False,
-                output_kind=_final_only(),
+                output_kind=RequestOutputKind.FINAL_ONLY,
             ),
         )
         return name
-
-
-def _final_only() -> Any:
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind.FINAL_ONLY
 
 
 def _create(options: VllmConfig, arguments: dict[str, Any]) -> Any:
@@ -225,7 +217,7 @@ def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
-    """Call all `heartbeats` at every step that sampled a token (`step` lists finished responses)."""
+    """Call all `heartbeats` at every step that sampled a token; `step` lists finished ones."""
     core = engine.engine_core
     get_output = core.get_output
 
