@@ -66,10 +66,6 @@ _ROUTES = {
 }
 
 
-class ClientLeftError(Exception):
-    """The client has disconnected; its responses are no longer needed."""
-
-
 class RequestHandler(BaseHTTPRequestHandler):
     """One connection, which has one request."""
 
@@ -169,7 +165,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
         def finished(num: int) -> None:
             if has_left:
-                raise ClientLeftError("the client has left")
+                raise ConnectionAbortedError("the client has disconnected")
             counts.put(num)
 
         def heartbeat() -> None:

@@ -27,15 +27,10 @@ INSTALL = (
 )
 
 
-def require_vllm() -> None:
-    """Check that vLLM is installed. Raises: UserError where it is not."""
-    if find_spec("vllm") is None:
-        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
-
-
 def check_options(options: VllmConfig) -> None:
     """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
-    require_vllm()
+    if find_spec("vllm") is None:
+        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
             from vllm import EngineArgs
@@ -61,7 +56,6 @@ class ColocatedEngine:
         local_rank: int = 0,
         heads: PaddedHeads | None = None,
     ) -> None:
-        require_vllm()
         self._heads = heads
         self.max_tokens = size.max_model_len
         self.has_weights = False
