@@ -50,13 +50,13 @@ class RolloutSource:
             or found.iteration != start.index
             or (changes and found.phase is not start.phase)
         ):
-            found, times = self._sample(start.index, start), {}
+            found, times = self._new_rollouts(start.index, start), {}
             self._keep(found)
         staleness = start.policy_iterations - found.policy_iterations
         metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
         return found.batch, metrics | times
 
-    def _sample(
+    def _new_rollouts(
         self, iteration: int, start: IterationStart, stage: Stage | None = None
     ) -> SampledRollouts:
         batch, metrics = self.collection.sample_batch(iteration, start.phase, stage)
@@ -69,7 +69,7 @@ class RolloutSource:
 
         The engine's weights are its own, and stay until `wait` has returned.
         """
-        self._ahead.start(lambda stage: self._sample(start.index + 1, start, stage))
+        self._ahead.start(lambda stage: self._new_rollouts(start.index + 1, start, stage))
 
     def wait(self) -> None:
         """Wait for the rollouts that are sampled ahead, so that engine and scorer are free."""

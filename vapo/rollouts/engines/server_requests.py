@@ -132,6 +132,7 @@ class _Body(BaseModel):
 
 
 _Integer = Annotated[int, Field(ge=0, lt=2**63)]
+_Integers = Annotated[tuple[_Integer, ...], Field(fail_fast=True)]
 
 
 class LoadBody(_Body):
@@ -149,9 +150,9 @@ class _Settings(_Body):
 class GenerateBody(_Body):
     """Each request is [prompt ids, seed]."""
 
-    requests: Annotated[list[tuple[tuple[_Integer, ...], _Integer]], Field(fail_fast=True)]
+    requests: Annotated[list[tuple[_Integers, _Integer]], Field(fail_fast=True)]
     settings: _Settings
-    end_ids: list[_Integer]
+    end_ids: _Integers
 
 
 Body = TypeVar("Body", bound=_Body)
@@ -163,7 +164,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, ("body", *first["loc"])))
+        place = ".".join(map(str, ("body", *first["loc"])))[:100]
         raise RefusalError(400, f"{place}: {first['msg']}") from None
 
 
