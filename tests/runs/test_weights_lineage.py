@@ -81,7 +81,7 @@ class SourceThatSamples(RolloutSource):
 
     def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
         collection: Any = self.collection
-        collection.sample_batch = lambda i, phase: self._sample(i)
+        collection.sample_batch = lambda i, phase, stage: self._sample(i)
         batch, metrics = super().next_batch(start)
         if start.index not in self.sampled:
             self.reused.append(start.index)
