@@ -11,28 +11,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.system.distributed import rank, sum_over_ranks, world_size
+from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
-
-
-class Interval(NamedTuple):
-    """A mean and the ends of its confidence interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -53,22 +49,42 @@ class EvaluationResult:
         return [rollout.prompt for rollout in self.rollouts[:: self.k]]
 
 
-def clustered_interval(total: float, total_squares: float, num_prompts: int) -> Interval:
+class ClusteredMean(Metric):
     """Mean over prompts of each prompt's mean, with a 95 % interval that respects the clusters.
 
     The k responses of a prompt are not independent: a hard prompt fails all of them. So the
     sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
     interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
-    fewer than 4 prompts, and has no width when all prompts have the same score. The arguments
-    are sums over the prompts, of their means and of the squares of these.
+    fewer than 4 prompts, and has no width when all prompts have the same score.
     Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
     """
-    mean = total / num_prompts
-    if num_prompts < _MIN_PROMPTS:
-        return Interval(mean, 0.0, 1.0)
-    variance = max(total_squares - num_prompts * (mean * mean), 0.0) / (num_prompts - 1)
-    half_width = t_quantile(0.975, num_prompts - 1) * math.sqrt(variance / num_prompts)
-    return Interval(mean, max(mean - half_width, 0.0), min(mean + half_width, 1.0))
+
+    full_state_update = False
+    total: Tensor
+    total_squares: Tensor
+    num_prompts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "total_squares", "num_prompts"):
+            zero = torch.zeros((), dtype=torch.float64)
+            self.add_state(name, default=zero, dist_reduce_fx="sum")
+
+    def update(self, prompt_means: Float[Tensor, " N"]) -> None:
+        means = prompt_means.double()
+        self.total += means.sum()
+        self.total_squares += means.square().sum()
+        self.num_prompts += len(means)
+
+    def compute(self) -> dict[str, Tensor]:
+        num = self.num_prompts
+        mean = self.total / num
+        low, high = torch.zeros_like(mean), torch.ones_like(mean)
+        if num >= _MIN_PROMPTS:
+            variance = (self.total_squares - num * mean.square()).clamp(min=0) / (num - 1)
+            half_width = t_quantile(0.975, int(num) - 1) * (variance / num).sqrt()
+            low, high = (mean - half_width).clamp(0, 1), (mean + half_width).clamp(0, 1)
+        return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
 
 
 def majority_is_correct(verdicts: Sequence[Verdict], votes: Sequence[int | None]) -> bool:
@@ -173,35 +189,37 @@ def _metrics(
     avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
     maj@k: share of prompts whose most frequent answer is correct; left out without votes.
     """
-    is_correct = torch.tensor([v.is_correct for v in verdicts], dtype=torch.float64).view(-1, k)
-    means = is_correct.mean(dim=1)
-    num_elected = 0
-    if votes is not None:
-        groups = [slice(first, first + k) for first in range(0, len(verdicts), k)]
-        num_elected = sum(majority_is_correct(verdicts[g], votes[g]) for g in groups)
-    sums = [
-        float(means.sum()),
-        float(means.square().sum()),
-        float(is_correct.amax(dim=1).sum()),
-        num_elected,
-        sum(len(rollout.response_ids) for rollout in rollouts),
-        sum(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts),
-        len(means),
-    ]
-    total, squares, passed, elected, length, truncated, num_prompts = sum_over_ranks(
-        torch.tensor(sums, dtype=torch.float64)
-    ).tolist()
-    score = clustered_interval(total, squares, int(num_prompts))
-    majority = {} if votes is None else {"eval/maj_at_k": elected / num_prompts}
+    avg = ClusteredMean()
+    passed, majority, length, truncation = (MeanMetric(nan_strategy="error") for _ in range(4))
+    for metric in (avg, passed, majority, length, truncation):
+        metric.set_dtype(torch.float64)
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            metric.to("cuda")
+    if rollouts:  # a rank may have no prompt
+        device = avg.device
+        is_correct = torch.tensor([verdict.is_correct for verdict in verdicts], device=device)
+        is_correct = is_correct.view(-1, k).double()
+        avg.update(is_correct.mean(dim=1))
+        passed.update(is_correct.amax(dim=1))
+        if votes is not None:
+            groups = [slice(first, first + k) for first in range(0, len(verdicts), k)]
+            elected = [majority_is_correct(verdicts[g], votes[g]) for g in groups]
+            majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
+        lengths = [len(rollout.response_ids) for rollout in rollouts]
+        length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
+        is_cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
+        truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
+    score = avg.compute()
+    majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}
     return {
-        "eval/avg_at_k": score.mean,
-        "eval/avg_at_k_ci_low": score.low,
-        "eval/avg_at_k_ci_high": score.high,
-        "eval/pass_at_k": passed / num_prompts,
-        **majority,
-        "eval/response_length_mean": length / (num_prompts * k),
-        "eval/truncation_rate": truncated / (num_prompts * k),
-        "eval/num_prompts": num_prompts,
+        "eval/avg_at_k": float(score["mean"]),
+        "eval/avg_at_k_ci_low": float(score["ci_low"]),
+        "eval/avg_at_k_ci_high": float(score["ci_high"]),
+        "eval/pass_at_k": float(passed.compute()),
+        **majority_share,
+        "eval/response_length_mean": float(length.compute()),
+        "eval/truncation_rate": float(truncation.compute()),
+        "eval/num_prompts": float(score["num_prompts"]),
     }
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
-from vapo.evaluation import evaluate, majority_is_correct, t_quantile
+from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_quantile
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
@@ -151,6 +152,16 @@ def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
 )
 def test_t_quantile(degrees, expected):
     assert t_quantile(0.975, degrees) == pytest.approx(expected, rel=0.01 if degrees < 5 else 2e-4)
+
+
+def test_clustered_mean_adds_up_over_updates():
+    parts, whole = ClusteredMean(), ClusteredMean()
+    parts.update(torch.tensor([0.5, 0.25]))
+    parts.update(torch.tensor([0.25, 0.25, 0.5]))
+    whole.update(torch.tensor([0.5, 0.25, 0.25, 0.25, 0.5]))
+    assert {k: float(v) for k, v in parts.compute().items()} == pytest.approx(
+        {k: float(v) for k, v in whole.compute().items()}
+    )
 
 
 def verdicts(*answers: str | None, right: str = "a") -> list[Verdict]:
