@@ -1,4 +1,4 @@
-"""Value pretraining: its phase and stop rule, off, and the failure that it cures.
+"""Value pretraining: its phase and stop rule, off, and the failure that it prevents.
 
 That the actor is bitwise unchanged during the phase, and that the critic is saved and can be
 started from, is shown on the real command in tests/integration/test_fit.py.

@@ -207,13 +207,13 @@ def test_the_logprob_surrogate_needs_one_step_an_iteration(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("override", "mend"),
+    ("override", "fix"),
     [
         ("components.clip_higher.enabled=true", "components.clip_higher.enabled=false"),
         ("algorithm.dual_clip=3", "algorithm.dual_clip=null"),
     ],
 )
-def test_clip_options_need_a_ratio(tmp_path: Path, override: str, mend: str) -> None:
+def test_clip_options_need_a_ratio(tmp_path: Path, override: str, fix: str) -> None:
     chosen = (
         "algorithm.surrogate=logprob",
         "training.minibatch_size=null",
@@ -221,7 +221,7 @@ def test_clip_options_need_a_ratio(tmp_path: Path, override: str, mend: str) -> 
     )
     message = problem(tmp_path, *chosen, override)
     assert "no ratio to clip" in message
-    assert message.endswith(f"set {mend}")
+    assert message.endswith(f"set {fix}")
     fit_config(tmp_path, *chosen)
 
 

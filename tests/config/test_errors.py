@@ -1,4 +1,4 @@
-"""Bad configs: one `UserError` that names the key, the place and the mend."""
+"""Bad configs: one `UserError` that names the key, the place and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules between keys: the message names the keys, the numbers, the mend and the place."""
+"""Rules between keys: the message names the keys, the numbers, the fix and the place."""
 
 from __future__ import annotations
 

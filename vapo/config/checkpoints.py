@@ -1,4 +1,4 @@
-"""What a run keeps so that it can go on, and which configs are the same run's."""
+"""What a run keeps so that it can resume, and which configs are the same run's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CheckpointConfig:
 
     resume: Literal["never", "auto"] = option(
         "never",
-        "auto: go on with the newest unfinished run of this config in output_dir, or start one if "
+        "auto: resume the newest unfinished run of this config in output_dir, or start one if "
         "there is none; --ckpt_path wins over it",
     )
     keep: int = option(

@@ -46,7 +46,7 @@ def _only(entry: Entry) -> str:
 
 
 def _break_at_choices(line: str) -> list[str]:
-    """A line with many choices goes on in the next, after a `|`."""
+    """A line with many choices continues in the next, after a `|`."""
     if len(line) <= _MAX_LINE:
         return [line]
     broken = line.rfind("|", 0, _WIDTH) + 1

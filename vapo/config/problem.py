@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """The keys that do not fit together, and the message with the mend."""
+    """The keys that do not fit together, and the message with the fix."""
 
     keys: tuple[str, ...]
     message: str

@@ -133,7 +133,7 @@ class FitConfig:
     value_pages: ValuePagesConfig = section(ValuePagesConfig, "pages of tokens by value")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
-    checkpoints: CheckpointConfig = section(CheckpointConfig, "stopping and going on")
+    checkpoints: CheckpointConfig = section(CheckpointConfig, "saving, stopping and resuming")
     from_environment: FromEnvironment = environment_field()
 
 

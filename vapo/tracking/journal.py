@@ -77,7 +77,7 @@ class Journal:
             there = os.stat(self.folder / JOURNAL_NAME)
         except FileNotFoundError:
             return True
-        except OSError:  # it cannot be told now
+        except OSError:  # unknown at the moment
             return False
         return not os.path.samestat(there, os.fstat(self._file.fileno()))
 
