@@ -83,7 +83,6 @@ def make_config(settings: Settings) -> FitConfig:
         overrides += [
             f"critic.reward_model_path={settings['reward_model']}",
             "rewards.verifier=reward_model",
-            "rewards.pattern=null",
             f"rewards.reward_model_path={settings['reward_model']}",
             "algorithm.kl.coef=0.05",
             "algorithm.kl.placement=reward",
@@ -91,7 +90,6 @@ def make_config(settings: Settings) -> FitConfig:
     else:
         overrides += [
             "rewards.verifier=exact",
-            "rewards.pattern=null",
             "algorithm.kl.coef=0",
             "components.token_level_loss.enabled=true",  # as TRL's default loss has it
         ]

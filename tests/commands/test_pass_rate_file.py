@@ -13,6 +13,8 @@ from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.commands.filter import _check, _sample, render, summary_metrics
 from vapo.commands.pass_rate_file import PassRateFile, default_path, settings_of
 from vapo.config import FitConfig
+from vapo.config.kinds import make
+from vapo.config.schema import SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.system.progress import Progress
@@ -176,6 +178,6 @@ def test_what_filter_does_not_do_is_said_first(tmp_path: Path, policy: Path) -> 
     config.trainer.devices = 2
     with pytest.raises(UserError, match="vapo filter is one process"):
         _check(config)
-    config.data.train.kind = "mixture"
+    config.data.train = make(SourceConfig, kind="mixture")
     with pytest.raises(UserError, match="filter one source at a time"):
         _check(config)

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -87,50 +88,61 @@ def typed(schema: type, values: DictConfig) -> DictConfig:
     Raises: OmegaConfBaseException: a value is not of its key's type.
     """
     raw: Any = OmegaConf.to_container(values, resolve=False)
-    tree = _typed(schema, raw, None)
-    return _typed(schema, raw, tree) if "${" in str(raw) else tree  # a kind may be one of them
+    first = _Typing(None)
+    tree = first.tree(schema, raw)
+    return _Typing(tree).tree(schema, raw) if first.has_interpolated_kinds else tree
 
 
-def _typed(schema: type, raw: dict[str, Any], resolved: DictConfig | None) -> DictConfig:
-    defaults, kept = _block(schema, raw, "", resolved)
-    tree = OmegaConf.merge(OmegaConf.structured(defaults), kept)
-    assert isinstance(tree, DictConfig)
-    return tree
+@dataclass
+class _Typing:
+    """One pass over the values; `resolved` is the tree of an earlier one."""
 
+    resolved: DictConfig | None
+    has_interpolated_kinds: bool = False
 
-def _block(
-    block: type, raw: Mapping[str, Any], prefix: str, resolved: DictConfig | None
-) -> tuple[Any, dict[str, Any]]:
-    """The block with its defaults, and the part of `raw` that it reads."""
-    own: type[Any] = own_type(block, dict(_chosen(block, raw, prefix, resolved)))
-    hints, defaults, kept = get_type_hints(own), {}, {}
-    for field in dataclasses.fields(own):
-        if field.name not in raw:
-            continue
-        name, value, inner = field.name, raw[field.name], block_type(hints[field.name])
-        kept[name] = value
-        if inner is None or not isinstance(value, Mapping):
-            continue
-        key = f"{prefix}{name}."
-        if get_origin(hints[name]) is not dict:
-            defaults[name], kept[name] = _block(inner, value, key, resolved)
-            continue
-        made = {n: _block(inner, v or {}, f"{key}{n}.", resolved) for n, v in value.items()}
-        defaults[name] = {n: block_defaults for n, (block_defaults, _) in made.items()}
-        kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
-    return own(**defaults), kept
+    def tree(self, schema: type, raw: dict[str, Any]) -> DictConfig:
+        defaults, kept = self.block(schema, raw, "")
+        tree = OmegaConf.merge(OmegaConf.structured(defaults), kept)
+        assert isinstance(tree, DictConfig)
+        return tree
 
+    def block(self, block: type, raw: Mapping[str, Any], prefix: str) -> tuple[Any, dict[str, Any]]:
+        """The block with its defaults, and the part of `raw` that it reads."""
+        own: type[Any] = own_type(block, dict(self.chosen(block, raw, prefix)))
+        hints = _hints(own)  # type: ignore[arg-type]
+        defaults: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        for name in option_names(own):
+            if name not in raw:
+                continue
+            kept[name] = value = raw[name]
+            inner = block_type(hints[name])
+            if inner is None or not isinstance(value, Mapping):
+                continue
+            if get_origin(hints[name]) is not dict:
+                defaults[name], kept[name] = self.block(inner, value, f"{prefix}{name}.")
+                continue
+            made = {n: self.block(inner, v or {}, f"{prefix}{name}.{n}.") for n, v in value.items()}
+            defaults[name] = {n: block_defaults for n, (block_defaults, _) in made.items()}
+            kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
+        return own(**defaults), kept
 
-def _chosen(
-    block: type, raw: Mapping[str, Any], prefix: str, resolved: DictConfig | None
-) -> Iterator[tuple[str, Any]]:
-    for name in kinds_of(block):
-        if isinstance(raw.get(name), str) and "${" in raw[name]:
-            value = None if resolved is None else select(resolved, prefix + name)
-            if value is not None:
+    def chosen(self, block: type, raw: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        """The kinds that the values name, interpolated ones as far as they are known."""
+        for name in kinds_of(block):
+            value = raw.get(name)
+            if isinstance(value, str) and "${" in value:
+                self.has_interpolated_kinds = True
+                value = None if self.resolved is None else select(self.resolved, prefix + name)
+                if value is not None:
+                    yield name, value
+            elif name in raw:
                 yield name, value
-        elif name in raw:
-            yield name, raw[name]
+
+
+@cache
+def _hints(block: type) -> dict[str, Any]:
+    return get_type_hints(block)
 
 
 def select(tree: DictConfig, key: str) -> Any:

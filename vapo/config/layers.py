@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
@@ -226,26 +226,34 @@ def _hint(key: str, name: str, entries: Mapping[str, Entry]) -> str:
 
 
 def _type_reason(option: Option, value: Any) -> str | None:
-    """What OmegaConf would convert silently: blocks, and numbers or text for true / false."""
+    """Why a value is not of the key's type; OmegaConf would convert some of these silently."""
     if (excess := limits.integer_excess(value)) is not None:
         return excess
-    mapping = isinstance(value, Mapping)
-    wrong = mapping != option.is_mapping and not (value is None or is_interpolation(value))
-    if option.type is bool:
-        words = ("true", "false")
-        wrong = wrong or not (
-            isinstance(value, bool)
-            or value is None
-            or is_interpolation(value)
-            or (isinstance(value, str) and value.lower() in words)
+    return None if _fits(option, value) else type_error(option, value)
+
+
+def _fits(option: Option, value: Any) -> bool:
+    if value is None:
+        return option.nullable
+    if is_interpolation(value) or value == MISSING:
+        return True
+    if option.is_mapping or isinstance(value, Mapping):
+        items = list(value.values()) if isinstance(value, Mapping) else []
+        is_text = option.type != dict[str, str] or not any(
+            item is None or isinstance(item, (Mapping, list)) for item in items
         )
-    if option.type in (int, float) and isinstance(value, str) and not is_interpolation(value):
-        wrong = _NUMBERS[option.type].fullmatch(value) is None
-    if option.type is str:
-        wrong = wrong or isinstance(value, (bool, list))
-    if option.type == dict[str, str] and mapping:
-        wrong = any(item is None or isinstance(item, (Mapping, list)) for item in value.values())
-    return type_error(option, value) if wrong else None
+        return option.is_mapping and isinstance(value, Mapping) and is_text
+    if get_origin(option.type) is Literal:
+        return value in get_args(option.type)
+    if get_origin(option.type) is list:
+        return isinstance(value, list)
+    if option.type is bool:
+        return isinstance(value, bool) or str(value).lower() in ("true", "false")
+    if isinstance(value, (bool, list)):
+        return False
+    if option.type in _NUMBERS and isinstance(value, str):
+        return _NUMBERS[option.type].fullmatch(value) is not None
+    return option.type is not int or isinstance(value, int)
 
 
 def type_error(option: Option, value: Any) -> str:

@@ -79,12 +79,12 @@ def from_yaml(schema: type[T], text: str, *, source: str) -> T:
 
 def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Composed[T]:
     values, origins = OmegaConf.create({}), Origins()
-    tree = values if layers else typed(schema, values)
     for layer in layers:
         check_keys(layer, entries)
         _forget_other_kinds(values, layer, entries, origins)
-        values, tree = _merge(schema, values, layer, entries)
+        values = _merge(values, layer)
         origins.add(layer)
+    tree = _typed(schema, values, entries, origins)
     _check_expansion(tree, origins)
     _check_kinds(tree, entries, origins)
     config = _to_object(tree, entries, origins)
@@ -160,21 +160,28 @@ def _forget_other_kinds(
                 origins.forget(f"{block}.{name}")
 
 
-def _merge(schema: type, values: DictConfig, layer: Layer, entries: Entries) -> Any:
-    """The values with the layer's, as they are and in their types."""
+def _merge(values: DictConfig, layer: Layer) -> Any:
     try:
-        values = OmegaConf.merge(values, layer.tree)  # type: ignore[assignment]
-        return values, typed(schema, values)
+        return OmegaConf.merge(values, layer.tree)
+    except OmegaConfBaseException as error:  # an interpolation that is not one
+        key = error.full_key or ""
+        place = f"{layer.place(key)}: {key}" if key else layer.name
+        raise UserError(f"{place}: {_first_line(error)}") from None
+
+
+def _typed(schema: type, values: DictConfig, entries: Entries, origins: Origins) -> DictConfig:
+    """The values in the types of their keys and kinds."""
+    try:
+        return typed(schema, values)
     except OmegaConfBaseException as error:
         key = error.full_key or ""
-        entry, reason = entries.get(key), _first_line(error)
+        entry, reason, value = entries.get(key), _first_line(error), _raw(values, key)
         if isinstance(entry, Option) and not isinstance(error, ConfigKeyError):
-            value = layer.value(key)
             reason = reason if is_interpolation(value) else type_error(entry, value)
             if value is None:  # another kind of the block may allow it
                 reason = type_error(replace(entry, nullable=False), value)
-        prefix = f"{layer.place(key)}: {key}" if key else layer.name
-        raise UserError(f"{prefix}: {reason}") from None
+        place = ": ".join(part for part in (origins.place(key), key) if part)
+        raise UserError(f"{place}: {reason}" if place else reason) from None
 
 
 def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:

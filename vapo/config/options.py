@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
@@ -132,6 +133,11 @@ class Entries(dict[str, Entry]):
 
 def describe(schema: type) -> Entries:
     """Dotted key -> entry, in the schema's order, sections before their keys."""
+    return _described(schema)
+
+
+@cache
+def _described(schema: type) -> Entries:
     return Entries(_entries(schema, schema(), ""))
 
 
