@@ -117,7 +117,6 @@ def main() -> None:
             device="cpu",
         ),
         progress=progress,
-        pad_id=module.pad_id,
     )
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
     trainer = L.Trainer(
