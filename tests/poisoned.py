@@ -132,7 +132,6 @@ def fixed_rollouts(
         scorer=NoScorer(),
         make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
         progress=progress,
-        pad_id=0,
     )
 
 
@@ -236,7 +235,7 @@ def run(
         devices=num_processes,
         strategy=make_strategy(config.trainer),
         max_epochs=config.training.num_iterations,
-        callbacks=[snapshots, Watch(config.watch, RunDir(out), notebook, progress)],
+        callbacks=[snapshots, Watch(config.watch, module.faults, RunDir(out), notebook, progress)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

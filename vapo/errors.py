@@ -7,13 +7,13 @@ from typing import ClassVar
 
 
 class UserError(Exception):
-    """Bad config, data, model folder or environment: names the key, file or row, and the mend."""
+    """Bad config, data, model folder or environment: names the key, file or row, and the fix."""
 
     exit_code: ClassVar[int] = 2
 
 
 class InterruptedRunError(UserError):
-    """The run cannot go on, for a reason outside of it: a full disk, a process that was lost.
+    """The run cannot continue, for a reason outside of it: a full disk, a process that was lost.
 
     The same command may succeed later (EX_TEMPFAIL of sysexits.h).
     """
@@ -35,7 +35,7 @@ class StopRequested(BaseException):
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
-        self.how_to_go_on = ""
+        self.how_to_resume = ""
         super().__init__(signal.Signals(signum).name)
 
     @property

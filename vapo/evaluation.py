@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,34 +21,14 @@ from torchmetrics import MeanMetric, Metric
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.system.distributed import rank, world_size
+from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
-
-
-class Scorer(Protocol):
-    """Judges responses and returns verdicts in their order."""
-
-    def score(
-        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Verdict]: ...
-
-    def extracts_answers(self, source: str = "") -> bool: ...
-
-    def votes(
-        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
-    ) -> list[int | None]: ...
-
-
-class Progress(Protocol):
-    """Shows the progress of a stage."""
-
-    def stage(
-        self, name: str, total: float | None = None, unit: str = "items"
-    ) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
 @dataclass(frozen=True)
@@ -248,20 +227,21 @@ def _table(
     rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
-    order = [first + j for j in range(k) for first in range(0, len(rollouts), k)]
-    return [_table_row(rollouts[i], verdicts[i], i % k) for i in order]
-
-
-def _table_row(rollout: Rollout, verdict: Verdict, index: int) -> dict[str, Any]:
-    judged = "correct" if verdict.is_correct else "incorrect"
-    return {
-        "prompt": rollout.prompt.text,
-        "answer": rollout.prompt.answer,
-        "response": rollout.response_text,
-        "extracted": verdict.extracted,
-        "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
-        "reward": verdict.reward if math.isfinite(verdict.reward) else None,
-        "length": len(rollout.response_ids),
-        "finish_reason": str(rollout.finish_reason),
-        "k": index,
-    }
+    rows = []
+    for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
+        rollout, verdict = rollouts[i], verdicts[i]
+        judged = "correct" if verdict.is_correct else "incorrect"
+        rows.append(
+            {
+                "prompt": rollout.prompt.text,
+                "answer": rollout.prompt.answer,
+                "response": rollout.response_text,
+                "extracted": verdict.extracted,
+                "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
+                "reward": verdict.reward if math.isfinite(verdict.reward) else None,
+                "length": len(rollout.response_ids),
+                "finish_reason": str(rollout.finish_reason),
+                "k": i % k,
+            }
+        )
+    return rows

@@ -5,6 +5,7 @@
     S  prompt + response tokens
     V  vocabulary
     H  hidden size
+    K  bins of a categorical value head
     N  prompts
     G  group size (rollouts of one prompt); rollouts of one group are contiguous, B = N * G
     n  tokens, flattened over rows

@@ -21,7 +21,7 @@ from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
@@ -111,7 +111,7 @@ def main() -> None:
     datamodule = TurnTakingDataModule(
         config,
         prompts=PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0)),
-        scorer=make_scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        scorer=Scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,
             tokenizer,

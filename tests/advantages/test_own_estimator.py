@@ -71,7 +71,7 @@ def in_float32(config: FitConfig) -> EvaluatedBatch:
 def test_a_built_in_one_as_a_function_changes_no_bit(
     write: Write, system: str, name: str, overrides: list[str]
 ) -> None:
-    write(f"return {name}(batch, token_rewards, hyperparameters)")
+    write(f"return ESTIMATORS[{name!r}](batch, token_rewards, hyperparameters)")
     built_in, config = system_config(system), own(system, *overrides)
     expected = estimated(built_in, in_float32(built_in))
     batch = estimated(config, in_float32(config))
@@ -92,7 +92,6 @@ def test_the_built_in_ones_keep_the_contract(system: str) -> None:
         batch,
         rewards,
         trains_critic=config.algorithm.has_critic,
-        is_finite=True,
         name=name,
     )
 

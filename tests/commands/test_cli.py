@@ -99,11 +99,12 @@ def test_export_and_ui(calls: Calls) -> None:
     assert cli.main(["export", "a.ckpt", "out", "--network", "critic"]) == 0
     assert cli.main(["ui"]) == 0
     assert cli.main(["ui", "--tracking_uri", "x", "--host=::1", "--port", "7"]) == 0
-    assert [args for _, args, _ in calls] == [
-        (Path("a.ckpt"), Path("out"), "actor"),
-        (Path("a.ckpt"), Path("out"), "critic"),
-        ("mlruns", "127.0.0.1", 5000),
-        ("x", "::1", 7),
+    export = {"checkpoint": Path("a.ckpt"), "output_dir": Path("out")}
+    assert [kwargs for _, _, kwargs in calls] == [
+        {**export, "network": "actor"},
+        {**export, "network": "critic"},
+        {"tracking_uri": "mlruns", "host": "127.0.0.1", "port": 5000},
+        {"tracking_uri": "x", "host": "::1", "port": 7},
     ]
 
 
@@ -152,10 +153,10 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["--help"], ["-h"]):
         assert cli.main(argv) == 0
         text = capsys.readouterr().out
-        assert all(f"  {name} " in text for name in [*cli.CONFIGURED, *cli.PLAIN])
+        assert all(f"  {name} " in text for name in cli.COMMANDS)
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == "vapo 0.1.0\n"
-    for name in cli.PLAIN:
+    for name in cli.COMMANDS:
         assert cli.main([name, "--help"]) == 0
         assert capsys.readouterr().out.startswith(f"usage: vapo {name}")
 
@@ -184,6 +185,11 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["ui", "--prot", "1"], ["unexpected argument '--prot'", "'--port'"]),
         (["ui", "--hos", "x"], ["unexpected argument '--hos'", "'--host'"]),
         (["ui", "--port", "x"], ["--port", "'x'"]),
+        (["sweep", "--config", "MINIMAL"], ["vapo sweep needs --grid FILE", "ablation.yaml"]),
+        (["sweep", "--config", "MINIMAL", "--grid", "g", "--seeds", "0,0"],
+         ["--seeds", "different whole numbers", "--seeds 0,1,2"]),
+        (["sweep", "--config", "MINIMAL", "--grid", "g", "--slurm", "x"], ["KEY=VALUE, got x"]),
+        (["report"], ["one of the arguments --sweep --runs --experiment is required"]),
     ],
 )  # fmt: skip
 def test_errors_are_one_line_and_exit_code_2(

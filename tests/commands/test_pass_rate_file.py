@@ -118,7 +118,7 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.97])
-def test_a_killed_run_goes_on_to_the_same_file(
+def test_a_killed_run_resumes_to_the_same_file(
     tmp_path: Path, policy: Path, finished: Path, keep: float
 ) -> None:
     """Cut anywhere, in a line too; the responses are those of an uninterrupted run."""

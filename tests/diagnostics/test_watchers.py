@@ -52,8 +52,8 @@ class Run:
         self.notebook = Notebook()
         progress = Progress(enabled=False)
         monkeypatch.setattr(progress, "note", self.notes.append)
-        self.watch = Watch(config, RunDir(Path("run")), self.notebook, progress)
-        self.watch.watched(Faults(1, 0))
+        faults, run_dir = Faults(1, 0), RunDir(Path("run"))
+        self.watch = Watch(config, faults, run_dir, self.notebook, progress)
         self.iteration = 0
         self.alarms: list[bool | None] = []
 
@@ -124,9 +124,7 @@ def test_ignores(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_a_figure_that_is_missing_or_nan_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_missing_or_nan_figure_is_ignored(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     good, bad = SERIES[name]
     run = Run(monkeypatch, name, patience=2)
     run.iterate(good)
@@ -147,7 +145,7 @@ def test_the_figure_is_a_share_of_the_runs_first(monkeypatch: pytest.MonkeyPatch
     assert "actor/entropy 0.4 of the first, below watch.entropy.limit 0.5" in run.notes[0]
 
 
-def test_explained_variance_is_not_asked_of_value_pretraining(
+def test_explained_variance_is_not_watched_in_value_pretraining(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(monkeypatch, "explained_variance", patience=1)
@@ -172,7 +170,7 @@ def test_all_ranks_look_at_the_largest_figure(
     assert "actor/approx_kl 0.3, above" in run.notes[0]
 
 
-def test_goes_on_where_the_checkpoint_was() -> None:
+def test_a_resumed_watcher_continues_from_the_checkpoint() -> None:
     watcher = WatchConfig().entropy
     one = WatcherState("entropy", watcher)
     for iteration, value in enumerate((1.0, 0.04, 0.04), start=1):

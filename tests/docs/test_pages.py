@@ -13,7 +13,7 @@ import pytest
 from tests.config.fits import ROOT
 from tests.docs.pages import CONFIGS, PAGES, Command, commands, named_files, spans
 from vapo import cli
-from vapo.commands.command_table import CONFIGURED, PLAIN
+from vapo.commands.command_table import COMMANDS as TABLE
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.options import describe, is_key
 
@@ -75,7 +75,7 @@ def flags_of(name: str, capsys: Any) -> set[str]:
 
 def test_commands_in_running_text(capsys: Any) -> None:
     """`vapo NAME --flag ...` between backquotes: the name and the flags."""
-    known = {name: flags_of(name, capsys) for name in [*CONFIGURED, *PLAIN]}
+    known = {name: flags_of(name, capsys) for name in TABLE}
     seen = 0
     for page, span in spans():
         if match := re.match(r"vapo ([a-z-]+)(.*)", span):

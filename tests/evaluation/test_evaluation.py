@@ -12,6 +12,8 @@ import torch
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_quantile
+from vapo.rewards.scorer import Scorer
+from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 
@@ -42,10 +44,12 @@ class ScriptedSampler:
     def close(self): ...
 
 
-class EqualityScorer:
+class EqualityScorer(Scorer):
     """Correct when the response is the answer; `cut` has no extracted answer."""
 
-    def score(self, rollouts, *, advance=lambda n: None):
+    def __init__(self): ...
+
+    def score(self, rollouts, *, advance=lambda n: None, shuffle_seed=None):
         advance(len(rollouts))
         return [
             Verdict(
@@ -70,7 +74,7 @@ def by_text(verdicts: list[Verdict]) -> list[int | None]:
     return [None if text is None else texts.index(text) for text in texts]
 
 
-class CountingProgress:
+class CountingProgress(Progress):
     def __init__(self) -> None:
         self.done: dict[str, float] = {}
         self.totals: dict[str, tuple[float | None, str]] = {}
@@ -135,7 +139,7 @@ def test_interval_ignores_how_often_a_prompt_is_sampled():
         assert twice[key] == pytest.approx(once[key])
 
 
-def test_interval_is_clipped_and_few_prompts_tell_nothing():
+def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
     metrics = run(["a", "a", "a", "b"], "aaaa")[0].metrics
     assert metrics["eval/avg_at_k_ci_high"] == 1.0
     assert 0 <= metrics["eval/avg_at_k_ci_low"] < 0.75

@@ -192,7 +192,8 @@ def test_the_order_of_rows_does_not_matter(batch: dict[str, Tensor], draw: Any) 
 def test_gae_is_linear_in_rewards_and_values(
     batch: dict[str, Tensor], factor: float, gamma: float, lambda_: float
 ) -> None:
-    mask, options = batch["mask"], {"gamma": gamma, "lambda_": lambda_}
+    mask = batch["mask"]
+    options: dict[str, Any] = {"gamma": gamma, "lambda_": lambda_}
     one = gae(batch["rewards"], batch["values"], mask, **options)
     other = gae(batch["values"], batch["rewards"], mask, **options)
     mixed = gae(

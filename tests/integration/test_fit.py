@@ -238,7 +238,7 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
         again = vapo("export", checkpoint, str(folder), "--network", network)
         assert again.returncode == 2
-        assert "there is something already" in again.stderr
+        assert "is not empty: give a new folder" in again.stderr
         model = auto.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("3a12").input_ids
         state = model.state_dict()
@@ -296,7 +296,7 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
 def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     """Nothing is sampled, trained or recorded again; what a kill at the end left is removed.
 
-    Value pretraining ends before its `num_iterations`, so that Lightning would go on by itself.
+    Value pretraining ends before its `num_iterations`, so that Lightning would continue by itself.
     """
     from mlflow import MlflowClient
 
@@ -382,8 +382,8 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unsharded_run_goes_on_sharded(tmp_path: Path) -> None:
-    """Counters and Adam's steps go on, and two small steps lie between the weights.
+def test_an_unsharded_run_resumes_sharded(tmp_path: Path) -> None:
+    """Counters and Adam's steps continue, and two small steps lie between the weights.
 
     Other numbers of sharded processes: tests/runs/test_two_processes.py.
     """

@@ -112,7 +112,7 @@ def test_torchrun_with_another_number_of_processes_is_one_clear_error(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("environment", "trainer", "mend"),
+    ("environment", "trainer", "fix"),
     [
         (
             {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
@@ -135,11 +135,11 @@ def test_processes_and_config_must_agree(
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     trainer: TrainerConfig,
-    mend: str,
+    fix: str,
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=mend):
+    with pytest.raises(UserError, match=fix):
         check_launch(trainer)
 
 

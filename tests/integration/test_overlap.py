@@ -184,7 +184,7 @@ def test_ctrl_c_in_training_ends_the_sampling_thread(
 ) -> None:
     sampling = threading.Event()
 
-    def go_on_for_ever(iteration: int, advance: Callable[[int], None]) -> None:
+    def never_end(iteration: int, advance: Callable[[int], None]) -> None:
         while iteration == 3:
             sampling.set()
             time.sleep(0.01)
@@ -194,7 +194,7 @@ def test_ctrl_c_in_training_ends_the_sampling_thread(
         if sampling.wait(0 if int(args[0].iteration) < 2 else 30):
             raise KeyboardInterrupt
 
-    spied(monkeypatch, go_on_for_ever)
+    spied(monkeypatch, never_end)
     monkeypatch.setattr(VapoModule, "on_train_batch_start", interrupted)
     with pytest.raises(StopRequested):
         fit.run(config(tmp_path, ON))

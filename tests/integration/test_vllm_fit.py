@@ -83,7 +83,7 @@ def whole_run(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) -> None:
-    """Both phases; the gap stays at rounding; a killed run goes on and ends in equal weights."""
+    """Both phases; the gap stays at rounding; a killed run is resumed and ends in equal weights."""
     gaps = metric(whole_run, tmp_path, "rollout/logprob_gap_mean")
     assert len(gaps) == 3, "one for each policy iteration"
     assert 0 < max(gaps) < 1e-5

@@ -53,7 +53,7 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
     history = client.get_metric_history(recorded_run.info.run_id, "watch/approx_kl")
     assert [(m.step, m.value) for m in history] == [(6, 0.0), (8, 1.0)]
-    again = fit(tmp_path, *limits, "--ckpt_path", "last")  # it now warns, and goes on to the end
+    again = fit(tmp_path, *limits, "--ckpt_path", "last")  # it now warns, and runs to its end
     assert again == run
     assert summary(run)["status"] == "FINISHED"
     assert int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 5

@@ -63,16 +63,7 @@ class MaskedRunner(IterationRunner):
 class MaskedRollouts(FixedRolloutModule):
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         made = super().iteration_runner(module)
-        return MaskedRunner(
-            self.config,
-            rollouts=made.rollouts,
-            sampler=made.sampler,
-            networks=module,
-            faults=module.faults,
-            progress=self.progress,
-            pad_id=self.pad_id,
-            total=made.total,
-        )
+        return MaskedRunner(made.rollouts, module, total=made.total)
 
 
 def run(num_processes: int, *overrides: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Data files that are damaged, or another kind of file: named with the mend; harmless ones pass."""
+"""Damaged data files, or another kind of file: refused with the fix; harmless ones pass."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_too_long_prompts_are_left_out_and_counted_never_cut(tmp_path: Path):
         load_prompts(data, character_tokenizer())
 
 
-def test_held_out_wins(tmp_path: Path):
+def test_held_out_prompts_are_not_trained_on(tmp_path: Path):
     data = both(tmp_path, ["a", "b", "c", "b"], ["b", "z"])
     split = load_prompts(data, character_tokenizer())
     assert texts(split) == (["a", "c"], ["b", "z"])

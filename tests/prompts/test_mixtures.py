@@ -64,7 +64,7 @@ def test_every_beginning_has_each_weight_to_within_one_turn() -> None:
             counts[turns.source(place)] += 1
 
 
-def test_iterations_have_the_weights_and_no_prompt_comes_again_early() -> None:
+def test_iterations_have_the_weights_and_no_prompt_repeats_early() -> None:
     mixture = training_set(a=(3, 12), b=(1, 5))
     walk = [
         p for i in range(10) for p in group_sampling(mixture, num_prompts=8, seed=1, iteration=i)
@@ -100,7 +100,7 @@ def test_ranks_have_slices_of_the_same_iteration(world_size: int) -> None:
     assert [name for part in parts for name in ids(part)] == whole
 
 
-def test_one_source_walks_as_before_mixtures() -> None:
+def test_one_source_has_the_order_of_a_set_without_mixtures() -> None:
     """Literals of the walk that runs recorded so far have seen."""
     plain = prompts("p", 6)
     picked = [ids(group_sampling(plain, num_prompts=4, seed=3, iteration=i)) for i in range(2)]

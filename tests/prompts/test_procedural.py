@@ -67,7 +67,7 @@ def test_skipped_steps():
     assert 25 < sum(row.demonstration[0] == ";" for row in some) < 80
 
 
-def test_wrong_steps_go_on_from_the_wrong_position():
+def test_wrong_steps_continue_from_the_wrong_position():
     wrong = total = 0
     for row in state_tracking(500, seed=0, wrong_step_probability=0.2):
         written = re.findall(r"([a-z])(\d)", row.demonstration)
@@ -86,7 +86,7 @@ def test_wrong_steps_go_on_from_the_wrong_position():
         assert row.demonstration[1] != str(first_step[1])
 
 
-def test_labels_go_on_in_capitals_and_start_over_after_them():
+def test_labels_continue_with_capitals_and_then_repeat():
     row = state_tracking(1, seed=0, min_steps=150, max_steps=150)[0]
     labels = [label for label, _ in simulate(row.problem)]
     assert len(labels) == 150

@@ -1,4 +1,4 @@
-"""Each source with real files; each kind of bad input with the message that mends it."""
+"""Each source with real files; each kind of bad input with a message that says how to fix it."""
 
 from __future__ import annotations
 

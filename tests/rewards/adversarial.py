@@ -207,7 +207,7 @@ def judged(verifier: str, rollouts: Sequence[Rollout], **fields: Any) -> Run:
             nonlocal last, rss
             now = time.perf_counter()
             seconds.append((now - last) / num)
-            for worker in judge._pool.workers if judge._pool else []:
+            for worker in judge.judges[0].pool.workers if judge.judges[0].pool else []:
                 supervisor = psutil.Process(worker.process.pid)
                 rss = max([rss, *(p.memory_info().rss for p in supervisor.children())])
             last = time.perf_counter()

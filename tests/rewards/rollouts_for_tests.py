@@ -6,7 +6,6 @@ from typing import Any
 
 from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -19,7 +18,7 @@ def rollout(text: str, answer: str = "42", **metadata: Any) -> Rollout:
 
 
 def scorer(verifier: str, **fields: Any) -> Scorer:
-    return make_scorer(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
+    return Scorer(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
 
 
 def hostile(function: str, **fields: Any) -> Scorer:

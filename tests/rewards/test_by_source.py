@@ -11,8 +11,7 @@ from tests.rewards.rollouts_for_tests import rollout
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.rewards.by_source import ScorerBySource, make_scorer, rewards_by_source
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, rewards_by_source
 from vapo.types import Rollout
 
 
@@ -47,9 +46,8 @@ def test_each_source_has_its_verifier_and_the_order_stays() -> None:
         of("also_plain", "41"),
         of("marked", "=42 =41"),
     ]
-    with make_scorer(rewards, max_response_tokens=9, data=data()) as scorer:
-        assert isinstance(scorer, ScorerBySource)
-        assert scorer.by_source["plain"] is scorer.by_source["also_plain"]  # one setting, one pool
+    with Scorer(rewards, max_response_tokens=9, data=data()) as scorer:
+        assert len(scorer.judges) == 2  # one setting, one pool
         verdicts = scorer.score(rollouts, advance=advanced.append)
         shuffled = scorer.score(rollouts, shuffle_seed=1)
     assert [v.is_correct for v in verdicts] == [True, True, False, False, False, False]
@@ -59,13 +57,13 @@ def test_each_source_has_its_verifier_and_the_order_stays() -> None:
     assert sorted(v.reward for v in shuffled) == sorted(v.reward for v in verdicts)
 
 
-def test_one_verifier_is_a_plain_scorer() -> None:
+def test_sources_without_a_verifier_of_their_own_share_one() -> None:
     rewards = make(RewardConfig, verifier="exact")
     plain = DataConfig(train=make(SourceConfig, path="a"))
     assert rewards_by_source(rewards, plain) == {"": rewards}
     for given in (None, plain):
-        with make_scorer(rewards, max_response_tokens=9, data=given) as scorer:
-            assert type(scorer) is Scorer
+        with Scorer(rewards, max_response_tokens=9, data=given) as scorer:
+            assert [judge.config for judge in scorer.judges] == [rewards]
 
 
 def test_the_held_out_source_of_its_own_has_the_general_verifier() -> None:
@@ -79,7 +77,7 @@ def test_the_held_out_source_of_its_own_has_the_general_verifier() -> None:
 
 def test_a_bad_verifier_of_one_source_stops_the_run_before_it() -> None:
     with pytest.raises(UserError, match="cannot import no_such_module:f"):
-        make_scorer(
+        Scorer(
             make(RewardConfig, verifier="exact", num_workers=1),
             max_response_tokens=9,
             data=data(function="no_such_module:f"),

@@ -66,7 +66,9 @@ def test_the_attacks_work_on_one_that_reads_special_tokens(
     ("prompt", "response"),
     [("2+3=", "5<eos>"), ("is 2<", "eos>"), ("2+3=", "5<pad><pad>"), ("2+3=", "<|assistant|>5")],
 )
-def test_what_spells_a_special_token_is_none(folder: Path, prompt: str, response: str) -> None:
+def test_text_that_spells_a_special_token_is_scored_as_text(
+    folder: Path, prompt: str, response: str
+) -> None:
     """By hand: one token a character; the end token is only the one that a stop appends."""
     alone = ScoresAlone(folder)
     characters = [IDS[c] for c in prompt + response]

@@ -13,7 +13,7 @@ from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.errors import UserError
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.types import Verdict
 
 DIGIT = r"(\d+)"
@@ -102,7 +102,7 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
 )
 def test_bad_settings_are_refused_when_made(fields: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        make_scorer(make(RewardConfig, **fields), max_response_tokens=100)
+        Scorer(make(RewardConfig, **fields), max_response_tokens=100)
 
 
 def test_failures_are_logged(caplog: pytest.LogCaptureFixture):

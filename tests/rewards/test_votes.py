@@ -20,7 +20,6 @@ from vapo.config.schema import (
 )
 from vapo.evaluation import evaluate, majority_is_correct
 from vapo.rewards.answer_equality import vote_classes
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.types import Prompt
 
@@ -100,9 +99,8 @@ def test_groups_that_take_too_long_vote_by_text(
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
         verdicts = math.score(rollouts)
-        assert math._pool is not None
         monkeypatch.setattr(
-            math._pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
+            math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )
         with caplog.at_level(logging.WARNING):
             assert math.votes(rollouts, verdicts, group_size=5) == [0, 1, 2, 3, 4]
@@ -131,7 +129,7 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     }
     data = DataConfig(train=make(SourceConfig, kind="mixture", sources=sources))
     rewards = make(RewardConfig, verifier="exact", num_workers=1)
-    with make_scorer(rewards, max_response_tokens=9, data=data) as judge:
+    with Scorer(rewards, max_response_tokens=9, data=data) as judge:
         metrics = evaluated(judge, "42 42 41", "42 42 41", sources=("own", "plain"))
     assert "eval/maj_at_k" not in metrics
     assert "eval_own/maj_at_k" not in metrics

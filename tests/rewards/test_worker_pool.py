@@ -225,12 +225,12 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
     """As the kernel does when memory is short: in the middle of a batch, and between two."""
     with hostile("naps", num_workers=2, timeout_s=60) as python:
-        assert python._pool is not None
+        assert python.judges[0].pool is not None
         python.score([rollout("0")])
         killed: list[int] = []
 
         def advance(num: int) -> None:
-            victim = next((w for w in python._pool.workers if w.pending), None)  # type: ignore[union-attr]
+            victim = next((w for w in python.judges[0].pool.workers if w.pending), None)  # type: ignore[union-attr]
             if victim is not None and not killed:
                 killed.append(victim.process.pid)
                 os.kill(victim.process.pid, signal.SIGKILL)
@@ -241,9 +241,9 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
         assert failures.count("crash") == 1
         assert failures.count(None) == 11
         assert [v.reward for v in verdicts if v.failure] == [-1.0]
-        for worker in python._pool.workers:  # all of them, while they wait
+        for worker in python.judges[0].pool.workers:  # all of them, while they wait
             os.kill(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
         again = python.score([rollout("0") for _ in range(12)])
         assert [verdict.failure for verdict in again] == [None] * 12
-        assert killed[0] not in {worker.process.pid for worker in python._pool.workers}
+        assert killed[0] not in {worker.process.pid for worker in python.judges[0].pool.workers}

@@ -26,7 +26,7 @@ GENERATE = {"requests": [[[2, 3], 7]], "settings": SETTINGS, "end_ids": [1]}
 
 
 class FakeEngine:
-    """Notes the threads of its calls; a response repeats its request's seed."""
+    """Records the threads of its calls; a response repeats its request's seed."""
 
     max_tokens = 64
 
@@ -35,8 +35,8 @@ class FakeEngine:
         self.threads: set[threading.Thread] = set()
         self.busy = threading.Lock()
         self.entered = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.resume = threading.Event()
+        self.resume.set()
         self.ended_by: list[str] = []
         self.fails_at: int | None = None
 
@@ -44,13 +44,13 @@ class FakeEngine:
     def has_weights(self) -> bool:
         return self.weights is not None
 
-    def generate(self, requests: Any, settings: Any, *, end_ids: Any, advance: Any, heard: Any):
+    def generate(self, requests: Any, settings: Any, *, end_ids: Any, advance: Any, heartbeat: Any):
         self.threads.add(threading.current_thread())
         assert self.busy.acquire(blocking=False), "one call at a time"
         try:
             self.entered.set()
-            while not self.go_on.wait(0.02):
-                heard()
+            while not self.resume.wait(0.02):
+                heartbeat()
             for index, _ in enumerate(requests):
                 if index == self.fails_at:
                     raise EngineError("out of memory;\nlower it")
@@ -75,7 +75,7 @@ def serving(engine: Any, **options: Any) -> Iterator[EngineServer]:
     try:
         yield server
     finally:
-        engine.go_on.set()
+        engine.resume.set()
         server.shutdown()
         thread.join(WAIT_S)
         assert not thread.is_alive()
@@ -83,7 +83,7 @@ def serving(engine: Any, **options: Any) -> Iterator[EngineServer]:
 
 
 def url(server: EngineServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
+    return f"http://127.0.0.1:{server.port}"
 
 
 def ask(
@@ -91,7 +91,7 @@ def ask(
 ) -> tuple[int, list[Any]]:
     """Status code and lines of the answer."""
     body = json.dumps(body).encode() if isinstance(body, dict) else body
-    address = ("127.0.0.1", server.server_port)
+    address = ("127.0.0.1", server.port)
     with closing(http.client.HTTPConnection(*address, timeout=WAIT_S)) as client:
         client.request(method, path, body, JSON if headers is None else headers)
         answer = client.getresponse()
@@ -99,7 +99,7 @@ def ask(
 
 
 def connect(server: EngineServer, sent: bytes = b"") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", server.server_port), WAIT_S)
+    client = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
     client.sendall(sent)
     return client
 
@@ -120,7 +120,7 @@ def assert_served(server: EngineServer) -> None:
 
 
 def head(server: EngineServer, **headers: Any) -> bytes:
-    given = {"Host": f"127.0.0.1:{server.server_port}", **JSON, "Vapo-Push": "1"}
+    given = {"Host": f"127.0.0.1:{server.port}", **JSON, "Vapo-Push": "1"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
     return f"POST /load HTTP/1.1\r\n{lines}\r\n".encode()

@@ -64,7 +64,7 @@ def test_a_full_first_attempt_is_the_only_one() -> None:
     assert filled.attempts == 1
 
 
-def test_a_rank_goes_on_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> None:
+def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> None:
     """Ranks gather the weights together in each attempt, so none may stop alone."""
     others_miss = iter([2, 1, 0])
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_too_few_groups_is_an_error() -> None:
         fill_with_mixed_groups(lambda attempt: ATTEMPTS[0], num_groups=4, max_attempts=1)
 
 
-def test_a_mixed_group_is_told_by_verdicts_not_by_shaped_rewards() -> None:
+def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:
     shaped = Group(group("a", "++").rollouts, [Verdict(True, 1.0), Verdict(True, 0.5)])
     assert not shaped.is_mixed
 

@@ -1,4 +1,4 @@
-"""Sampling ahead: the thread's manners, the engine's own weights, and which batch is trained on."""
+"""Sampling ahead: the thread, the engine's own weights, and which batch is trained on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_threads_error_is_the_main_threads() -> None:
     ahead.cancel()
 
 
-def test_cancel_ends_work_that_would_go_on_and_joins_the_thread() -> None:
+def test_cancel_ends_work_that_is_running_and_joins_the_thread() -> None:
     ahead, started = WorkAhead(), threading.Event()
 
     def work(stage: Stage) -> SampledRollouts:

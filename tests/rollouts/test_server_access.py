@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,18 +35,6 @@ from vapo.rollouts.engines.engine import EngineError, Generated, Request
 from vapo.rollouts.engines.remote import RemoteEngine
 from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.engines.server import EngineServer
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[EngineServer]:
-    with serving(engine) as server:
-        yield server
-
 
 # ---- who is served --------------------------------------------------------------------------
 
@@ -87,7 +74,7 @@ def test_requests_with_no_host_or_two_are_refused(server: EngineServer) -> None:
         assert status_of(said(connect(server, b"GET /info HTTP/1.0\r\n" + hosts + b"\r\n"))) == 400
 
 
-def test_the_token_is_asked_of_every_request(engine: FakeEngine) -> None:
+def test_every_request_needs_the_token(engine: FakeEngine) -> None:
     with serving(engine, token=TOKEN) as server:
         for given in (None, "", "Bearer", f"Bearer {TOKEN[:-1]}", TOKEN, f"bearer {TOKEN}é"):
             headers: dict[str, Any] = {}

@@ -1,11 +1,10 @@
-"""A rollout server and bad requests: nobody holds up the others, and every error is told."""
+"""A rollout server and bad requests: nobody holds up the others, and every error is reported."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,25 +31,11 @@ from tests.rollouts.serving import (
 )
 from vapo.rollouts.engines.server import EngineServer
 
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[EngineServer]:
-    with serving(engine) as server:
-        yield server
-
-
 # ---- nobody holds up the others -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", ["", "POST /load HT", "half a body", "a negative length"])
-def test_others_are_served_beside_a_client_that_does_not_go_on(
-    server: EngineServer, sent: str
-) -> None:
+def test_others_are_served_beside_a_client_that_stalls(server: EngineServer, sent: str) -> None:
     lengths = {"half a body": 100, "a negative length": -1}
     start = head(server, Content_Length=lengths[sent]) if sent in lengths else sent.encode()
     with connect(server, start + (b"{" if sent in lengths else b"")):
@@ -60,7 +45,7 @@ def test_others_are_served_beside_a_client_that_does_not_go_on(
 def test_others_are_served_while_the_engine_works_and_its_calls_come_one_by_one(
     server: EngineServer, engine: FakeEngine
 ) -> None:
-    engine.go_on.clear()
+    engine.resume.clear()
     answers: list[Any] = []
     threads = [
         threading.Thread(target=lambda: answers.append(ask(server, "POST", "/generate", GENERATE)))
@@ -70,7 +55,7 @@ def test_others_are_served_while_the_engine_works_and_its_calls_come_one_by_one(
         thread.start()
     assert engine.entered.wait(WAIT_S)
     assert_served(server)
-    engine.go_on.set()
+    engine.resume.set()
     for thread in threads:
         thread.join(WAIT_S)
     assert [(status, lines[-1]) for status, lines in answers] == 4 * [
@@ -115,7 +100,7 @@ def test_for_a_client_that_has_left_nothing_is_sampled(
     server: EngineServer, engine: FakeEngine, when: str
 ) -> None:
     """A trainer that was killed, whose next session must not wait for the last one's."""
-    engine.go_on.clear()
+    engine.resume.clear()
     body = json.dumps(GENERATE).encode()
     sent = head(server, Content_Length=len(body)).replace(b"/load", b"/generate") + body
     first = connect(server, sent)
@@ -123,7 +108,7 @@ def test_for_a_client_that_has_left_nothing_is_sampled(
     if when == "while it waits":
         connect(server, sent).close()
         time.sleep(2.5)  # until it is noticed
-        engine.go_on.set()
+        engine.resume.set()
         assert status_of(said(first)) == 200
         assert_served(server)
         assert engine.ended_by == []
@@ -133,7 +118,7 @@ def test_for_a_client_that_has_left_nothing_is_sampled(
         while not engine.ended_by:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        engine.go_on.set()
+        engine.resume.set()
     assert ask(server, "POST", "/generate", GENERATE)[0] == 200
 
 

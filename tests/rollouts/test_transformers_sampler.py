@@ -1,4 +1,4 @@
-"""The Transformers engine: order, seeds, ends, distribution, and its manners with the module."""
+"""The Transformers engine: order, seeds, ends, distribution, and the module left unchanged."""
 
 from __future__ import annotations
 

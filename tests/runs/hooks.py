@@ -38,14 +38,14 @@ def full() -> None:
 def held_until(place: str, count: str, until: str, until_count: str, action: str) -> None:
     """A step of a save, in its thread, waits until training is at another place.
 
-    There comes SIGKILL, or a signal whose save then goes on; `full disk` is SIGTERM and a save
+    There comes SIGKILL, or a signal whose save then continues; `full disk` is SIGTERM and a save
     that fails.
     """
     reached = threading.Event()
 
     def arrive() -> None:
         name = "SIGTERM" if action == "full disk" else action
-        if name != "go on":
+        if name != "continue":
             os.kill(os.getpid(), getattr(signal, name))
         reached.set()
 
@@ -75,14 +75,13 @@ def _nth(place: str, count: int, action: Callable[[], None]) -> None:
 def _find(place: str) -> tuple[Any, str]:
     import torch
 
+    from vapo.rollouts.collection import RolloutCollection
+    from vapo.rollouts.kept_rollouts import KeptRollouts
+    from vapo.runs import checkpoint_saving, manifests
+    from vapo.system import atomic_files as durable
     from vapo.training.callbacks.checkpointing import Checkpointing
     from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule
-    from vapo.runs import checkpoint_saving
-    from vapo.system import atomic_files as durable
-    from vapo.runs import manifests
-    from vapo.rollouts.kept_rollouts import KeptRollouts
-    from vapo.rollouts.collection import RolloutCollection
 
     places: dict[str, tuple[Any, str]] = {
         "sampling": (RolloutCollection, "sample_groups"),

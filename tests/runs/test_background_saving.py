@@ -63,16 +63,16 @@ def write(state: dict[str, Any], final: Path) -> Manifest:
 
 def saved_while_training(run: Run, saves: BackgroundSaves, final: Path) -> None:
     """The save begins, training takes a step, and only then anything is written."""
-    go_on = threading.Event()
+    may_write = threading.Event()
 
     def held(state: dict[str, Any]) -> Manifest:
-        assert go_on.wait(WAIT_S)
+        assert may_write.wait(WAIT_S)
         return write(state, final)
 
     saves.start(run.state(), held)
     assert saves.settle(wait=False) is None, "it has not ended"
     run.step()
-    go_on.set()
+    may_write.set()
     assert saves.settle(wait=True) == read_manifest(final)
     assert saves.settle(wait=True) is None, "taken once"
 

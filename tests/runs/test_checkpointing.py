@@ -13,14 +13,14 @@ import torch
 
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
-from vapo.training.callbacks import checkpointing
-from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.errors import InterruptedRunError
-from vapo.training.module import VapoModule
 from vapo.runs import checkpoint_saving
 from vapo.runs.checkpoints import checkpoint_name, read_checkpoint
 from vapo.runs.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks import checkpointing
+from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.module import VapoModule
 
 WAIT_S = 60.0
 write_state = checkpoint_saving._write_state
@@ -62,7 +62,7 @@ class Iterations:
     ) -> None:
         self.events: list[str] = []
         self.is_held = False
-        self.free = threading.Event()  # what is written goes on
+        self.free = threading.Event()  # set: the write may continue
         self.free.set()
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
@@ -186,7 +186,7 @@ def test_a_future_that_was_gone_back_on_is_removed(
 def test_in_the_background_nothing_is_lost_before_the_checkpoint_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on meanwhile; a save that is due waits for the one before."""
+    """Training continues meanwhile; a save that is due waits for the one before."""
     run = Iterations(tmp_path, monkeypatch, True)
     run.iterate(0.5)
     run.callback._settle(wait=True)

@@ -27,7 +27,7 @@ def log_of(folder: Path) -> str:
     return (folder / "log.txt").read_text()
 
 
-def go_on(folder: Path, store: Path, *arguments: str, hook: tuple[str, ...] = ()) -> int:
+def fit(folder: Path, store: Path, *arguments: str, hook: tuple[str, ...] = ()) -> int:
     return runs.fit(folder / "log.txt", *runs.where(folder, store), AUTO, *arguments, hook=hook)
 
 
@@ -35,8 +35,8 @@ def killed_at(folder: Path, store: Path, points: list[tuple[str, int]], *argumen
     """One session for each point, and one to the end."""
     for place, count in points:
         hook = ("kill_at", place, str(count))
-        assert go_on(folder, store, *arguments, hook=hook) == KILLED, log_of(folder)[-3000:]
-    assert go_on(folder, store, *arguments) == 0, log_of(folder)[-3000:]
+        assert fit(folder, store, *arguments, hook=hook) == KILLED, log_of(folder)[-3000:]
+    assert fit(folder, store, *arguments) == 0, log_of(folder)[-3000:]
 
 
 def test_killed_while_sampling_training_and_saving(
@@ -69,19 +69,19 @@ def test_rollouts_are_kept_however_they_are_made(
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
         folder.mkdir()
-    assert go_on(folders[0], store, *arguments) == 0, log_of(folders[0])[-3000:]
+    assert fit(folders[0], store, *arguments) == 0, log_of(folders[0])[-3000:]
     killed_at(folders[1], store, [("minibatch", 4)], *arguments)
     assert "they are not sampled again" in log_of(folders[1])
     assert_same_run(folders[1], folders[0], store)
 
 
 @pytest.mark.slow
-def test_signals_stop_a_run_which_goes_on(tmp_path: Path, whole: Path, store: Path) -> None:
+def test_signals_stop_a_run_which_can_be_resumed(tmp_path: Path, whole: Path, store: Path) -> None:
     for place, count, name in (("minibatch", 3, "SIGTERM"), ("kept", 2, "SIGUSR1")):
-        code = go_on(tmp_path, store, hook=("signal_at", place, str(count), name))
+        code = fit(tmp_path, store, hook=("signal_at", place, str(count), name))
         assert code == 128 + getattr(signal, name)
-        assert f"vapo: stopped by {name}; go on with --ckpt_path" in log_of(tmp_path)
-    assert go_on(tmp_path, store) == 0
+        assert f"vapo: stopped by {name}; resume with --ckpt_path" in log_of(tmp_path)
+    assert fit(tmp_path, store) == 0
     assert_same_run(tmp_path, whole, store)
 
 
@@ -89,13 +89,13 @@ def test_signals_stop_a_run_which_goes_on(tmp_path: Path, whole: Path, store: Pa
 def test_a_full_disk_ends_the_run_and_spoils_nothing(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:
-    assert go_on(tmp_path, store, hook=("full_disk_at", "torch.save", "3")) == 75
+    assert fit(tmp_path, store, hook=("full_disk_at", "torch.save", "3")) == 75
     run = runs.only_run(tmp_path)
     last = log_of(tmp_path).splitlines()[-1]
     assert last.startswith("vapo: cannot write the checkpoint")
     assert "No space left" in last
     assert int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
-    assert go_on(tmp_path, store) == 0
+    assert fit(tmp_path, store) == 0
     assert_same(runs.state(run), runs.state(runs.only_run(whole)))
 
 
@@ -105,7 +105,7 @@ def test_auto_starts_anew_once_the_run_has_finished(whole: Path, store: Path) ->
     run = runs.only_run(whole)
     record = json.loads((run / "run.json").read_text())
     assert record["state"] == "finished"
-    assert go_on(whole, store, hook=("kill_at", "sampling", "1")) == KILLED
+    assert fit(whole, store, hook=("kill_at", "sampling", "1")) == KILLED
     assert "no unfinished run of this config" in log_of(whole)
     (new,) = [path for path in (whole / "runs").iterdir() if path != run]
     assert json.loads((new / "run.json").read_text())["identity"] == record["identity"]

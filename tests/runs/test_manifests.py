@@ -11,7 +11,6 @@ import torch
 from vapo.errors import UserError
 from vapo.runs.checkpoint_saving import check_space, expected_bytes
 from vapo.runs.checkpoints import checkpoint_name, read_checkpoint, sound_checkpoint
-from vapo.system.atomic_files import point_link
 from vapo.runs.manifests import (
     DamagedCheckpointError,
     Manifest,
@@ -19,6 +18,7 @@ from vapo.runs.manifests import (
     read_manifest,
     verify,
 )
+from vapo.system.atomic_files import point_link
 
 NUM_PLACES = 25
 

@@ -1,4 +1,4 @@
-"""Which run and which checkpoint are gone on with, and that nobody else is at work there."""
+"""Which run and which checkpoint are resumed, and that nobody else is at work there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.config.checkpoints import FREE_KEYS
-from vapo.config.flattening import (flatten)
+from vapo.config.flattening import flatten
 from vapo.errors import UserError
 from vapo.runs.checkpoints import checkpoint_name
 from vapo.runs.run_dirs import (
@@ -49,7 +49,7 @@ def test_auto_takes_the_newest_unfinished_run_of_the_config(tmp_path: Path) -> N
     assert choose_resume(config, None, told.append) == Resume(chosen, None)
     checkpoint = write(chosen / "checkpoints", 3)
     assert choose_resume(config, None, told.append) == Resume(chosen, checkpoint)
-    assert told[-1] == f"checkpoints.resume: going on with {chosen} from iteration_000003"
+    assert told[-1] == f"checkpoints.resume: resuming {chosen} from iteration_000003"
     never = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}")
     assert choose_resume(never, None, told.append) is None
     best = choose_resume(config, str(checkpoint), told.append)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs import runs
 from tests.runs.comparing import assert_same, assert_same_run
-from tests.runs.test_kill_points import KILLED, go_on, killed_at, log_of
+from tests.runs.test_kill_points import KILLED, fit, killed_at, log_of
 from vapo.runs.checkpoints import read_checkpoint
 
 BACKGROUND = "checkpoints.save_in_background=true"
@@ -34,7 +34,7 @@ def test_a_save_that_takes_an_iteration_is_of_the_state_before_it(
 ) -> None:
     """Every checkpoint is that of a run which waits for each of them."""
     keep = [BACKGROUND, "checkpoints.keep=9"]
-    assert go_on(tmp_path, store, *keep, hook=held("torch.save", "go on")) == 0, log_of(tmp_path)
+    assert fit(tmp_path, store, *keep, hook=held("torch.save", "continue")) == 0, log_of(tmp_path)
     assert_same_run(tmp_path, whole, store)
     found = runs.only_run(tmp_path) / "checkpoints"
     assert len(list(found.glob("iteration_*"))) == 5
@@ -49,8 +49,8 @@ def test_a_save_that_takes_an_iteration_is_of_the_state_before_it(
 def test_killed_in_the_next_iteration_while_it_saves(
     tmp_path: Path, whole: Path, store: Path, place: str
 ) -> None:
-    """The checkpoint before is gone on from, with the kept rollouts of both iterations."""
-    assert go_on(tmp_path, store, BACKGROUND, hook=held(place, "SIGKILL")) == KILLED
+    """The run resumes from the checkpoint before, with the kept rollouts of both iterations."""
+    assert fit(tmp_path, store, BACKGROUND, hook=held(place, "SIGKILL")) == KILLED
     run = runs.only_run(tmp_path)
     is_in_place = place == "forgetting"
     assert last_iteration(run) == (2 if is_in_place else 1)
@@ -66,27 +66,27 @@ def test_a_full_disk_ends_the_run_at_the_next_iterations_end(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:
     for count, finished in (("3", 2), ("3", 4)):  # then of the last save: the run's end waits
-        assert go_on(tmp_path, store, BACKGROUND, hook=("full_disk_at", "torch.save", count)) == 75
+        assert fit(tmp_path, store, BACKGROUND, hook=("full_disk_at", "torch.save", count)) == 75
         run = runs.only_run(tmp_path)
         last = log_of(tmp_path).splitlines()[-1]
         assert last.startswith("vapo: cannot write the checkpoint")
         assert "No space left" in last
         assert "Traceback" not in log_of(tmp_path)
         assert last_iteration(run) == finished
-    assert log_of(tmp_path).count("\niteration 4/5") == 2, "it went on for one iteration"
-    assert go_on(tmp_path, store, BACKGROUND) == 0
+    assert log_of(tmp_path).count("\niteration 4/5") == 2, "it trained for one iteration more"
+    assert fit(tmp_path, store, BACKGROUND) == 0
     assert_same_run(tmp_path, whole, store)
 
 
 @pytest.mark.slow
 def test_a_stop_waits_for_the_save(tmp_path: Path, whole: Path, store: Path) -> None:
     hook = held("torch.save", "SIGTERM")
-    assert go_on(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
+    assert fit(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
     run = runs.only_run(tmp_path)
     assert last_iteration(run) == 2
     assert not list((run / "checkpoints").glob(".iteration_*"))
     hook = ("held_until", "torch.save", "1", "minibatch", "4", "full disk")
-    assert go_on(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
+    assert fit(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
     assert "vapo: cannot write the checkpoint" in log_of(tmp_path), "it is said, too"
-    assert go_on(tmp_path, store, BACKGROUND) == 0
+    assert fit(tmp_path, store, BACKGROUND) == 0
     assert_same_run(tmp_path, whole, store)

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from vapo.errors import InterruptedRunError, StopRequested
-from vapo.system.progress import Progress
 from vapo.runs.other_processes import Peers
 from vapo.runs.stopping import SIGNALS, Stopping
+from vapo.system.progress import Progress
 
 ALONE = """
 import os, signal, sys, threading, time

@@ -1,4 +1,4 @@
-"""Two processes: stopped together, one lost, and gone on with by another number of processes."""
+"""Two processes: stopped together, one lost, and resumed by another number of processes."""
 
 from __future__ import annotations
 

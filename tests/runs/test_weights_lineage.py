@@ -19,22 +19,22 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from tests.config.fits import fit_config
+from tests.poisoned import NoScorer, PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_dynamic_sampling import FakeSampler
 from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model
-from tests.poisoned import NoScorer, PoisonedModule
-from vapo.rollouts.batch import make_rollout_batch
-from vapo.prompts.training_set import TrainingSet
-from vapo.training.datamodule import RolloutDataModule, datamodule_of
-from vapo.training.module import VapoModule
-from vapo.system.progress import Progress
+from vapo.config import resolve
 from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
-from vapo.config import resolve
-from vapo.runs.weights_lineage import Lineage
 from vapo.runs.run_dirs import RunDir, identity_of
+from vapo.runs.weights_lineage import Lineage
+from vapo.system.progress import Progress
+from vapo.training.datamodule import RolloutDataModule, datamodule_of
+from vapo.training.module import VapoModule
 from vapo.types import IterationStart, Phase, RolloutBatch
 
 NUM_ROLLOUTS, NUM_ITERATIONS = 8, 4
@@ -81,7 +81,7 @@ class SourceThatSamples(RolloutSource):
 
     def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
         collection: Any = self.collection
-        collection.sample_batch = lambda i, phase: self._sample(i)
+        collection.sample_batch = lambda i, phase, stage: self._sample(i)
         batch, metrics = super().next_batch(start)
         if start.index not in self.sampled:
             self.reused.append(start.index)
@@ -178,14 +178,13 @@ class Run:
             scorer=NoScorer(),
             make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
             progress=Progress(),
-            pad_id=0,
             kept=KeptRollouts(RunDir(self.folder, identity_of(config)), prompts),
         )
         datamodule.sampled, datamodule.reused = [], []
         trainer = L.Trainer(
             accelerator="cpu",
             max_epochs=NUM_ITERATIONS,
-                num_sanity_val_steps=0,
+            num_sanity_val_steps=0,
             logger=False,
             callbacks=[Saving(self.folder, every_n, killed_at)],
             enable_progress_bar=False,

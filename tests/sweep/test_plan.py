@@ -135,8 +135,8 @@ def test_identity_is_of_values_code_and_models(
 def test_code_version_follows_what_a_training_process_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("module.py", "sweep/plan.py", "report/table.py", "cli.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("module.py", "sweep/plan.py", "sweep/report/table.py", "cli.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path)
 
@@ -145,7 +145,7 @@ def test_code_version_follows_what_a_training_process_loads(
         return identity.code_version()
 
     first = version()
-    for name in ("sweep/plan.py", "report/table.py", "cli.py"):
+    for name in ("sweep/plan.py", "sweep/report/table.py", "cli.py"):
         (tmp_path / name).write_text("a = 2\n")
     assert version() == first
     (tmp_path / "module.py").write_text("a = 2\n")

@@ -95,7 +95,7 @@ def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("fake_fit")
-def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))
     folder = TaskFolder(tmp_path, planned.tasks[0])
     checkpoint = folder.output_dir / "20250101-000000_fake/checkpoints/last.ckpt"
@@ -107,7 +107,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_fit")
-def test_an_attempt_without_a_checkpoint_is_begun_anew(tmp_path: Path) -> None:
+def test_an_attempt_without_a_checkpoint_is_started_again(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))
     attempt = TaskFolder(tmp_path, planned.tasks[0]).output_dir / "20240101-000000_early"
     attempt.mkdir(parents=True)
@@ -126,9 +126,9 @@ def test_a_summary_without_a_good_end_is_not_finished(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "summary.json").write_text(json.dumps({"score_after": 0.5}))
     assert folder.finished() is None
-    assert folder.end(1, 2.0, {}).state == "failed"
+    assert folder.end(1, 2.0).state == "failed"
     assert folder.finished() is None
-    assert folder.end(0, 2.0, {"code": "x"}).state == "finished"
+    assert folder.end(0, 2.0).state == "finished"
     assert folder.finished() is not None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
@@ -11,14 +13,17 @@ from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.flops import ForwardFlops, peak_tflops
 from vapo.networks.token_inputs import token_inputs
-from vapo.system.stage_times import IterationTimes, RunProfile, throughput_metrics
+from vapo.system.stage_times import StageTimes
 
-TIMES = IterationTimes(
+TIMES = StageTimes(
     stages={"rollout": 4.0, "training": 5.0},
     updates={"actor_update": 3.0, "critic_update": 1.0},
-    iteration_s=10.0,
+    total_s=10.0,
+    num_response_tokens=300.0,
+    num_tokens=400.0,
+    flops_per_rank=8e12,
+    peak_tflops=10.0,
 )
-TOKENS = {"rollout/num_prompt_tokens": 100.0, "rollout/num_tokens": 300.0}
 
 
 def test_what_is_in_no_stage_is_idle() -> None:
@@ -31,8 +36,8 @@ def test_what_is_in_no_stage_is_idle() -> None:
 
 
 def test_throughput() -> None:
-    metrics = throughput_metrics(TIMES, TOKENS, flops_per_rank=8e12, peak_tflops=10.0)
-    assert metrics == {
+    metrics = TIMES.metrics()
+    assert {k: v for k, v in metrics.items() if k.startswith("throughput/")} == {
         "throughput/rollout_tokens_per_s": 75.0,
         "throughput/training_tokens_per_s": 60.0,
         "throughput/tokens_per_s": 40.0,
@@ -42,8 +47,7 @@ def test_throughput() -> None:
 
 
 def test_mfu_is_left_out_where_the_peak_is_not_known() -> None:
-    metrics = throughput_metrics(TIMES, TOKENS, flops_per_rank=8e12, peak_tflops=None)
-    assert "throughput/training_mfu" not in metrics
+    assert "throughput/training_mfu" not in replace(TIMES, peak_tflops=None).metrics()
     cpu = torch.device("cpu")
     assert peak_tflops(TrainerConfig(precision="bf16-mixed"), "bfloat16", cpu) is None
     assert peak_tflops(TrainerConfig(peak_tflops=3.0), "float32", cpu) == 3.0
@@ -59,10 +63,10 @@ def test_a_known_gpu_has_a_peak_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_profile_of_a_run() -> None:
-    profile = RunProfile()
+    profile = StageTimes()
     assert profile.describe() == "no iteration"
     for _ in range(2):
-        profile.add(TIMES, 400.0, 8e12, 10.0)
+        profile.add(TIMES)
     assert profile.describe() == (
         "training 50% (actor_update 30%, critic_update 10%), rollout 40%, idle 10%; 40 tokens/s; "
         "MFU of the updates 20.0%"

@@ -5,7 +5,7 @@ import pytest
 
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery as delivery_module
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> TrackingConfig:
     folder = tmp_path_factory.mktemp("store") / "mlruns"
     config = TrackingConfig(uri=str(folder), experiment="tests", tags={"who": "config"})
     notes: list[str] = []
-    make_run_logger(config, run_name="first", note=notes.append).close()
+    RunLogger(config, run_name="first", note=notes.append).close()
     assert len(notes) == 1
     assert "creating the tracking store" in notes[0]
     assert (folder / "mlflow.db").is_file()

@@ -10,14 +10,14 @@ from pathlib import Path
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import OutageError
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import make_run_logger
-from vapo.tracking.stores import MlflowSink
+from vapo.tracking.logger import RunLogger
+from vapo.tracking.sink import MlflowSink
 
 NUM_STEPS = 30
 
 
 def main(uri: str, journal: str, when: str) -> None:
-    logger = make_run_logger(
+    logger = RunLogger(
         TrackingConfig(uri=uri, experiment="tests"), run_name="killed", journal=Path(journal)
     )
     print(logger.run_id, flush=True)

@@ -26,13 +26,13 @@ import sys, time
 from pathlib import Path
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery
-from vapo.tracking.logger import make_run_logger
-from vapo.tracking.stores import MlflowSink
+from vapo.tracking.logger import RunLogger
+from vapo.tracking.sink import MlflowSink
 import requests
 delivery._CLOSE_S = 3.0
 uri, journal, trickling = sys.argv[1:]
 config = TrackingConfig(uri=uri, experiment="tests")
-logger = make_run_logger(config, run_name="x", journal=Path(journal))
+logger = RunLogger(config, run_name="x", journal=Path(journal))
 def trickle(self, records):
     requests.get(trickling, timeout=10).raise_for_status()
 MlflowSink.send = trickle
@@ -93,7 +93,7 @@ def test_a_server_that_trickles_does_not_hold_a_finished_run(
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.rpartition("closed after")[2]) < 6
     assert "2 of 2 records were not delivered" in done.stdout
-    assert "did not come to an end within 3 s" in done.stdout
+    assert "did not end within 3 s" in done.stdout
     assert f"vapo deliver {tmp_path}" in done.stdout
     assert main(["deliver", str(tmp_path)]) == 0
     assert len(Journal(journal)) == 0
@@ -114,7 +114,7 @@ def test_waiting_for_a_store_that_hangs_counts_towards_the_deadline(monkeypatch)
     report = delivery.close()
     assert time.monotonic() - began < 3
     assert (report.undelivered, report.lost) == (1, 1)
-    assert report.last_error == "an attempt did not come to an end within 0.5 s"
+    assert report.last_error == "an attempt did not end within 0.5 s"
     done.set()
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.config.fits import MINIMAL, write
 from vapo.commands import ui
-from vapo.commands.sweep import SweepOptions, command_line
+from vapo.commands.sweep import command_line
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
 from vapo.config.loading import from_yaml
@@ -131,10 +131,7 @@ def test_verifiers_have_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sweeps_command_and_rows_have_no_credentials(tmp_path: Path) -> None:
     overrides = ["tracking.uri=http://me:pa55word@host", "seed=${oc.env:VAPO_TEST_SEED}"]
-    options = SweepOptions(
-        files=[Path("a.yaml")], grid=Path("g.yaml"), seeds=[0], overrides=overrides
-    )
-    command = command_line(options)
+    command = command_line([Path("a.yaml")], Path("g.yaml"), [0], overrides)
     assert "tracking.uri=http://host" in command
     assert "seed=${oc.env:VAPO_TEST_SEED}" in command
     rows = "rows: [{list: [{tracking.uri: 'http://me:pa55word@host'}]}]"

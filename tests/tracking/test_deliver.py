@@ -12,19 +12,17 @@ from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import DeliveryReport, OutageError
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger, what_was_not_sent
 from vapo.tracking.records import Record
-from vapo.tracking.stores import MlflowSink, Store, locate_store
-from vapo.tracking.undelivered import what_was_not_sent
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import Store, locate_store
 
 
 @pytest.fixture
 def undelivered(tracking: TrackingConfig, tmp_path: Path, monkeypatch) -> tuple[Path, str]:
     """The folder of a run whose store went away, and the run's id."""
     notes: list[str] = []
-    logger = make_run_logger(
-        tracking, run_name="x", journal=tmp_path / "tracking", note=notes.append
-    )
+    logger = RunLogger(tracking, run_name="x", journal=tmp_path / "tracking", note=notes.append)
     logger.log_metrics({"a": 0.0}, step=0)
     logger.finalize()
 
@@ -46,7 +44,7 @@ def undelivered(tracking: TrackingConfig, tmp_path: Path, monkeypatch) -> tuple[
 def test_lists_sends_and_has_nothing_left_to_send(undelivered, tracking, capsys):
     folder, run_id = undelivered
     assert main(["deliver", str(folder), "--list"]) == 0
-    assert "4 records (2 metrics, 1 text, 1 status)" in capsys.readouterr().out
+    assert "4 records (2 metrics, 1 file, 1 status)" in capsys.readouterr().out
     client = MlflowClient(locate_store(tracking.uri).uri)
     assert client.get_run(run_id).info.status == "RUNNING"
     assert main(["deliver", str(folder)]) == 0
@@ -105,7 +103,7 @@ def test_sent_records_are_removed_from_the_count(undelivered):
     folder, _ = undelivered
     journal = Journal(folder / "tracking")
     kinds = [record.kind for record in journal.waiting() if record]
-    assert kinds == ["metrics", "metrics", "text", "status"]
+    assert kinds == ["metrics", "metrics", "file", "status"]
     journal.append(Record("tags", {}))
     assert len(journal) == 5
     journal.close()

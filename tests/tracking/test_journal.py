@@ -1,4 +1,4 @@
-"""Records on disk: order, what a kill leaves, damage, a full disk, a run that goes on."""
+"""Records on disk: order, what a kill leaves, damage, a full disk, a resumed run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.delivery import Delivery, OutageError, RefusedError
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.stores import MlflowSink, locate_store
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import locate_store
 
 RECORDS = [
     Record("params", {"lr": "1e-6"}),
-    Record("metrics", [("a/b", 0.1, 17, 3), ("c", math.inf, 17, 3)]),
-    Record("text", "two\nlines, \u0663 and \ud800", "notes/a.txt"),
-    Record("bytes", b"\x89PNG\n\x00", "figures/a.png"),
+    Record("metrics", [["a/b", 0.1, 17, 3], ["c", 2.0, 17, 3]]),
+    Record("file", "two\nlines, \u0663".encode(), "notes/a.txt"),
+    Record("file", b"\x89PNG\n\x00", "figures/a.png"),
     Record("tags", {"k": "v"}),
-    Record("inputs", [InputData("n", "training", "d", 3, "s")]),
-    Record("status", ("FINISHED", 5)),
+    Record("inputs", [["n", "training", "d", 3, "s"]]),
+    Record("status", ["FINISHED", 5]),
 ]
 
 
@@ -41,38 +42,25 @@ def journal_with(folder: Path, *records: Record) -> Journal:
 
 
 def test_what_is_written_is_what_another_process_reads(tmp_path: Path):
-    (tmp_path / "file.bin").write_bytes(b"1")
-    file = Record("file", str(tmp_path / "file.bin"), "folder")
-    journal_with(tmp_path / "j", *RECORDS, file).close()
-    (tmp_path / "file.bin").unlink()  # the journal has a copy
-    journal = Journal(tmp_path / "j")
-    assert len(journal) == 8
-    *found, copy = journal.waiting()
-    expected = list(RECORDS)
-    expected[2] = Record("text", "two\nlines, \u0663 and ?", "notes/a.txt")
-    assert found == expected
-    assert copy is not None
-    assert Path(copy.payload).read_bytes() == b"1"
-    assert Path(copy.payload).name == "file.bin"
-    assert copy.name == "folder"
+    journal_with(tmp_path, *RECORDS).close()
+    assert list(Journal(tmp_path).waiting()) == RECORDS
 
 
-def test_nan_is_null_in_the_file_and_nan_again(tmp_path: Path):
-    journal = journal_with(tmp_path, Record("metrics", [("a", math.nan, 1, 0)]))
-    assert "null" in (tmp_path / "journal.jsonl").read_text()
-    (record,) = journal.waiting()
+def test_nan_is_nan_again(tmp_path: Path):
+    journal_with(tmp_path, Record("metrics", [("a", math.nan, 1, 0)])).close()
+    (record,) = Journal(tmp_path).waiting()
     assert record is not None
     assert math.isnan(record.payload[0][1])
 
 
 def test_sent_records_are_not_sent_again_and_their_files_go(tmp_path: Path):
     journal = journal_with(tmp_path, *RECORDS)
-    assert len(list((tmp_path / "files").rglob("content"))) == 2
+    assert len(list((tmp_path / "files").glob("*"))) == 2
     journal.settle(3)
     journal.close()
     again = Journal(tmp_path)
     assert list(again.waiting()) == RECORDS[3:]
-    assert len(list((tmp_path / "files").rglob("content"))) == 1
+    assert len(list((tmp_path / "files").glob("*"))) == 1
 
 
 def test_half_a_line_and_a_damaged_line(tmp_path: Path):
@@ -152,7 +140,7 @@ def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatc
 def test_a_refused_record_is_kept_aside_with_the_reason(tmp_path: Path):
     class Picky(Taking):
         def send(self, records):
-            if records[0].kind == "text":
+            if records[0].name == "notes/a.txt":
                 raise RefusedError("too long")
             super().send(records)
 
@@ -195,9 +183,7 @@ def test_a_killed_runs_records_arrive_once_when_it_resumes(tracking, tmp_path: P
     sent_before = len(client.get_metric_history(run_id, "a"))
     assert (sent_before > 0) == (when == "sent, not marked")
     notes: list[str] = []
-    logger = make_run_logger(
-        tracking, run_name="x", run_id=run_id, journal=journal, note=notes.append
-    )
+    logger = RunLogger(tracking, run_name="x", run_id=run_id, journal=journal, note=notes.append)
     assert "records of the interrupted run are sent now" in notes[0]
     assert logger.recorded_steps == {"a": NUM_STEPS - 1, "b": NUM_STEPS - 1}
     logger.skip_recorded()
@@ -219,7 +205,7 @@ def test_a_killed_runs_records_arrive_once_when_it_resumes(tracking, tmp_path: P
 
 
 def test_a_row_that_is_sent_twice_is_stored_once(tracking):
-    logger = make_run_logger(tracking, run_name="twice")
+    logger = RunLogger(tracking, run_name="twice")
     assert logger.run_id is not None
     client = MlflowClient(locate_store(tracking.uri).uri)
     sink = MlflowSink(client, logger.run_id)
@@ -242,7 +228,7 @@ def test_another_runs_journal_is_set_aside(tracking, tmp_path: Path):
     earlier.bind(locate_store(tracking.uri).shown_uri, "0123456789abcdef")
     earlier.close()
     notes: list[str] = []
-    logger = make_run_logger(tracking, run_name="x", journal=journal, note=notes.append)
+    logger = RunLogger(tracking, run_name="x", journal=journal, note=notes.append)
     logger.close()
     logger.discard_journal()
     assert not journal.exists()
@@ -253,10 +239,10 @@ def test_another_runs_journal_is_set_aside(tracking, tmp_path: Path):
 def test_the_clock_starts_behind_what_was_recorded(tracking, tmp_path: Path):
     """The host's clock went back: a time given twice would be two rows of one step, or one lost."""
     later = 10**14
-    first = make_run_logger(tracking, run_name="x", journal=tmp_path)
+    first = RunLogger(tracking, run_name="x", journal=tmp_path)
     first.close("FAILED")
     journal_with(tmp_path, Record("metrics", [("a", 0.5, later, 7)])).close()
-    logger = make_run_logger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path)
+    logger = RunLogger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path)
     assert logger.run_id is not None
     assert dict(logger.recorded_steps) == {"a": 7}
     logger.log_metrics({"a": 0.5}, step=8)
@@ -268,13 +254,11 @@ def test_the_clock_starts_behind_what_was_recorded(tracking, tmp_path: Path):
 
 
 def test_a_resumed_run_skips_what_was_recorded(tracking, tmp_path: Path):
-    first = make_run_logger(tracking, run_name="x", journal=tmp_path / "tracking")
+    first = RunLogger(tracking, run_name="x", journal=tmp_path / "tracking")
     for step in range(4):
         first.log_metrics({"a[1]": float(step)}, step=step)
     first.close("FAILED")
-    logger = make_run_logger(
-        tracking, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking"
-    )
+    logger = RunLogger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking")
     assert dict(logger.recorded_steps) == {"a_1_": 3}
     logger.log_metrics({"a[1]": 33.0}, step=3)  # not skipped before it is asked for
     logger.skip_recorded()

@@ -12,9 +12,9 @@ from tests.tracking.trouble import Waiting, client_of, steps_of, wait_for
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import Delivery, OutageError
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record
-from vapo.tracking.stores import MlflowSink
+from vapo.tracking.sink import MlflowSink
 
 
 @pytest.mark.usefixtures("fast_retries")
@@ -53,7 +53,7 @@ def test_a_deleted_folder_is_said_and_its_records_are_still_sent(
     runs = tmp_path / "runs"
     journal = runs / "run/tracking"
     notes: list[str] = []
-    logger = make_run_logger(own_store, run_name="x", journal=journal, note=notes.append)
+    logger = RunLogger(own_store, run_name="x", journal=journal, note=notes.append)
     logger.log_metrics({"a": 0.0}, step=0)
     logger.finalize()
     send, is_away = MlflowSink.send, True
@@ -90,14 +90,13 @@ def test_a_deleted_folder_is_said_and_its_records_are_still_sent(
 def test_a_file_that_is_gone_costs_only_itself(tmp_path: Path):
     notes: list[str] = []
     journal = Journal(tmp_path)
-    for record in (Record("text", "a", "a.txt"), Record("text", "b", "b.txt")):
+    for record in (Record("file", b"a", "a.txt"), Record("file", b"b", "b.txt")):
         journal.append(record)
-    (content,) = (path for path in tmp_path.rglob("content") if path.read_text() == "a")
-    shutil.rmtree(content.parent)
+    next(path for path in tmp_path.glob("files/*") if path.read_text() == "a").unlink()
     sink = Waiting()
     sink.away = False
     report = Delivery(sink, notes.append, journal).close()
-    assert (sink.taken, report.refused, report.undelivered) == (["b"], 1, 0)
+    assert (sink.taken, report.refused, report.undelivered) == ([b"b"], 1, 0)
     assert len(notes) == 1
     assert "its file is gone" in notes[0]
 
@@ -106,14 +105,14 @@ def test_a_journal_that_starts_over_overwrites_no_file(tmp_path: Path):
     journal = Journal(tmp_path)
     journal.append(Record("params", {"lr": "1"}))
     for name in ("sent", "unsent"):
-        journal.append(Record("text", name, name))
+        journal.append(Record("file", name.encode(), name))
     journal.settle(2)
     journal.start_over(without=("params",))
     journal.append(Record("tags", {"a": "1"}))
-    journal.append(Record("text", "new", "new"))
-    journal.append(Record("text", "newer", "newer"))
+    journal.append(Record("file", b"new", "new"))
+    journal.append(Record("file", b"newer", "newer"))
     journal.close()
     again = Journal(tmp_path)
     assert len(again) == 4
     found = [record.payload for record in again.waiting() if record is not None]
-    assert found == ["unsent", {"a": "1"}, "new", "newer"]
+    assert found == [b"unsent", {"a": "1"}, b"new", b"newer"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tracking.trouble import client_of, interrupted, steps_of
 from vapo.config.schema import TrackingConfig
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 
 
 @pytest.mark.parametrize("how", ["another store", "deleted"])
@@ -21,7 +21,7 @@ def test_a_run_that_is_gone_is_continued_in_a_new_one(
     if how == "deleted":
         client_of(own_store).delete_run(first.run_id)
     notes: list[str] = []
-    logger = make_run_logger(
+    logger = RunLogger(
         own_store, run_name="x", run_id=first.run_id, journal=journal, note=notes.append
     )
     assert len(notes) == 1, notes
@@ -46,7 +46,7 @@ def test_a_run_that_is_gone_is_continued_in_a_new_one(
     assert '"samples/two.json"' in run.data.tags["mlflow.loggedArtifacts"]
     assert '"samples/one.json"' not in run.data.tags["mlflow.loggedArtifacts"]  # was sent: gone
 
-    again = make_run_logger(own_store, run_name="x", run_id=logger.run_id, journal=journal)
+    again = RunLogger(own_store, run_name="x", run_id=logger.run_id, journal=journal)
     assert again.run_id == logger.run_id  # the journal belongs to the new run now
     again.log_metrics({"a": 4.0}, step=4)
     assert again.close() == 0
@@ -57,9 +57,7 @@ def test_a_run_and_a_journal_that_are_gone_are_begun_anew(
     own_store: TrackingConfig, tracking: TrackingConfig, tmp_path: Path
 ):
     first = interrupted(tracking, None)
-    logger = make_run_logger(
-        own_store, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking"
-    )
+    logger = RunLogger(own_store, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking")
     logger.log_config("lr: 2\n", {"lr": 2})
     logger.log_metrics({"a": 3.0}, step=3)
     assert logger.close() == 0

@@ -29,17 +29,17 @@ from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record
-from vapo.tracking.store_errors import is_outage, is_records_fault
-from vapo.tracking.stores import MlflowSink, locate_store
+from vapo.tracking.sink import MlflowSink, fault_of
+from vapo.tracking.stores import locate_store
 
 TABLES = ("metrics", "tags", "params", "latest_metrics")
 
 
 @pytest.fixture(params=["full", "read-only", "trigger"])
 def refuse_writes(request, own_store: TrackingConfig) -> Iterator[Callable[[bool], None]]:
-    """Switches the store's writes off and on; reads go on."""
+    """Switches the store's writes off and on; reads still work."""
     database = Path(own_store.uri) / "mlflow.db"
     off = False
 
@@ -77,9 +77,7 @@ def test_a_store_that_only_reads_is_an_outage(
 ):
     notes: list[str] = []
     run_dir = tmp_path / "run"
-    logger = make_run_logger(
-        own_store, run_name="x", journal=run_dir / "tracking", note=notes.append
-    )
+    logger = RunLogger(own_store, run_name="x", journal=run_dir / "tracking", note=notes.append)
     logger.log_metrics({"a": 0.0}, step=0)
     logger.finalize()
     tries = 0
@@ -117,7 +115,7 @@ def test_a_store_that_only_reads_is_an_outage(
 
 
 def test_what_the_store_finds_invalid_in_a_record_is_refused_at_once(own_store, tmp_path: Path):
-    logger = make_run_logger(own_store, run_name="x", journal=tmp_path / "tracking")
+    logger = RunLogger(own_store, run_name="x", journal=tmp_path / "tracking")
     logger.log_metrics({"a": 1.0, "k" * 300: 1.0}, step=0)
     logger.log_metrics({"a": 2.0}, step=1)
     assert logger.close() == 0
@@ -127,7 +125,7 @@ def test_what_the_store_finds_invalid_in_a_record_is_refused_at_once(own_store, 
 
 def test_records_of_a_run_that_is_deleted_wait_until_it_is_restored(own_store, tmp_path: Path):
     """MLflow calls them invalid then."""
-    logger = make_run_logger(own_store, run_name="x", journal=tmp_path / "tracking")
+    logger = RunLogger(own_store, run_name="x", journal=tmp_path / "tracking")
     assert logger.run_id is not None
     logger.finalize()
     client_of(own_store).delete_run(logger.run_id)
@@ -196,22 +194,22 @@ def http_error(status: int) -> requests.HTTPError:
 
 
 @pytest.mark.parametrize(
-    ("error", "of_the_record", "of_the_store"),
+    ("error", "fault"),
     [
-        (MlflowException("too long", INVALID_PARAMETER_VALUE), True, False),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), True, False),
-        (http_error(413), True, False),
-        (MlflowException("it failed with error code 413 != 200", INTERNAL_ERROR), True, False),
-        (MlflowException("constraint failed", INTERNAL_ERROR), False, False),
-        (RuntimeError("who knows"), False, False),
-        (http_error(400), False, False),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), False, False),
-        (OSError(errno.ENOSPC, "No space left on device"), False, True),
-        (PermissionError(errno.EACCES, "Permission denied"), False, True),
-        (requests.ConnectionError("no route"), False, True),
-        (MlflowException("busy", TEMPORARILY_UNAVAILABLE), False, True),
-        (MlflowException("who are you", PERMISSION_DENIED), False, True),
-        (RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "x"}), False, True),
+        (MlflowException("too long", INVALID_PARAMETER_VALUE), "record"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "record"),
+        (http_error(413), "record"),
+        (MlflowException("it failed with error code 413 != 200", INTERNAL_ERROR), "record"),
+        (MlflowException("constraint failed", INTERNAL_ERROR), None),
+        (RuntimeError("who knows"), None),
+        (http_error(400), None),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), None),
+        (OSError(errno.ENOSPC, "No space left on device"), "store"),
+        (PermissionError(errno.EACCES, "Permission denied"), "store"),
+        (requests.ConnectionError("no route"), "store"),
+        (MlflowException("busy", TEMPORARILY_UNAVAILABLE), "store"),
+        (MlflowException("who are you", PERMISSION_DENIED), "store"),
+        (RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "x"}), "store"),
         (
             RestException(
                 {
@@ -219,13 +217,9 @@ def http_error(status: int) -> requests.HTTPError:
                     "message": "(sqlite3.OperationalError) database or disk is full",
                 }
             ),
-            False,
-            True,
+            "store",
         ),
     ],
 )
-def test_which_errors_are_of_the_record_and_which_of_the_store(
-    error: Exception, of_the_record: bool, of_the_store: bool
-):
-    assert is_records_fault(error) == of_the_record
-    assert is_outage(error) == of_the_store
+def test_which_errors_are_of_the_record_and_which_of_the_store(error: Exception, fault: str | None):
+    assert fault_of(error) == fault

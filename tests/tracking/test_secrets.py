@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -17,14 +13,14 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commands import ROOT, SMALL
+from tests.tracking.mlflow_server import Server
 from vapo.config import FitConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.loading import load_config
 from vapo.tracking.inputs import recorded_tracking
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 
-START_S = 240.0
 USER, PASSWORD, TOKEN = "keeper", "pa55-w@rd/of-the-store", "t0ken-0123456789"
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""), TOKEN)
 TINY = [
@@ -42,62 +38,26 @@ SUPERVISED = [
 ]
 
 
-class Server:
-    """`mlflow server --app-name basic-auth`; its own password file lies outside of the store."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store, private = folder / "store", folder / "private"
-        self.store.mkdir()
-        private.mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        (private / "auth.ini").write_text(
-            f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{private}/auth.db\n"
-            f"admin_username = {USER}\nadmin_password = {PASSWORD}\n"
-            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
-        )
-        command = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth"]
-        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.store}/mlflow.db"]
-        command += ["--artifacts-destination", str(self.store / "artifacts")]
-        command += ["--host", "127.0.0.1", "--port", self.address.partition(":")[2]]
-        self.log = private / "server.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ
-                | {
-                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                    "MLFLOW_FLASK_SERVER_SECRET_KEY": "of this test",
-                    "MLFLOW_AUTH_CONFIG_PATH": str(private / "auth.ini"),
-                },
-            )
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://{self.address}/health", timeout=5):
-                    return
-            except OSError:
-                assert self.process.poll() is None, self.log.read_text()[-3000:]
-                time.sleep(0.3)
-        raise AssertionError("the server does not start")
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path)
+    """It asks for a password; its own password file lies outside of the store."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    store.mkdir()
+    private.mkdir()
+    (private / "auth.ini").write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{private}/auth.db\n"
+        f"admin_username = {USER}\nadmin_password = {PASSWORD}\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    running = Server(
+        store,
+        ["--app-name", "basic-auth"],
+        log=private / "server.log",
+        MLFLOW_FLASK_SERVER_SECRET_KEY="of this test",
+        MLFLOW_AUTH_CONFIG_PATH=str(private / "auth.ini"),
+    )
     try:
-        running.wait()
+        running.start()
         yield running
     finally:
         running.stop()
@@ -161,14 +121,14 @@ def test_six_commands_keep_a_password_and_a_token_to_themselves(server: Server, 
         done = vapo(name, *arguments, VAPO_TEST_TOKEN=TOKEN)
         assert done.returncode == 0, f"{name}: {shown(done)}"
         assert not [s for s in SECRETS if s in done.stdout + done.stderr], f"{name}: {shown(done)}"
-    assert files_with_secrets(out, server.store) == []
+    assert files_with_secrets(out, server.folder) == []
 
     run_dir = Path(next((out / "fit").iterdir()))
     written = (run_dir / "config.yaml").read_text()
     assert f"uri: http://{server.address}\n" in written
     assert "token: ${oc.env:VAPO_TEST_TOKEN}" in written
     check_resume(run_dir, tmp_path)
-    assert files_with_secrets(out, server.store) == []
+    assert files_with_secrets(out, server.folder) == []
     check_store(server.address)
     check_outage(server, uri, tmp_path / "outage")
 
@@ -197,7 +157,7 @@ def check_outage(server: Server, uri: str, folder: Path) -> None:
         patch.setenv("VAPO_TEST_TOKEN", TOKEN)
         overrides = [f"tracking.uri={uri}", "tracking.tags.token=${oc.env:VAPO_TEST_TOKEN}"]
         config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
-        logger = make_run_logger(
+        logger = RunLogger(
             recorded_tracking(config),
             run_name="outage",
             note=notes.append,

@@ -2,76 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
+from tests.tracking.mlflow_server import Server
 from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery as delivery_module
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
-
-START_S = 240.0
-
-
-class Server:
-    """`mlflow server` on a SQLite store, which outlives it."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
-                    return
-            except OSError:
-                assert self.process.poll() is None, (self.folder / "server.log").read_text()
-                time.sleep(0.3)
-        raise AssertionError("the server does not start")
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path)
-    yield running
-    running.stop()
 
 
 def log_steps(logger: RunLogger, steps: range) -> None:
@@ -82,15 +24,15 @@ def log_steps(logger: RunLogger, steps: range) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_of_an_outage_arrive_in_order_and_once(server: Server, tmp_path: Path, monkeypatch):
+def test_metrics_of_an_outage_arrive_in_order_and_once(request, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 2.0)
+    server = Server(tmp_path)
+    request.addfinalizer(server.stop)
     server.start()
     notes: list[str] = []
     config = TrackingConfig(uri=server.uri)
     run_dir = tmp_path / "run"
-    logger = make_run_logger(
-        config, run_name="outage", note=notes.append, journal=run_dir / "tracking"
-    )
+    logger = RunLogger(config, run_name="outage", note=notes.append, journal=run_dir / "tracking")
     assert logger.run_id is not None
     log_steps(logger, range(100))
     logger.finalize()

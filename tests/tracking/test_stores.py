@@ -7,7 +7,7 @@ import pytest
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import Store, locate_store
 
 
@@ -45,7 +45,7 @@ def silent_port():
 def assert_unusable_within(uri, seconds):
     began = time.perf_counter()
     with pytest.raises(UserError) as caught:
-        make_run_logger(TrackingConfig(uri=uri), run_name="x")
+        RunLogger(TrackingConfig(uri=uri), run_name="x")
     assert time.perf_counter() - began < seconds
     return str(caught.value)
 

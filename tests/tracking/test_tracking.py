@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 
 
@@ -20,7 +20,7 @@ def client_of(config):
 
 
 def test_metrics_arrive_complete_and_in_order_without_delaying_the_caller(tracking):
-    logger = make_run_logger(tracking, run_name="order", tags={"who": "call"})
+    logger = RunLogger(tracking, run_name="order", tags={"who": "call"})
     began = time.perf_counter()
     for step in range(400):
         logger.log_metrics({"actor/entropy": step / 7, "critic/value_loss": -step}, step=step)
@@ -43,7 +43,7 @@ def test_metrics_arrive_complete_and_in_order_without_delaying_the_caller(tracki
 
 def test_infinity_is_recorded_as_nan_and_named_once(tracking):
     notes: list[str] = []
-    logger = make_run_logger(tracking, run_name="inf", note=notes.append)
+    logger = RunLogger(tracking, run_name="inf", note=notes.append)
     for step, value in enumerate([1.0, math.inf, -math.inf, math.nan, 2.0]):
         logger.log_metrics({"kl[0]": value}, step=step)
     logger.close()
@@ -59,17 +59,15 @@ def test_config_table_text_figure_and_file_are_readable_back(tracking, tmp_path,
 
     long_value = "x" * 7000
     params = {f"key.{i}": i for i in range(230)} | {"long": long_value, "none": None}
-    (tmp_path / "notes.txt").write_text("hello")
-    with make_run_logger(tracking, run_name="artifacts") as logger:
+    with RunLogger(tracking, run_name="artifacts") as logger:
         logger.log_config("a: 1\n", params)
         logger.log_table([{"prompt": "1+1", "reward": 9.0}], "samples/iteration_0010.json")
         logger.log_table(
             [{"prompt": "p", "reward": 1.0}, {"prompt": "q", "reward": math.nan, "extra": (1, 2)}],
             "samples/iteration_0010.json",
         )
-        logger.log_text("text", "notes/a.txt")
+        logger.log_text("text \u0663 \ud800", "notes/a.txt")
         logger.log_figure(Figure(), "figures/empty.png")
-        logger.log_artifact(tmp_path / "notes.txt", "files")
     client, run_id = client_of(tracking), logger.run_id
     recorded = client.get_run(run_id).data.params
     assert len(recorded) == 232
@@ -85,13 +83,11 @@ def test_config_table_text_figure_and_file_are_readable_back(tracking, tmp_path,
             "config.yaml",
             "notes/a.txt",
             "figures/empty.png",
-            "files/notes.txt",
             "samples/iteration_0010.json",
         )
     }
     assert read["config.yaml"] == b"a: 1\n"
-    assert read["notes/a.txt"] == b"text"
-    assert read["files/notes.txt"] == b"hello"
+    assert read["notes/a.txt"] == "text \u0663 ?".encode()
     assert read["figures/empty.png"].startswith(b"\x89PNG")
 
     def no_constant(name):
@@ -102,8 +98,8 @@ def test_config_table_text_figure_and_file_are_readable_back(tracking, tmp_path,
     assert data == [["p", 1.0, None], ["q", None, [1, 2]]]
 
 
-def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
-    first = make_run_logger(tracking, run_name="resume")
+def test_resume_continues_the_run_and_keeps_its_params(tracking):
+    first = RunLogger(tracking, run_name="resume")
     first.log_config("lr: 1\n", {"lr": 1})
     first.log_metrics({"actor/entropy": 1.0}, step=1)
     first.log_table([{"a": 1}], "samples/one.json")
@@ -111,7 +107,7 @@ def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
     client = client_of(tracking)
     assert client.get_run(first.run_id).info.status == "FAILED"
 
-    again = make_run_logger(tracking, run_name="ignored", run_id=first.run_id)
+    again = RunLogger(tracking, run_name="ignored", run_id=first.run_id)
     again.finalize()
     assert client.get_run(first.run_id).info.status == "RUNNING"
     again.log_config("lr: 2\n", {"lr": 2})
@@ -132,7 +128,7 @@ def test_resume_goes_on_with_the_run_and_keeps_its_params(tracking):
 
 def test_resume_of_a_run_that_is_not_there_begins_another_one(tracking):
     notes: list[str] = []
-    logger = make_run_logger(tracking, run_name="x", run_id="0123" * 8, note=notes.append)
+    logger = RunLogger(tracking, run_name="x", run_id="0123" * 8, note=notes.append)
     logger.close()
     assert logger.run_id != "0123" * 8
     assert client_of(tracking).get_run(logger.run_id).data.tags["continues"] == "0123" * 8
@@ -142,7 +138,7 @@ def test_resume_of_a_run_that_is_not_there_begins_another_one(tracking):
 
 def test_resume_of_a_run_that_cannot_be_read(tracking):
     with pytest.raises(UserError, match="cannot resume run not/an/id"):
-        make_run_logger(tracking, run_name="x", run_id="not/an/id")
+        RunLogger(tracking, run_name="x", run_id="not/an/id")
 
 
 class _Model(LightningModule):
@@ -151,7 +147,7 @@ class _Model(LightningModule):
 
 
 def test_is_a_lightning_logger_that_outlives_a_trainer(tracking):
-    logger = make_run_logger(tracking, run_name="lightning")
+    logger = RunLogger(tracking, run_name="lightning")
     assert isinstance(logger, Logger)
     trainer = Trainer(logger=logger, accelerator="cpu", enable_checkpointing=False)
     trainer.loggers[0].log_metrics({"a/b": 1.0}, step=3)
@@ -170,7 +166,7 @@ def test_is_a_lightning_logger_that_outlives_a_trainer(tracking):
     ("raised", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
 )
 def test_an_exception_ends_the_run_with_its_status(tracking, raised, status):
-    with pytest.raises(raised), make_run_logger(tracking, run_name="x") as logger:
+    with pytest.raises(raised), RunLogger(tracking, run_name="x") as logger:
         raise raised
     assert client_of(tracking).get_run(logger.run_id).info.status == status
 
@@ -179,7 +175,7 @@ def test_an_exception_ends_the_run_with_its_status(tracking, raised, status):
 def test_other_ranks_touch_nothing(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     config = TrackingConfig(uri=str(tmp_path / "mlruns"))
-    with make_run_logger(config, run_name="x", run_id="abc") as logger:
+    with RunLogger(config, run_name="x", run_id="abc") as logger:
         logger.log_metrics({"a": 1.0}, step=0)
         logger.log_config("", {})
         logger.log_table([{"a": 1}], "a.json")
@@ -190,7 +186,7 @@ def test_other_ranks_touch_nothing(tmp_path, monkeypatch, name):
 
 
 def test_describe_names_run_experiment_and_store(tracking):
-    logger = make_run_logger(tracking, run_name="x")
+    logger = RunLogger(tracking, run_name="x")
     logger.close()
     text = logger.describe()
     assert f"MLflow run {logger.run_id}" in text

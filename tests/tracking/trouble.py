@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import OutageError
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 
 
@@ -44,7 +44,7 @@ class Waiting:
 
 
 def interrupted(config: TrackingConfig, journal: Path | None) -> RunLogger:
-    logger = make_run_logger(config, run_name="first", journal=journal, tags={"command": "fit"})
+    logger = RunLogger(config, run_name="first", journal=journal, tags={"command": "fit"})
     logger.log_config("lr: 1\n", {"lr": 1})
     for step in range(3):
         logger.log_metrics({"a": float(step)}, step=step)

@@ -21,6 +21,8 @@ class PlainNetworks:
 
     uses_packed_rows: bool = False
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
+    pad_id: int = 0
+    faults: Faults = field(default_factory=lambda: Faults(3, 3))
 
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
@@ -37,17 +39,9 @@ class PlainNetworks:
 
 def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakeSampler]:
     made, sampler = collection("vapo", *overrides)
-    networks, progress = PlainNetworks(), Progress(enabled=False)
-    runner = IterationRunner(
-        made.config,
-        rollouts=RolloutSource(made.config, made, Lineage(), progress),
-        sampler=made.sampler,
-        networks=networks,
-        faults=Faults(3, 3),
-        progress=progress,
-        pad_id=0,
-        total=9,
-    )
+    networks = PlainNetworks()
+    rollouts = RolloutSource(made.config, made, Lineage(), Progress(enabled=False))
+    runner = IterationRunner(rollouts, networks, total=9)
     return runner, networks, sampler
 
 
@@ -87,7 +81,7 @@ def test_the_same_iteration_again_is_the_same() -> None:
 
 def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
     overrides = ("training.overlap_rollouts=true", "training.num_iterations=3")
-    for phase, number, policy_iterations, goes_on in (
+    for phase, number, policy_iterations, continues in (
         (Phase.POLICY_OPTIMIZATION, 6, 1, True),
         (Phase.POLICY_OPTIMIZATION, 6, 2, False),
         (Phase.VALUE_PRETRAINING, 8, 0, True),
@@ -96,7 +90,7 @@ def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
         runner, _, sampler = make_runner(*overrides)
         runner.run(IterationStart(number, phase, policy_iterations))
         runner.rollouts.wait()
-        assert len(sampler.calls) == (2 if goes_on else 1), (phase, number)
+        assert len(sampler.calls) == (2 if continues else 1), (phase, number)
         runner.rollouts.cancel()
     runner, _, sampler = make_runner("training.num_iterations=3")
     runner.run(IterationStart(6, Phase.POLICY_OPTIMIZATION, 1))

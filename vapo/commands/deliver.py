@@ -11,8 +11,9 @@ from vapo.config.uris import without_credentials
 from vapo.errors import UserError
 from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
-from vapo.tracking.partial_uploads import remove_partial_uploads
-from vapo.tracking.stores import MlflowSink, client_of, locate_store
+from vapo.tracking.opening import client_of
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import locate_store
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
@@ -49,10 +50,9 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
         return len(journal)
     store = locate_store(uri)
     client = client_of(store, run_id) if journal else None
-    remove_partial_uploads(store, run_id)
+    store.remove_partial_uploads(run_id)
     if client is None:
         return 0
-    # the report has it all
     delivery = Delivery(MlflowSink(client, run_id), lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     print(f"  run {run_id}: {report.delivered} sent", end="")

@@ -20,7 +20,7 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
     Raises: UserError: there is something in the folder already.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UserError(f"{output_dir}: there is something already; name a folder of its own")
+        raise UserError(f"{output_dir} is not empty: give a new folder")
     contents = read_checkpoint(checkpoint)
     config = from_yaml(FitConfig, contents["config"], source=str(checkpoint))
     head = config.critic.head_function

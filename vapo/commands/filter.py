@@ -16,16 +16,15 @@ from vapo.config.flattening import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.sweep.report.pass_rates import draw_pass_rates
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
 
 
@@ -44,7 +43,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
         name = config.tracking.run_name or f"filter-seed{config.seed}"
         with (
             Progress() as progress,
-            make_run_logger(
+            RunLogger(
                 recorded_tracking(config),
                 run_name=name,
                 tags={"command": "filter", **model_tags(config, None)},
@@ -65,11 +64,11 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
             metrics["filter/num_response_tokens"] = float(num_tokens)
             metrics["filter/sampling_s"] = time.monotonic() - started
             logger.log_metrics(metrics, step=0)
-            logger.log_figure(draw_pass_rates(file.histogram()), "pass_rates.png")
+            text = render(file.histogram(), metrics)
+            logger.log_text(text + "\n", "pass_rates.txt")
             recorded = logger.describe()
-    print(render(file.histogram(), metrics))
     print(
-        "train on it with data.train.kind=jsonl "
+        f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
         f"{path}\n{recorded}\n{path}"
     )
@@ -104,9 +103,7 @@ def _sample(
     num_tokens = 0
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        make_scorer(
-            config.rewards, max_response_tokens=config.rollouts.max_response_tokens
-        ) as scorer,
+        Scorer(config.rewards, max_response_tokens=config.rollouts.max_response_tokens) as scorer,
         progress.stage(
             "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
         ) as advance,

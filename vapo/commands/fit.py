@@ -18,7 +18,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.checkpoints import path_for_lightning
@@ -42,7 +42,7 @@ from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.sharding import gathered
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 from vapo.training.callbacks.weight_sync import actor_weights
 from vapo.training.datamodule import RolloutDataModule
@@ -90,12 +90,12 @@ def train(
     """The run itself, once everything has been checked."""
     with (
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
         ) as scorer,
-        make_run_logger(
+        RunLogger(
             recorded_tracking(config),
             run_name=run_name(config),
             run_id=run_dir.mlflow_run_id,
@@ -115,7 +115,6 @@ def train(
             scorer=scorer,
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
-            pad_id=module.pad_id,
             kept=kept,
             safe_point=stopping.safe_point,
         )
@@ -201,7 +200,7 @@ def summarize(
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
         warnings=list(watch.warnings.values()),
-        faults=watch.faults,
+        faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)
     best = run_dir.checkpoints / "best.ckpt"
@@ -221,7 +220,7 @@ def summarize(
 
 
 def describe_checkpoints(folder: Path) -> str:
-    """Where to go on from when a run has stopped itself."""
+    """The checkpoints from which a run that stopped itself can resume."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     if not last.exists():
         return "there is no checkpoint from before it"
@@ -235,18 +234,12 @@ def run_tags(config: FitConfig) -> dict[str, str]:
     return {
         "command": "fit",
         "code": code_version(),
-        **component_tags(config),
+        **{
+            f"component/{key.removesuffix('.enabled')}": "on" if value else "off"
+            for key, value in flatten(config.components).items()
+            if key.endswith(".enabled")
+        },
         **model_tags(config, critic),
-    }
-
-
-def component_tags(config: FitConfig) -> dict[str, str]:
-    """One tag for each component: on or off."""
-    flat = flatten(config.components)
-    return {
-        f"component/{key.removesuffix('.enabled')}": "on" if value else "off"
-        for key, value in flat.items()
-        if key.endswith(".enabled")
     }
 
 

@@ -1,6 +1,6 @@
 """The file that `vapo filter` writes: rows as they were read, with the policy's pass rate.
 
-One line for each finished prompt, so a run that was killed goes on where it was. Beside it,
+One line for each finished prompt, so a run that was killed resumes where it was. Beside it,
 `FILE.settings.json` says what the numbers belong to: the weights, the prompts, how they were
 sampled and judged.
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from vapo.errors import UserError
@@ -19,42 +18,39 @@ _MAX_NOTE = 7500  # MLflow bounds a tag at 8000 characters
 _NO_DATE = {"svg": {"Date": None}}
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """Exactly one of `sweep`, `runs` and `experiment` says which runs are meant.
-
-    With `policy_steps` the table is of that time in the runs, and stays out of the parent run,
-    whose report is of their ends.
-    """
-
-    sweep: str | None = None
-    runs: Sequence[str] = field(default_factory=list)
-    experiment: str | None = None
-    tracking_uri: str = "mlruns"
-    output_dir: Path = Path("runs/report")
-    full_system: str | None = None
-    policy_steps: int | None = None
-
-
-def run(options: ReportOptions) -> Path:
+def run(
+    *,
+    sweep: str | None = None,
+    runs: str | None = None,
+    experiment: str | None = None,
+    tracking_uri: str = "mlruns",
+    output_dir: Path = Path("runs/report"),
+    full_system: str | None = None,
+    policy_steps: int | None = None,
+) -> Path:
     """Write the report; returns its folder.
+
+    Args:
+        sweep, runs, experiment: exactly one of them says which runs are meant; `runs` as `ID,ID`.
+        policy_steps: the table is of that time in the runs, and stays out of the parent run,
+            whose report is of their ends.
 
     Raises: UserError: no such run, experiment or store.
     """
-    reader = open_reader(options.tracking_uri)
-    if options.sweep:
-        collection = reader.sweep(options.sweep, options.full_system)
-    elif options.runs:
-        collection = reader.chosen(options.runs, options.full_system)
+    reader = open_reader(tracking_uri)
+    if sweep:
+        collection = reader.sweep(sweep, full_system)
+    elif runs:
+        collection = reader.chosen([part for part in runs.split(",") if part], full_system)
     else:
-        collection = reader.experiment(str(options.experiment), options.full_system)
-    collection = replace(collection, within=options.policy_steps)
-    table = write_report(collection, options.output_dir)
+        collection = reader.experiment(str(experiment), full_system)
+    collection = replace(collection, within=policy_steps)
+    table = write_report(collection, output_dir)
     print(table)
-    if collection.parent_run_id is not None and options.policy_steps is None:
-        publish(reader, collection.parent_run_id, options.output_dir, table)
-    print(f"table and figures:\n{options.output_dir.absolute()}")
-    return options.output_dir
+    if collection.parent_run_id is not None and policy_steps is None:
+        publish(reader, collection.parent_run_id, output_dir, table)
+    print(f"table and figures:\n{output_dir.absolute()}")
+    return output_dir
 
 
 def open_reader(tracking_uri: str) -> Reader:

@@ -163,7 +163,7 @@ def value_report(critic: Critic, scored: Sequence[Scored], pad_id: int) -> dict[
     """How the reward model does at its task, and how biased it is as a critic.
 
     It has only learnt to score whole responses: as a critic of unfinished ones it is biased
-    (VC-PPO 3.1), which is what value pretraining mends.
+    (VC-PPO 3.1), which value pretraining corrects.
     """
     device = next(critic.parameters()).device
     end = collate_scored(scored, pad_id)

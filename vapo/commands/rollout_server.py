@@ -14,7 +14,6 @@ from vapo.errors import UserError
 from vapo.networks.loading import read_model_config
 from vapo.networks.meta_device import empty_model
 from vapo.rollouts.engines.access_token import access_token, is_loopback
-from vapo.rollouts.engines.engine import HeardEngine
 from vapo.rollouts.engines.selection import check_engine, make_colocated_engine
 from vapo.rollouts.engines.server import EngineServer
 from vapo.rollouts.engines.server_requests import Limits
@@ -42,17 +41,21 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     quiet_libraries()
     set_threads(config.trainer)
     check_engine(config)
-    check_port(host, port, mend=f"choose another port, as --port {port + 1}")
+    check_port(host, port, fix=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
     model_config = read_model_config(config.actor.path)
     limits = Limits(weights_bytes=max_push_bytes(config.actor.path))
     names = [*allowed_hosts, host, socket.gethostname(), socket.getfqdn()]
     engine = make_colocated_engine(config, options, model_config, pick_device(config.trainer))
     try:
-        server = _listen(host, port, engine, limits=limits, token=token, host_names=names)
+        address = (host, port)
+        try:
+            server = EngineServer(address, engine, limits=limits, token=token, host_names=names)
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        shown = f"[{host}]" if ":" in host else host
         with server:
-            shown = f"[{host}]" if ":" in host else host
-            print(f"listening on http://{shown}:{server.server_port}", flush=True)
+            print(f"listening on http://{shown}:{server.port}", flush=True)
             server.serve_forever()
     finally:
         engine.close()
@@ -66,8 +69,8 @@ def required_token(host: str) -> str | None:
     token = access_token()
     if token is None and not is_loopback(host):
         raise UserError(
-            f"--host {host}: whoever reaches the port could use the engine and change its weights; "
-            f"set {ROLLOUT_SERVER_TOKEN} to the same secret here and for the trainer "
+            f"--host {host}: anyone who reaches the port could use the engine and change its "
+            f"weights; set {ROLLOUT_SERVER_TOKEN} to the same secret here and for the trainer "
             "(`openssl rand -hex 32` makes one), or listen on 127.0.0.1"
         )
     return token
@@ -80,13 +83,6 @@ def max_push_bytes(path: str) -> int:
     """
     model = empty_model("causal_lm", path, dtype="float32", attn_implementation="auto")
     return sum(tensor.nbytes for tensor in model.state_dict().values()) + _NAMES_BYTES
-
-
-def _listen(host: str, port: int, engine: HeardEngine, **options: Any) -> EngineServer:
-    try:
-        return EngineServer((host, port), engine, **options)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _stop(number: int, frame: Any) -> None:

@@ -15,7 +15,7 @@ def run(tracking_uri: str, host: str, port: int) -> None:
     store = locate_store(tracking_uri)
     _check_store(store)
     other = port + 1 if port < 65535 else 5000
-    check_port(host, port, mend=f"choose another port, as --port {other}")
+    check_port(host, port, fix=f"choose another port, as --port {other}")
     os.environ.update(server_environment(store))
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     print(f"  {page_url(host, port)}", flush=True)

@@ -5,22 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.heldout import (
-    check_request,
-    evaluate_heldout,
-    load_forward_networks,
-    write_page,
-)
+from vapo.diagnostics.value_page.heldout import check_request, load_forward_networks, write_page
 from vapo.evaluation import evaluate
-from vapo.networks.forward_passes import ForwardNetworks
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.load import load_prompts
-from vapo.rewards.by_source import make_scorer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
@@ -45,12 +37,16 @@ def run(
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
-    access, networks = load_networks(config, tokenizer, path, with_critic=page is not None)
+    checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
+    access, networks = load_policy(config, checkpoint), None
+    if page is not None:
+        networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
+    del checkpoint  # its contents need as much memory as the networks
     baseline = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
@@ -70,31 +66,12 @@ def run(
             ).greedy_rewards(result.prompts, 0, progress.stage)
     metrics = result.metrics
     if page is not None and networks is not None:
-        rollouts = evaluate_heldout(config, result, baseline, networks)
-        metrics = metrics | write_page(page, config, rollouts, tokenizer, path)
+        metrics |= write_page(page, config, result, baseline, networks, tokenizer, path)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if page is not None:
         print(page)
     return metrics
-
-
-def load_networks(
-    config: FitConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    path: Path | None,
-    *,
-    with_critic: bool,
-) -> tuple[ActorAccess, ForwardNetworks | None]:
-    """The policy, and what a page reads its responses with; of a checkpoint, if `path` names one.
-
-    The checkpoint's contents are not kept.
-    """
-    checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
-    access = load_policy(config, checkpoint)
-    if not with_critic:
-        return access, None
-    return access, load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:

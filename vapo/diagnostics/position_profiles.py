@@ -17,7 +17,6 @@ from vapo.config import Hyperparameters
 from vapo.evaluation import t_quantile
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import (
-    PositionProfile,
     calibration,
     explained_variance_by_position,
     mean_by_position,
@@ -44,17 +43,8 @@ def position_profile(
     """
     bin_tokens = math.ceil(max_response_tokens / _MAX_BINS)
     num_bins = math.ceil(max_response_tokens / bin_tokens)
-    returns = achieved_returns(batch, hyperparameters.gamma)
-
-    def profile(x: Float[Tensor, "B T"]) -> PositionProfile:
-        return mean_by_position(
-            x,
-            batch.response_mask,
-            bin_tokens=bin_tokens,
-            num_bins=num_bins,
-            reduce=sum_over_ranks,
-        )
-
+    bins: dict[str, Any] = {"bin_tokens": bin_tokens, "num_bins": num_bins}
+    mask, returns = batch.response_mask, achieved_returns(batch, hyperparameters.gamma)
     found: dict[str, Tensor] = {}
     if batch.old_values is not None:
         found["value"] = batch.old_values
@@ -64,26 +54,21 @@ def position_profile(
         found["advantage"] = batch.raw_advantages
     if not found:
         return {}
-    profiles = {name: profile(x) for name, x in found.items()}
-    num_tokens = next(iter(profiles.values())).num_tokens
-    used = num_tokens > 0
-    columns: Profile = {
-        "position": (torch.arange(num_bins) * bin_tokens)[used].tolist(),
-        "num_tokens": num_tokens[used].tolist(),
-    }
-    for name, one in profiles.items():
+    columns: Profile = {"position": [], "num_tokens": []}
+    for name, x in found.items():
+        one = mean_by_position(x, mask, **bins, reduce=sum_over_ranks)
+        used = one.num_tokens > 0
+        columns["position"] = (torch.arange(num_bins) * bin_tokens)[used].tolist()
+        columns["num_tokens"] = one.num_tokens[used].tolist()
         columns[f"{name}_mean"] = one.mean[used].tolist()
         columns[f"{name}_std"] = one.std[used].tolist()
     if batch.old_values is not None:
         explained = explained_variance_by_position(
-            batch.old_values,
-            returns,
-            batch.response_mask,
-            bin_tokens=bin_tokens,
-            num_bins=num_bins,
-            reduce=sum_over_ranks,
+            batch.old_values, returns, mask, **bins, reduce=sum_over_ranks
         )
-        columns["explained_variance"] = [_or_none(x) for x in explained[used].tolist()]
+        columns["explained_variance"] = [  # JSON has no NaN
+            None if math.isnan(x) else x for x in explained[used].tolist()
+        ]
     return columns
 
 
@@ -114,38 +99,32 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
         for tokens in (mask, mask & batch.is_correct[:, None])
     )
     used = found.num_tokens > 0
-    intervals = [
-        (mean - t_quantile(0.975, num - 1) * error, mean + t_quantile(0.975, num - 1) * error)
-        if num >= _MIN_PROMPTS
-        else (None, None)
-        for mean, error, num in zip(
-            found.mean_return[used].tolist(),
-            found.standard_error[used].tolist(),
-            found.num_clusters[used].tolist(),
-            strict=True,
-        )
-    ]
+    means, errors, clusters = (
+        x[used].tolist() for x in (found.mean_return, found.standard_error, found.num_clusters)
+    )
+
+    def ends_of_interval(sign: int) -> list[float | None]:
+        return [
+            mean + sign * t_quantile(0.975, num - 1) * error if num >= _MIN_PROMPTS else None
+            for mean, error, num in zip(means, errors, clusters, strict=True)
+        ]
+
     return {
         "low": edges[:-1][used].tolist(),
         "high": edges[1:][used].tolist(),
         "num_tokens": found.num_tokens[used].tolist(),
         "num_correct_tokens": correct.num_tokens[used].tolist(),
-        "num_prompts": found.num_clusters[used].tolist(),
+        "num_prompts": clusters,
         "value_mean": found.mean_value[used].tolist(),
-        "return_mean": found.mean_return[used].tolist(),
-        "return_ci_low": [low for low, _ in intervals],
-        "return_ci_high": [high for _, high in intervals],
+        "return_mean": means,
+        "return_ci_low": ends_of_interval(-1),
+        "return_ci_high": ends_of_interval(1),
     }
 
 
 def achieved_returns(batch: TrainingBatch, gamma: float) -> Float[Tensor, "B T"]:
     """The Monte-Carlo return from each token on, whatever lambda is."""
     return monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
-
-
-def _or_none(x: float) -> float | None:
-    """Replace NaN, which JSON does not have, by None."""
-    return None if math.isnan(x) else x
 
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:

@@ -6,6 +6,8 @@ so a float32 result carries one rounding only, however long the response.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -32,6 +34,7 @@ def gae(
     *,
     gamma: float | int,
     lambda_: float | int | Float[Tensor, "B 1"],
+    is_truncated: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Estimate the advantage of every sampled token, unwhitened.
 
@@ -39,7 +42,8 @@ def gae(
         A_t     = delta_t + gamma * lambda * A_{t+1}
 
     Source: VAPO 2.2 (GAE, arXiv 1506.02438). t+1 is the next *sampled* token of the row, and
-    V and A after the last one are 0, for truncated responses as well.
+    V and A after the last one are 0, for truncated responses as well; where `is_truncated`,
+    V after the last token l is V(s_l) instead (EGAE, T-PPO, arXiv 2506.15050).
     Units: those of the reward.
     Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
     Raises: ValueError when gamma or lambda is outside [0, 1].
@@ -55,6 +59,8 @@ def gae(
         sampled = _sampled_tokens(token_rewards[rows], values[rows], response_mask[rows])
         rewards, state_values, index = sampled
         deltas = _td_errors(rewards, state_values, gamma)
+        if is_truncated is not None:
+            _bootstrap(deltas, state_values, response_mask[rows], is_truncated[rows], gamma)
         blocks.append(_restore(discounted_suffix_sums(deltas, decay[rows]), index, dtype))
     return torch.cat(blocks)
 
@@ -116,6 +122,54 @@ def length_adaptive_lambda(
     dtype = lengths.dtype if lengths.is_floating_point() else torch.float32
     lambda_ = 1.0 - 1.0 / (alpha * lengths.double())
     return lambda_.clamp(0.0, 1.0).to(dtype)[:, None]
+
+
+def length_geometric_lambda(
+    lengths: Int[Tensor, " B"] | Float[Tensor, " B"], *, k: float | int
+) -> Float[Tensor, "B 1"]:
+    """Choose the policy's lambda so that k of a final reward gets past a response of l tokens.
+
+        lambda_policy = k^(1/l)
+
+    Source: JustRL-II (k 0.5), Le Critique's code (k 0.4). The first token's weight is k^((l-1)/l),
+    see `metrics.first_token_reward_weight`; k = exp(-1/alpha) is about `length_adaptive_lambda`.
+    At least float32: bfloat16 would round it to 1. A response without a token has lambda 0.
+    Raises: ValueError when k is not in (0, 1].
+
+    >>> length_geometric_lambda(torch.tensor([1, 4]), k=0.5).flatten()
+    tensor([0.5000, 0.8409])
+    """
+    if not 0 < k <= 1:
+        raise ValueError(f"k must be in (0, 1], got {k}")
+    dtype = torch.float32
+    if lengths.is_floating_point():
+        dtype = torch.promote_types(lengths.dtype, dtype)
+    lambda_ = torch.pow(float(k), 1.0 / lengths.double())
+    return torch.where(lengths > 0, lambda_, 0.0).to(dtype)[:, None]
+
+
+def anchor_mask(
+    response_mask: Bool[Tensor, "B T"], *, fractions: Sequence[float]
+) -> Bool[Tensor, "B T"]:
+    """Keep a few tokens of each response, at fractions of its length, for a sparse value loss.
+
+        of n sampled tokens, those numbered min(round(fraction * (n - 1)), n - 2), from 0
+
+    Source: SP3O (arXiv 2609.18708): 0.3, 0.6, 0.9, and 0.95 from 6144 tokens on, which is the
+    caller's to add. Halves round to even, as Python's do. Anchors that meet are one; n = 1
+    keeps its token, any other response not its last.
+    Padding: False; tokens are counted over the True ones only.
+    Raises: ValueError when there is no fraction, or one outside [0, 1].
+    """
+    if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
+        raise ValueError(f"fractions must be in [0, 1], at least one, got {fractions}")
+    num_tokens = response_mask.sum(dim=1, keepdim=True).double()
+    numbers = response_mask.cumsum(dim=1) - 1
+    kept = torch.zeros_like(response_mask)
+    for fraction in fractions:
+        offsets = (fraction * (num_tokens - 1)).round().minimum(num_tokens - 2).clamp(min=0)
+        kept |= numbers == offsets
+    return kept & response_mask
 
 
 @torch.no_grad()
@@ -199,6 +253,15 @@ def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
     deltas = rewards - values
     deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return deltas
+
+
+def _bootstrap(
+    deltas: Tensor, values: Tensor, mask: Tensor, is_truncated: Tensor, gamma: float | int
+) -> None:
+    """Add gamma * V(s_l) to the last token's delta of truncated rows; rows compacted."""
+    lengths = mask.sum(dim=1, keepdim=True)
+    is_last = torch.arange(mask.shape[1], device=mask.device) == lengths - 1
+    deltas.add_(torch.where(is_last & is_truncated[:, None], values, 0.0), alpha=gamma)
 
 
 def _sampled_tokens(

@@ -1,10 +1,13 @@
 """Advantages without a critic: one number a response, its reward against a baseline.
 
+And what a group's rewards say to a critic: how far to trust it, and how noisy its targets are.
 Groups are contiguous rows. Nothing here is differentiated. REINFORCE++'s advantages are per
 token and need no baseline: they are `advantages.monte_carlo_returns`, whitened.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Bool, Float
@@ -130,12 +133,81 @@ def correct_only_advantages(is_correct: Bool[Tensor, " B"]) -> Float[Tensor, " B
     return is_correct.float()
 
 
-def _centered_in_group(rewards: Tensor, group_size: int) -> Tensor:
+@torch.no_grad()
+def tether_fit(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, "#B #T"] | Float[Tensor, ""],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    ridge: float | int,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Fit how far the baseline should go from the group's mean to the critic's value (TETHER).
+
+        F = V - B,  y = A + F = (lambda-return) - B        A from GAE, B e.g. leave-one-out mean
+        rho = (sum F y / W) / (sum F^2 / W + ridge * max(sum F^2 / W, sum y^2 / W)), W tokens
+
+    Least squares of y on F without intercept. Source: Le Critique (arXiv 2608.16739) as in
+    public code, which may not be the paper's; other versions clip rho or have two of them.
+    rho is not clipped here, and is for *later* groups only: `critic_mixtures.lagged_rho`.
+    Padding: ignored. NaN, to be skipped, when there is no token or V = B on all of them.
+    `reduce` adds the sums up over ranks. Raises: ValueError when ridge is negative.
+    """
+    if not ridge >= 0:
+        raise ValueError(f"ridge must be >= 0, got {ridge}")
+    feature = torch.where(mask, values.double() - baselines.double(), 0.0)
+    target = torch.where(mask, advantages.double() + feature, 0.0)
+    sums = [mask.sum(), feature.square().sum(), (feature * target).sum(), target.square().sum()]
+    count, *products = reduce(torch.stack([x.double() for x in sums]))
+    feature_power, product, target_power = (x / count for x in products)
+    rho = product / (feature_power + ridge * torch.maximum(feature_power, target_power))
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return torch.where(feature_power > 0, rho, torch.nan).to(dtype)
+
+
+@torch.no_grad()
+def prompt_noise_weights(
+    rewards: Float[Tensor, " B"],
+    *,
+    group_size: int,
+    reward_range: tuple[float | int, float | int],
+    reduce: Reduce = identity,
+) -> Float[Tensor, " B"]:
+    """Weigh the value loss of each response by how little its prompt's rewards scatter.
+
+        u(s) = 1 / max(std(r), (high - low) / (2 sqrt(G)))     population std over the group
+        w(s) = u(s) / mean of u                                over the prompts of all ranks
+
+    Source: EasyPPO (arXiv 2609.36802). Give it the whole rollout batch, truncated responses
+    included, before it is cut into minibatches. Their code differs: 1 / max(sqrt(variance),
+    0.25), not divided by the mean. Groups are contiguous.
+    Units: none; 1 on average over prompts.
+    Raises: ValueError on groups as the advantages here do, or when low is not below high.
+
+    >>> prompt_noise_weights(torch.tensor([1.0, 0, 1, 1]), group_size=2, reward_range=(0, 1))
+    tensor([0.8284, 0.8284, 1.1716, 1.1716])
+    """
+    low, high = reward_range
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"reward_range must be finite and ascend, got {low} to {high}")
+    std = _groups(rewards.double(), group_size).std(dim=1, correction=0)
+    u = 1.0 / std.clamp(min=(high - low) / (2 * math.sqrt(group_size)))
+    total, count = reduce(torch.stack([u.sum(), u.new_tensor(float(len(u)))]))
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    return (u * count / total).repeat_interleave(group_size).to(dtype)
+
+
+def _groups(rewards: Tensor, group_size: int) -> Tensor:
     if group_size < 2:
         raise ValueError(f"a group baseline needs group_size >= 2, got {group_size}")
     if rewards.shape[0] % group_size:
         raise ValueError(f"{rewards.shape[0]} rewards are not groups of {group_size}")
-    groups = rewards.view(-1, group_size)
+    return rewards.view(-1, group_size)
+
+
+def _centered_in_group(rewards: Tensor, group_size: int) -> Tensor:
+    groups = _groups(rewards, group_size)
     # The float mean of equal numbers need not be that number, and 1e-8 / 1e-6 is not nothing.
     all_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
     return torch.where(all_equal, 0.0, groups - groups.mean(dim=1, keepdim=True))

@@ -16,6 +16,7 @@ from torch import Tensor
 from vapo.functional.masking import LossReduction, loss_denominator, zero_outside
 
 _MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
+_ROUNDING = 8  # units in the last place by which the exponential of a log-prob may be off
 
 
 def clipped_surrogate(
@@ -53,6 +54,65 @@ def clipped_surrogate(
     loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    return torch.where(is_valid, loss, torch.nan)
+
+
+def dis_surrogate(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    *,
+    eps_low: float | int,
+    eps_high: float | int,
+) -> Float[Tensor, "B T"]:
+    """Return SAO's loss of every token (DIS), to be minimised.
+
+        r      = exp(logprobs - rollout_logprobs)
+        f(r)   = r if 1 - eps_low < r < 1 + eps_high, else 0      whatever the sign of A
+        loss_t = -sg(f(r)) * A * log pi
+
+    Source: SAO (arXiv 2607.07508). There is no old policy, and no further TIS: r corrects for
+    the engine. Ports differ; here the band is strict as in the paper (a ratio within rounding
+    of a bound is on it), and no gradient goes through f(r). Rejected tokens stay in the mask.
+    Padding: as `clipped_surrogate`.
+    Raises: ValueError when a bound is not above 0.
+    """
+    if not (eps_low > 0 and eps_high > 0):
+        raise ValueError(f"the band's bounds must be above 0, got {eps_low} and {eps_high}")
+    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
+    ratio = (log_pi - log_mu).detach().exp()
+    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
+    is_above = ratio > (1.0 - eps_low) * (1.0 + rounding)
+    is_kept = is_above & (ratio < (1.0 + eps_high) * (1.0 - rounding))
+    loss = -torch.where(is_kept, ratio, 0.0) * advantages * log_pi
+    return torch.where(is_valid, loss, torch.nan)
+
+
+def dppo_surrogate(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    *,
+    delta: float | int,
+) -> Float[Tensor, "B T"]:
+    """Return DPPO's loss of every token (binary total variation, as in BPCO), to be minimised.
+
+        pi, mu = exp(logprobs), exp(rollout_logprobs)
+        M      = sg([pi - mu <= delta] if A > 0 else [pi - mu >= -delta])
+        loss_t = -A * (pi / mu) * M
+
+    Source: DPPO (arXiv 2602.04879) in the form of BPCO's code (2608.23566): the ratio has its
+    gradient and no cap (another port: the log-prob's, ratio capped at 20, without gradient).
+    Padding and very large ratios: as `clipped_surrogate`.
+    Raises: ValueError when delta is negative.
+    """
+    if not delta >= 0:
+        raise ValueError(f"delta must be >= 0, got {delta}")
+    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
+    ratio = (log_pi - log_mu).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
+    away = (log_pi.exp() - log_mu.exp()).detach() * torch.where(advantages > 0, 1, -1)
+    loss = -advantages * torch.where(away <= delta + rounding, ratio, 0.0)
     return torch.where(is_valid, loss, torch.nan)
 
 
@@ -116,14 +176,17 @@ def value_loss(
     denominator: float | int | Tensor | None = None,
     old_values: Float[Tensor, "B T"] | None = None,
     value_clip: float | int | None = None,
+    token_weights: Float[Tensor, " B #T"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the critic's squared error, averaged over tokens.
 
         loss = 1/2 * sum_t (V(s_t) - R_t)^2 / number of tokens
         with value_clip c:  V_clip = V_old + clip(V - V_old, -c, c)
                             loss_t = 1/2 * max((V - R)^2, (V_clip - R)^2)
+        with token_weights w:   loss_t = w_t * loss_t, over the same number of tokens
 
-    Source: VC-PPO algorithm 1 (the 1/2 is theirs; no value clip there, nor by default here).
+    Source: VC-PPO algorithm 1 (the 1/2 is theirs; no value clip there, nor by default here);
+    weights: EasyPPO (arXiv 2609.36802), one a response, `baselines.prompt_noise_weights`.
     Units: reward squared; `denominator` is the minibatch's number of tokens.
     Padding: ignored in value and gradient.
     Raises: ValueError when value_clip is given without old_values, or is not above 0.
@@ -137,9 +200,32 @@ def value_loss(
         old_values = zero_outside(old_values, response_mask)
         clipped = old_values + (values - old_values).clamp(-value_clip, value_clip)
         squared_error = torch.maximum(squared_error, (clipped - value_targets).square())
-    return aggregate(
-        0.5 * squared_error, response_mask, reduction="token_mean", denominator=denominator
-    )
+    losses = 0.5 * squared_error
+    if token_weights is not None:
+        losses = losses * token_weights.detach()
+    return aggregate(losses, response_mask, reduction="token_mean", denominator=denominator)
+
+
+def categorical_value_loss(
+    logits: Float[Tensor, "B T K"],
+    targets: Float[Tensor, "B T K"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    denominator: float | int | Tensor | None = None,
+) -> Float[Tensor, ""]:
+    """Return the cross-entropy of a critic with K bins, averaged over tokens, in float32.
+
+        loss = -(sum over tokens of sum_k p_k * log softmax(z)_k) / number of tokens
+
+    Source: HL-Gauss critics (arXiv 2608.02181), Le Critique (2608.16739: two bins). p are the
+    targets of `value_heads`, and have no gradient. There is no value clip.
+    Units: nats; `denominator` as `value_loss`.
+    Padding: ignored in value and gradient.
+    """
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = torch.where(response_mask[..., None], z, 0.0)
+    losses = -(targets.detach() * z.log_softmax(dim=-1)).sum(dim=-1)
+    return aggregate(losses, response_mask, reduction="token_mean", denominator=denominator)
 
 
 def positive_example_lm_loss(
@@ -200,3 +286,14 @@ def _divide(total: Tensor, denominator: float | int | Tensor) -> Tensor:
     """total / denominator, where 0 things counted leave the total (which is then 0)."""
     count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
     return total / torch.where(count > 0, count, 1.0)
+
+
+def _finite(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where all three are finite, and each in at least float32, 0 where one is not."""
+    given = (logprobs, rollout_logprobs.detach(), advantages.detach())
+    is_valid = torch.stack([torch.isfinite(x) for x in given]).all(dim=0)
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    first, second, third = (torch.where(is_valid, x.to(dtype), 0.0) for x in given)
+    return is_valid, first, second, third

@@ -83,6 +83,29 @@ def place_at_last_token(
     return torch.where(response_mask & (later == 1), rewards[:, None], 0.0)
 
 
+@torch.no_grad()
+def lowest_share_mask(
+    spread: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float | int
+) -> Bool[Tensor, "B T"]:
+    """Find the share of the True tokens on which several critics differ least.
+
+        True where spread_t < the (floor(share * n) + 1)-th smallest spread, n True tokens
+
+    Source: AsyPPO (arXiv 2510.01656): the standard deviation over critics; these tokens lose
+    their policy loss (with -spread: those that differ most, which lose the entropy bonus). The
+    share and its rounding: silent. Tokens that tie at the bound are not in it, so that the
+    order of rows does not matter and critics that agree everywhere mask nothing.
+    Padding: ignored, and False in the result.
+    Raises: ValueError when share is not in [0, 1).
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share must be in [0, 1), got {share}")
+    spreads = spread[mask].sort().values
+    if not len(spreads):
+        return torch.zeros_like(mask)
+    return mask & (spread < spreads[int(share * len(spreads))])
+
+
 def is_left_aligned(mask: Bool[Tensor, "B T"]) -> bool:
     """Whether in every row all True tokens come first: no gap, no left padding."""
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

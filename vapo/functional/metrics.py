@@ -49,6 +49,25 @@ def explained_variance(
 
 
 @torch.no_grad()
+def first_token_reward_weight(
+    lengths: Int[Tensor, " B"] | Float[Tensor, " B"], lambda_: float | int | Float[Tensor, "B 1"]
+) -> Float[Tensor, " B"]:
+    """Return the share of the final reward that reaches the first token's advantage at once.
+
+        weight = lambda^(l - 1)            gamma 1; the rest must come by way of the values
+
+    With lambda = 1 - 1/(alpha l) it is about exp(-1/alpha) for long responses, and 0 for
+    1 < l <= 1/alpha; with lambda = k^(1/l) it is k^((l-1)/l), about k.
+    Source: the recursion of GAE (JustRL-II's notes call it exactly k, which is lambda^l).
+    A response without a token has 0. In float64, returned in float32.
+    """
+    column = torch.as_tensor(lambda_, dtype=torch.float64, device=lengths.device)
+    exponents = (lengths.double() - 1).clamp(min=0)
+    weights = column.expand(len(lengths), 1)[:, 0] ** exponents
+    return torch.where(lengths > 0, weights, 0.0).float()
+
+
+@torch.no_grad()
 def clip_fractions(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],

@@ -92,7 +92,7 @@ def _placed(
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
         shard(network, mesh, config.trainer)
-        fill_from_first_rank(network, load, mesh, offloads=config.trainer.cpu_offload)
+        fill_from_first_rank(network, load, mesh)
     return network
 
 

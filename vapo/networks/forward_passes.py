@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
-from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, rollout_inputs, sequence_lengths
+from vapo.networks.token_inputs import cut_by_tokens, rollout_inputs, sequence_lengths
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 
@@ -38,7 +37,7 @@ def evaluate_rollouts(
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
     log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    sources: dict[str, Actor | FrozenBase | Critic | None] = {
+    networks_of: dict[str, Actor | FrozenBase | Critic | None] = {
         "old_logprobs": networks.actor,
         "ref_logprobs": networks.reference,
         "old_values": networks.critic,
@@ -46,34 +45,23 @@ def evaluate_rollouts(
     }
     columns: dict[str, Any] = {
         name: torch.zeros(batch.response_mask.shape)
-        for name, network in sources.items()
+        for name, network in networks_of.items()
         if network is not None
     }
-    chunks = cut_by_tokens(
-        sequence_lengths(batch),
-        range(len(batch)),
-        max_tokens=networks.max_tokens,
-        packed=networks.packed,
-    )
-    for rows in chunks:
-        inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, packed=networks.packed)
+    packed = networks.packed
+    lengths, max_tokens = sequence_lengths(batch), networks.max_tokens
+    for rows in cut_by_tokens(lengths, range(len(batch)), max_tokens=max_tokens, packed=packed):
+        inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, packed=packed)
         inputs = inputs.to(networks.device)
-        width = inputs.response_mask.shape[1]
-        for name, tokens in _forward(inputs, networks).items():
-            if name in columns:
-                columns[name][rows, :width] = inputs.scatter(tokens).cpu()
+        found: dict[str, Tensor] = {}
+        if networks.actor is not None:
+            found["old_logprobs"], found["old_entropy"] = networks.actor(
+                inputs, temperature=networks.temperature
+            )
+        if networks.reference is not None:
+            found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
+        if networks.critic is not None:
+            found["old_values"] = networks.critic(inputs)
+        for name in columns:
+            columns[name][rows, : inputs.response_mask.shape[1]] = inputs.scatter(found[name]).cpu()
     return EvaluatedBatch(**vars(batch), **columns)
-
-
-def _forward(inputs: TokenInputs, networks: ForwardNetworks) -> dict[str, Float[Tensor, " n"]]:
-    """Log-probs, entropies and values of the response tokens, of each network given."""
-    found: dict[str, Tensor] = {}
-    if networks.actor is not None:
-        found["old_logprobs"], found["old_entropy"] = networks.actor(
-            inputs, temperature=networks.temperature
-        )
-    if networks.reference is not None:
-        found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
-    if networks.critic is not None:
-        found["old_values"] = networks.critic(inputs)
-    return found

@@ -92,58 +92,30 @@ def state_tracking(
         start = rng.randint(1, num_positions)
         num_steps = rng.randint(min_steps, max_steps)
         swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
-        problem, answer = _pose(start, swaps)
+        text, position = str(start), start
+        for step, swap in enumerate(swaps):
+            text += f"{_label(step)}{swap[0]}{swap[1]}"
+            position = _after(position, swap)
+        problem, answer = f"{text}=", str(position)
         rng = Random(f"state_tracking/demonstration/{seed}/{index}")
         is_terse = terse_probability > 0 and rng.random() < terse_probability
-        demonstration = _demonstrate(
-            start,
-            swaps,
-            num_positions=num_positions,
-            repeat_swaps=repeat_swaps and not is_terse,
-            skip_steps_probability=skip_steps_probability,
-            wrong_step_probability=(
-                terse_wrong_step_probability if is_terse else wrong_step_probability
-            ),
-            early_stop_probability=early_stop_probability,
-            rng=rng,
-        )
+        if rng.random() < skip_steps_probability:
+            skipped = f";{rng.randint(1, num_positions)}"
+            rows.append(ProceduralRow(problem, answer, skipped))
+            continue
+        wrong = terse_wrong_step_probability if is_terse else wrong_step_probability
+        position, demonstration = start, ""
+        for step, swap in enumerate(swaps):
+            if early_stop_probability and rng.random() < early_stop_probability:
+                break
+            position = _after(position, swap)
+            if rng.random() < wrong:
+                position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
+            repeated = f"{swap[0]}{swap[1]}" if repeat_swaps and not is_terse else ""
+            demonstration += f"{_label(step)}{repeated}{position}"
+        demonstration += f";{position}"
         rows.append(ProceduralRow(problem, answer, demonstration))
     return rows
-
-
-def _pose(start: int, swaps: list[tuple[int, ...]]) -> tuple[str, str]:
-    """The problem's text and its answer."""
-    text, position = str(start), start
-    for step, swap in enumerate(swaps):
-        text += f"{_label(step)}{swap[0]}{swap[1]}"
-        position = _after(position, swap)
-    return text + "=", str(position)
-
-
-def _demonstrate(
-    start: int,
-    swaps: list[tuple[int, ...]],
-    *,
-    num_positions: int,
-    repeat_swaps: bool,
-    skip_steps_probability: float,
-    wrong_step_probability: float,
-    early_stop_probability: float,
-    rng: Random,
-) -> str:
-    if rng.random() < skip_steps_probability:
-        return f";{rng.randint(1, num_positions)}"
-    position = start
-    steps = []
-    for step, swap in enumerate(swaps):
-        if early_stop_probability and rng.random() < early_stop_probability:
-            break
-        position = _after(position, swap)
-        if rng.random() < wrong_step_probability:
-            position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
-        repeated = f"{swap[0]}{swap[1]}" if repeat_swaps else ""
-        steps.append(f"{_label(step)}{repeated}{position}")
-    return "".join(steps) + f";{position}"
 
 
 def _label(step: int) -> str:

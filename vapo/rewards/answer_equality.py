@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from vapo.rewards.answer_nodes import Node, constants_of, number, symbols_of
+from vapo.rewards.answer_nodes import Node, number, symbols_of
 from vapo.rewards.answer_units import DEGREES, DOLLARS, NO_UNITS, PERCENT
 from vapo.rewards.answer_values import constant_ratio, values_equal
 from vapo.rewards.answers import FLIPPED, Form, parse_answer
@@ -58,16 +58,17 @@ def vote_classes(answers: Sequence[str]) -> list[int]:
 
 
 def _same(gold: Form, answer: Form) -> bool:
-    if "unknown" in (gold.kind, answer.kind):
+    kinds = {gold.kind, answer.kind}
+    if "unknown" in kinds:
         return False
-    if "equation" in (gold.kind, answer.kind):
+    if "equation" in kinds:
         return _same_equation(gold, answer)
     if gold.label and answer.label and gold.label != answer.label:
         return False
-    if "words" in (gold.kind, answer.kind):
+    if "words" in kinds:
         return _same_words(gold, answer)
-    kinds = {gold.kind, answer.kind}
-    if kinds <= {"list", "set"} and (len(kinds) == 1 or len(answer.items) > 1):
+    is_list = kinds <= {"list", "set"} and (len(kinds) == 1 or len(answer.items) > 1)
+    if is_list or kinds == {"union"}:
         return _same_in_any_order(gold, answer)
     if len(kinds) > 1:
         return False
@@ -75,8 +76,6 @@ def _same(gold: Form, answer: Form) -> bool:
         return _same_value(gold, answer)
     if gold.kind == "relation":
         return _same_relation(gold, answer)
-    if gold.kind == "union":
-        return _same_in_any_order(gold, answer)
     return (
         gold.mark == answer.mark
         and len(gold.items) == len(answer.items)
@@ -126,7 +125,7 @@ def _same_value(gold: Form, answer: Form) -> bool:
         return False
     if gold.unit is None:
         may_be_added = answer.unit in (DOLLARS, *NO_UNITS) or (
-            answer.unit == DEGREES and "pi" not in constants_of(gold.node)
+            answer.unit == DEGREES and "pi" not in symbols_of(gold.node, "constant")
         )
         if may_be_added and values_equal(gold.node, answer.node):
             return True

@@ -24,6 +24,7 @@ from vapo.rewards.answer_nodes import (
 )
 
 MAX_DEPTH = 40
+_BEGINNINGS = {*CLOSING, *GREEK, *FUNCTIONS, *CONSTANTS, "\\frac", "\\sqrt", "\\binom"}
 
 
 def parse_expression(text: str) -> Node:
@@ -96,15 +97,7 @@ class _Parser:
         token = self.peek()
         if token == "|":
             return self.bars == 0
-        return (
-            is_number(token)
-            or is_letter(token)
-            or token in CLOSING
-            or token in GREEK
-            or token in FUNCTIONS
-            or token in CONSTANTS
-            or token in ("\\frac", "\\sqrt", "\\binom")
-        )
+        return is_number(token) or is_letter(token) or token in _BEGINNINGS
 
     def factor(self) -> Node:
         token = self.peek()
@@ -258,9 +251,9 @@ class _Parser:
         return node if power is None else Node("power", (node, power))
 
     def close_product(self) -> Node:
-        node = self.factor() if self.peek() not in FUNCTIONS else None
-        if node is None:
+        if self.peek() in FUNCTIONS:
             raise NotUnderstoodError("a function of a function without brackets")
+        node = self.factor()
         while self.begins_factor() and self.peek() not in (*FUNCTIONS, "(", "[", "|"):
             if is_number(self.peek()):
                 raise NotUnderstoodError("a product that is read in two ways")
@@ -281,7 +274,7 @@ class _Parser:
     def subscript(self) -> str:
         if self.peek() != "{":
             token = self.take()
-            if not (is_word(token)):
+            if not is_word(token):
                 raise NotUnderstoodError(f"the subscript {token!r}")
             return token
         self.take()

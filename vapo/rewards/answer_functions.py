@@ -59,13 +59,6 @@ def bounded(value: Number) -> Number:
     return value
 
 
-def _add(*terms: Number) -> Number:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
 def _divide(a: Number, b: Number) -> Number:
     if b == 0:
         raise UndefinedError("division by zero")
@@ -134,18 +127,10 @@ def _whole_root(value: int, n: int) -> int | None:
     return root if root**n == value else None
 
 
-def _abs(value: Number) -> Number:
-    return abs(value)
-
-
 def _floor(value: Number) -> Number:
     if _is_complex(value) or abs(value) > MAX_ARGUMENT**9:
         raise UndefinedError("the floor of a number that is complex or large")
     return Fraction(math.floor(value) if isinstance(value, Fraction) else int(mp.floor(value)))
-
-
-def _ceiling(value: Number) -> Number:
-    return -_floor(-value)
 
 
 def _factorial(value: Number) -> Number:
@@ -166,7 +151,10 @@ def _binomial(n: Number, k: Number) -> Number:
     return _divide(_factorial(n), _factorial(k) * _factorial(n - k))
 
 
-def _sine_like(function: Callable[[Number], Number]) -> Callable[[Number], Number]:
+def _of_mpmath(name: str) -> Callable[[Number], Number]:
+    """mpmath's function, without large arguments or results."""
+    function = getattr(mp, name)
+
     def bounded(value: Number) -> Number:
         if abs(value) > MAX_ARGUMENT:
             raise UnsafeTextError("a large argument")
@@ -203,15 +191,13 @@ def _is_complex(value: Number) -> bool:
 
 _UNKNOWN = mp.sqrt(mp.mpf(7)) / 3 + mp.pi / 1_000
 EXACT: Mapping[str, Callable[..., Number]] = {
-    "add": _add, "multiply": lambda a, b: a * b, "divide": _divide, "power": _power, "root": _root,
-    "abs": _abs, "floor": _floor, "ceiling": _ceiling, "factorial": _factorial,
-    "binomial": _binomial,
+    "add": lambda *terms: sum(terms[1:], terms[0]), "multiply": lambda a, b: a * b,
+    "divide": _divide, "power": _power, "root": _root, "abs": abs, "floor": _floor,
+    "ceiling": lambda value: -_floor(-value), "factorial": _factorial, "binomial": _binomial,
 }  # fmt: skip
+_OF_MPMATH = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
 INEXACT: Mapping[str, Callable[..., Number]] = {
-    "sin": _sine_like(mp.sin), "cos": _sine_like(mp.cos), "tan": _sine_like(mp.tan),
-    "cot": _sine_like(mp.cot), "sec": _sine_like(mp.sec), "csc": _sine_like(mp.csc),
-    "arcsin": _sine_like(mp.asin), "arccos": _sine_like(mp.acos),
-    "arctan": _sine_like(mp.atan), "sinh": _sine_like(mp.sinh), "cosh": _sine_like(mp.cosh),
-    "tanh": _sine_like(mp.tanh), "exp": _exp, "ln": _ln, "log": _log,
-    "degrees": lambda value: value * mp.pi / 180,
+    **{name: _of_mpmath(name) for name in _OF_MPMATH},
+    **{f"arc{name}": _of_mpmath(f"a{name}") for name in ("sin", "cos", "tan")},
+    "exp": _exp, "ln": _ln, "log": _log, "degrees": lambda value: value * mp.pi / 180,
 }  # fmt: skip

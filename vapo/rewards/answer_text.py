@@ -158,7 +158,7 @@ def without_setting(text: str) -> str:
     while True:
         before = text
         text = text.strip()
-        if re.search(r"(?<![\\.,;])\.$", text):  # 0.3... goes on: its periods are no sentence's
+        if re.search(r"(?<![\\.,;])\.$", text):  # the periods of 0.3... end no sentence
             text = text[:-1].rstrip()
         for marks in _SETTING:
             if match := marks.fullmatch(text):

@@ -13,8 +13,17 @@ from functools import lru_cache
 from itertools import pairwise
 
 from vapo.rewards.answer_expressions import parse_expression
-from vapo.rewards.answer_nodes import GREEK, Node, NotUnderstoodError, number, symbols_of
-from vapo.rewards.answer_pieces import enclosed, split, split_list, without_thousands
+from vapo.rewards.answer_nodes import (
+    GREEK,
+    Node,
+    NotUnderstoodError,
+    enclosed,
+    number,
+    split,
+    split_list,
+    symbols_of,
+    without_thousands,
+)
 from vapo.rewards.answer_text import as_written, clean
 from vapo.rewards.answer_units import split_unit
 from vapo.rewards.answer_values import value_of, values_equal

@@ -17,15 +17,17 @@ import sys
 import time
 from contextlib import suppress
 
+import psutil
+
 KILL_TIMEOUT_S = 5.0
-"""For so long it kills what a verifier started; what the kernel does not let go then is left."""
+"""It kills what a verifier started for this long; processes that are stuck in the kernel remain."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Returns in a child process, which judges; the caller's own process never returns.
+    """Return in a child process, which judges; the caller's own process never returns.
 
     Args:
         control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
@@ -66,7 +68,7 @@ def _supervise(child: int, control: int, woken: int) -> None:
 
 
 def _reaped(child: int) -> int | None:
-    """The child's wait status once it has ended; adopted processes that ended are let go."""
+    """The child's wait status once it has ended; adopted processes that ended are reaped too."""
     found = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -76,39 +78,20 @@ def _reaped(child: int) -> int | None:
 
 
 def _kill_descendants(child: int) -> None:
-    """Kills the children until there are none: those of a killed one become this process's own."""
+    """Kill the children until there are none: those of a killed one become this process's own."""
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
-        for process in _children():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+        for process in psutil.Process().children():
+            with suppress(psutil.Error):
+                process.kill()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(0.002)
-
-
-def _children() -> list[int]:
-    """Ids of this process's children, from /proc; none where there is no /proc."""
-    own = os.getpid()
-    try:
-        names = [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    return [int(name) for name in names if _parent(name) == own]
-
-
-def _parent(process: str) -> int | None:
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            # PID (NAME) STATE PARENT ...; the name may hold spaces and brackets
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _prctl(option: int, value: int) -> None:

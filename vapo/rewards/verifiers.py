@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vapo.errors import UserError
 from vapo.rewards.answer_text import last_boxed, plain_answer
-from vapo.rewards.contract import Judgement, Verifier
 from vapo.system.user_functions import import_function
 
 MAX_RESPONSE_CHARS = 200_000
@@ -23,6 +22,24 @@ MAX_RESPONSE_CHARS = 200_000
 
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verifier's answer. `reward` None stands for the configured correct / incorrect reward."""
+
+    is_correct: bool
+    reward: float | None = None
+    extracted: str | None = None
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Judges one response. May raise, hang or crash: it runs in a process of its own."""
+
+    def __call__(
+        self, response_text: str, answer: str, metadata: Mapping[str, Any]
+    ) -> Judgement: ...
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.contract import Verifier
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.supervision import fork_supervised
-from vapo.rewards.verifiers import VoteTask, make_verifier, math_vote_classes
+from vapo.rewards.verifiers import Verifier, VoteTask, make_verifier, math_vote_classes
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """A worker may use so much memory above what it has at the start; then it is a failure."""
@@ -92,7 +91,7 @@ def _printable(text: str) -> str:
 
 
 def _limit_memory() -> None:
-    """Caps the address space (Linux; elsewhere only the time limit holds)."""
+    """Cap the address space (Linux; elsewhere only the time limit holds)."""
     try:
         import resource
 
@@ -108,7 +107,7 @@ def _limit_memory() -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Builds the verifier, then answers chunks of tasks until the parent hangs up."""
+    """Build the verifier, then answer chunks of tasks until the parent hangs up."""
     settings: Settings = connection.recv()
     try:
         verifier = make_verifier(

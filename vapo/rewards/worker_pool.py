@@ -113,7 +113,7 @@ class Worker:
         return replies
 
     def stop(self) -> int:
-        """Kills the process and whatever it started; its exit status. Again, it does nothing."""
+        """Kill the process and whatever it started, once; return its exit status."""
         if self._status is not None:
             return self._status
         self.connection.close()
@@ -183,7 +183,7 @@ class WorkerPool:
         self._finalizer()
 
     def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
-        """Calls `on_reply(index, reply)` once for each task, in the order of completion.
+        """Call `on_reply(index, reply)` once for each task, in the order of completion.
 
         A task that hangs beyond the time limit, whose process dies, or during which anything
         else is written into the worker's channel gets the reply `{"failure": "timeout"}`,
@@ -204,7 +204,7 @@ class WorkerPool:
             queue.extendleft(reversed(worker.pending))
             self._restart(worker)
 
-        def hear(worker: Worker) -> None:
+        def receive(worker: Worker) -> None:
             for reply in worker.receive():
                 if "broken" in reply:
                     give_up(worker, reply["broken"])
@@ -220,10 +220,10 @@ class WorkerPool:
                     if worker.ready and not worker.pending and queue:
                         self._send(worker, tasks, queue, chunk)
                 for worker in self._readable():
-                    hear(worker)
+                    receive(worker)
                 for worker in self._overdue():
-                    if worker.connection.poll():  # in time, but this loop was held up
-                        hear(worker)
+                    if worker.connection.poll():  # it was in time, but this loop was delayed
+                        receive(worker)
                     if worker in self._overdue():
                         give_up(worker, "timeout")
         finally:

@@ -50,14 +50,17 @@ class RolloutSource:
             or found.iteration != start.index
             or (changes and found.phase is not start.phase)
         ):
-            batch, metrics = self.collection.sample_batch(start.index, start.phase)
-            self._keep(
-                SampledRollouts(start.index, start.policy_iterations, start.phase, batch, metrics)
-            )
-            return batch, metrics | {"rollout/staleness_iterations": 0.0}
+            found, times = self._new_rollouts(start.index, start), {}
+            self._keep(found)
         staleness = start.policy_iterations - found.policy_iterations
         metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
         return found.batch, metrics | times
+
+    def _new_rollouts(
+        self, iteration: int, start: IterationStart, stage: Stage | None = None
+    ) -> SampledRollouts:
+        batch, metrics = self.collection.sample_batch(iteration, start.phase, stage)
+        return SampledRollouts(iteration, start.policy_iterations, start.phase, batch, metrics)
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
@@ -66,14 +69,7 @@ class RolloutSource:
 
         The engine's weights are its own, and stay until `wait` has returned.
         """
-
-        def work(stage: Stage) -> SampledRollouts:
-            batch, metrics = self.collection.sample_batch(start.index + 1, start.phase, stage)
-            return SampledRollouts(
-                start.index + 1, start.policy_iterations, start.phase, batch, metrics
-            )
-
-        self._ahead.start(work)
+        self._ahead.start(lambda stage: self._new_rollouts(start.index + 1, start, stage))
 
     def wait(self) -> None:
         """Wait for the rollouts that are sampled ahead, so that engine and scorer are free."""

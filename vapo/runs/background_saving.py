@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from vapo.system.distributed import all_ranks, leave_together
 from vapo.errors import InterruptedRunError
 from vapo.runs.manifests import Manifest
+from vapo.system.distributed import all_ranks, leave_together
 
 
 class BackgroundSaves:

@@ -11,23 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from vapo.system.distributed import leave_together, rank, world_size
 from vapo.errors import InterruptedRunError
 from vapo.runs.checkpoints import SHARDS_NAME, STATE_NAME
-from vapo.system.atomic_files import replace_folder, sync
 from vapo.runs.manifests import Manifest, describe_file
+from vapo.system.atomic_files import replace_folder, sync
+from vapo.system.distributed import gather_objects, leave_together, rank
 
 _SPARE_BYTES = 1 << 20
 _AFTER = (
-    "; earlier checkpoints are whole, and so are the iteration's rollouts: mend it, then "
-    "`--ckpt_path last` goes on"
+    "; earlier checkpoints are whole, and so are the iteration's rollouts: fix it, then "
+    "resume with --ckpt_path last"
 )
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
 
@@ -68,7 +67,8 @@ def write_checkpoint(
 
     together(make_room, what, after=_AFTER, first_only=True, group=group)
     together(write, what, after=_AFTER, group=group)
-    manifest = replace(manifest, files=_merged(files, group))
+    all_files = {k: entry for part in gather_objects(files, group) for k, entry in part.items()}
+    manifest = replace(manifest, files=all_files)
 
     def put_in_place() -> None:
         manifest.write(aside)
@@ -115,11 +115,7 @@ def together(
             action()
         except SAVE_ERRORS as error:
             problem = one_line(error)
-    problems = [problem]
-    if world_size() > 1:
-        problems = [""] * world_size()
-        dist.all_gather_object(problems, problem, group=group)
-    found = next((text for text in problems if text), None)
+    found = next((text for text in gather_objects(problem, group) if text), None)
     if found is not None:
         leave_together(group)
         # the first process says it
@@ -141,14 +137,6 @@ def _is_mine(name: str) -> bool:
     if name.endswith(".distcp"):
         return name.startswith(f"__{rank()}_")
     return rank() == 0
-
-
-def _merged(files: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    if world_size() == 1:
-        return files
-    parts: list[dict[str, Any]] = [{}] * world_size()
-    dist.all_gather_object(parts, files, group=group)
-    return {name: entry for part in parts for name, entry in part.items()}
 
 
 def expected_bytes(module: nn.Module) -> int:

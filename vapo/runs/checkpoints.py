@@ -16,8 +16,8 @@ from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.networks.lora import merged
-from vapo.system.main_process import is_main_process
 from vapo.runs.manifests import DamagedCheckpointError, read_manifest, verify
+from vapo.system.main_process import is_main_process
 
 STATE_NAME = "state.pt"
 SHARDS_NAME = "meta.pt"  # Lightning's

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.meta_device import empty_model
-from vapo.networks.lora import add_adapters
-from vapo.networks.build import critic_path
-from vapo.networks.own_head import put_own_head
 from vapo.networks.actor import Actor
-from vapo.runs.manifests import Manifest
+from vapo.networks.build import critic_path
 from vapo.networks.critic import Critic
+from vapo.networks.lora import add_adapters
+from vapo.networks.meta_device import empty_model
+from vapo.networks.own_head import put_own_head
+from vapo.runs.manifests import Manifest
 
 _SHOWN = 3
 
@@ -37,24 +37,16 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             f"{_adapters(adapter_options(config))}: set it as the run had it, or export the "
             "checkpoint's actor and start from that folder"
         )
-    empty = empty_model(
-        "causal_lm",
-        options.path,
-        dtype=options.dtype,
-        attn_implementation=options.attn_implementation,
-    )
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+    empty = empty_model("causal_lm", options.path, **kernels)
     if options.lora is not None:
         add_adapters(empty, options.lora, seed=0)
     actor = parameters_of(Actor(empty), "actor.")
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
-        path = critic_path(config)
-        empty = empty_model(
-            "value_model",
-            path,
-            dtype=config.critic.dtype,
-            attn_implementation=config.critic.attn_implementation,
-        )
+        path, critic = critic_path(config), config.critic
+        kernels = {"dtype": critic.dtype, "attn_implementation": critic.attn_implementation}
+        empty = empty_model("value_model", path, **kernels)
         put_own_head(empty, config)
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
 
@@ -93,8 +85,7 @@ def _check_network(
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
     """Name -> `dtype [shape]`, of the whole parameter where it is sharded."""
-    return {prefix + name: _describe(tensor) for name, tensor in module.named_parameters()}
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return {
+        prefix + name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for name, tensor in module.named_parameters()
+    }

@@ -11,17 +11,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vapo.errors import InterruptedRunError, StopRequested, UserError
-from vapo.system.main_process import is_main_process
-from vapo.runs.run_dirs import RunDir, how_to_go_on
+from vapo.runs.run_dirs import RunDir, how_to_resume
 from vapo.runs.stopping import end_now
+from vapo.system.main_process import is_main_process
 
 _POLL_S = 0.5
 _ORDERLY_S = 10.0
-HOW_TO_GO_ON = "the last checkpoint is whole: `--ckpt_path last` goes on from it"
+HOW_TO_RESUME = "the last checkpoint is whole: resume with --ckpt_path last"
 _BROKEN = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited"
     r"|nccl|gloo",
@@ -43,14 +43,13 @@ class Peers:
 
     def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
         """Begin, once the processes have been started; `children` is the launcher's own list."""
-        find = None
-        if children:
-            find = _dead_child(list(children))
-            children.clear()
-        elif is_started_by_us():
-            find = _dead_parent(os.getppid())
-        if find is not None:
-            self._thread = threading.Thread(target=self._watch, args=(find,), daemon=True)
+        self._children = list(children)
+        children.clear()
+        # not under torchrun or srun, which end the others themselves
+        external = {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & os.environ.keys()
+        self._parent = None if is_main_process() or external else os.getppid()
+        if self._children or self._parent is not None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -59,13 +58,13 @@ class Peers:
 
     @contextmanager
     def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
-        """Say how a stopped run goes on, and that a process was lost where that is the cause."""
+        """Say how to resume a stopped run, and that a process was lost where that is the cause."""
         try:
             yield
         except (StopRequested, SystemExit) as stop:
             # Lightning turns an interrupt, which a sampling engine may raise, into an exit
             stopped = stop if isinstance(stop, StopRequested) else StopRequested(signal.SIGINT)
-            stopped.how_to_go_on = how_to_go_on(run_dir)
+            stopped.how_to_resume = how_to_resume(run_dir)
             raise stopped from None
         except UserError:
             self.close()  # all processes have it, and end
@@ -86,41 +85,23 @@ class Peers:
         while self._thread is not None and self.lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_S / 5)
         lost = self.lost or "another process of this run has ended (its own last lines say why)"
-        return InterruptedRunError(f"{lost}; {HOW_TO_GO_ON}")
+        return InterruptedRunError(f"{lost}; {HOW_TO_RESUME}")
 
-    def _watch(self, find: Callable[[], str | None]) -> None:
+    def _watch(self) -> None:
         while self.lost is None:
             if self._done.wait(_POLL_S):
                 return
-            self.lost = find()
+            self.lost = self._find_lost()
         # a collective that waits for the lost process may fail by itself, which ends the run in
         # good order; sampling or a hung collective does not
         if not self._done.wait(_ORDERLY_S):
-            end_now(f"{self.lost}; {HOW_TO_GO_ON}", InterruptedRunError.exit_code)
+            end_now(f"{self.lost}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
 
-
-def is_started_by_us() -> bool:
-    """Whether this process was started by the run's first process, through Lightning."""
-    external = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID")
-    return not is_main_process() and not any(name in os.environ for name in external)
-
-
-def _dead_child(children: list[subprocess.Popen[bytes]]) -> Callable[[], str | None]:
-    def find() -> str | None:
-        for rank, child in enumerate(children, start=1):
-            if child.poll():
-                return f"process {rank} of this run has ended ({_exit(child.returncode)})"
+    def _find_lost(self) -> str | None:
+        for rank, child in enumerate(self._children, start=1):
+            if code := child.poll():
+                end = f"signal {-code}" if code < 0 else f"exit code {code}"
+                return f"process {rank} of this run has ended ({end})"
+        if self._parent is not None and os.getppid() != self._parent:
+            return "process 0 of this run has ended"
         return None
-
-    return find
-
-
-def _dead_parent(parent: int) -> Callable[[], str | None]:
-    def find() -> str | None:
-        return None if os.getppid() == parent else "process 0 of this run has ended"
-
-    return find
-
-
-def _exit(returncode: int) -> str:
-    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
-from vapo.config.checkpoints import identity_values, config_identity
+from vapo.config.checkpoints import config_identity, identity_values
+from vapo.config.flattening import flatten_deciding, flatten_tree, to_yaml
 from vapo.config.layers import read_text
-from vapo.config.flattening import (flatten_deciding, flatten_tree, to_yaml)
 from vapo.errors import UserError
-from vapo.system.file_locks import try_lock
-from vapo.system.main_process import is_main_process
 from vapo.runs.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
-from vapo.system.atomic_files import write_text
 from vapo.runs.manifests import read_manifest
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
+from vapo.system.atomic_files import write_text
+from vapo.system.file_locks import try_lock
+from vapo.system.main_process import is_main_process
 
 RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -53,7 +53,7 @@ class RunDir:
     path: Path
     identity: str = ""
     mlflow_run_id: str | None = None
-    is_same_config: bool = True  # as the run's, if it is gone on with
+    is_same_config: bool = True  # as the run's, where it is resumed
     _lock: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -86,7 +86,7 @@ class RunDir:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on: its folder, and its checkpoint if it has one already."""
+    """What is resumed: a run's folder, and its checkpoint if it has one already."""
 
     run_dir: Path
     checkpoint: Path | None
@@ -109,7 +109,7 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
         return None
     checkpoint_or_none = sound_checkpoint(found / "checkpoints" / LAST, warn)
     where = "its start" if checkpoint_or_none is None else checkpoint_or_none.name
-    warn(f"checkpoints.resume: going on with {found} from {where}")
+    warn(f"checkpoints.resume: resuming {found} from {where}")
     return Resume(found, checkpoint_or_none)
 
 
@@ -148,7 +148,7 @@ def read_record(run_dir: Path) -> dict[str, str]:
 
 
 def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunDir:
-    """A new folder, or the one that is gone on with; locked by the first process.
+    """A new folder, or that of the resumed run; locked by the first process.
 
     Raises: UserError when it cannot be written, or another process is at work in it.
     """
@@ -190,18 +190,21 @@ def _as_written(text: str) -> dict[str, Any]:
     return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
 
 
-def how_to_go_on(run_dir: RunDir) -> str:
-    """The command that continues a stopped run."""
+def how_to_resume(run_dir: RunDir) -> str:
+    """The command that resumes a stopped run."""
     last = run_dir.checkpoints / LAST
     if last.exists():
-        return f"go on with --ckpt_path {last}, or with checkpoints.resume=auto"
-    return "it has no checkpoint yet; checkpoints.resume=auto goes on from its start"
+        return f"resume with --ckpt_path {last}, or with checkpoints.resume=auto"
+    return "it has no checkpoint yet; checkpoints.resume=auto resumes it from its start"
 
 
 def check_resumable(checkpoint: Path, config: FitConfig) -> None:
-    """Shards go on sharded, over any number of processes; one file goes on anywhere.
+    """Check that a run of this config can resume from the checkpoint.
 
-    Raises: UserError naming the mend; also where the run is beyond the config's end.
+    A sharded checkpoint needs a sharded run, of any number of processes; one of a single file
+    does not.
+
+    Raises: UserError naming the fix; also where the run is beyond the config's end.
     """
     pretraining = resolve(config).value_pretraining_iterations
     most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
@@ -213,7 +216,7 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
         )
     if is_sharded(checkpoint) and config.trainer.strategy != "fsdp":
         raise UserError(
-            f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to go on with it "
+            f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to resume from it "
             "(trainer.devices=1 will do)"
         )
 

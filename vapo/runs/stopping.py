@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import torch
 
-from vapo.system.distributed import leave_together, max_over_ranks, world_size
 from vapo.errors import StopRequested
+from vapo.system.distributed import leave_together, max_over_ranks, world_size
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -63,7 +63,8 @@ class Stopping:
 
         Raises: StopRequested
         """
-        if self.requested and world_size() == 1 and _is_main_thread():
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if self.requested and world_size() == 1 and in_main_thread:
             raise StopRequested(self.requested)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -79,17 +80,13 @@ class Stopping:
             self.grace_s,
             end_now,
             (
-                f"{name}: no safe point within {self.grace_s:g} s, ending; `--ckpt_path last` or "
-                "checkpoints.resume=auto goes on",
+                f"{name}: no safe point within {self.grace_s:g} s, ending; resume with "
+                "--ckpt_path last or checkpoints.resume=auto",
                 128 + number,
             ),
         )
         self._timer.daemon = True
         self._timer.start()
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def say(text: str) -> None:

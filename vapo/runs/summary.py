@@ -8,20 +8,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vapo.config.uris import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds
 from vapo.tracking.provenance import versions
 from vapo.tracking.stores import locate_store
-from vapo.config.uris import without_credentials
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
-MAX_ATTEMPTS = 1000
-"""Runs of one name that begin in the same second."""
 
 
 @dataclass
@@ -86,35 +85,29 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
         name cannot be so long.
     """
     safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}"
+    stem, num_bytes = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
     base = Path(output_dir).expanduser().absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
-        _check_length(safe_name, stem, os.pathconf(base, "PC_NAME_MAX"))
-        for attempt in range(1, MAX_ATTEMPTS):
-            run_dir = base / (stem if attempt == 1 else f"{stem}-{attempt}")
+        around = len(stem.encode()) - num_bytes + len("-1000")  # runs that begin in one second
+        if num_bytes > (allowed := os.pathconf(base, "PC_NAME_MAX") - around):
+            raise UserError(
+                f"tracking.run_name: '{safe_name[:40]}...' has {num_bytes} bytes in UTF-8; the "
+                f"run's folder is named after it, which leaves it {allowed}: choose a shorter name"
+            )
+        run_dir = base / stem
+        for attempt in count(2):
             try:
                 run_dir.mkdir()
+                break
             except FileExistsError:
-                continue
-            return run_dir
+                run_dir = base / f"{stem}-{attempt}"
     except OSError as error:
         raise UserError(
             f"output_dir: cannot make a folder in {base}: {error.strerror}; choose another one, "
             "as output_dir=runs/vapo"
         ) from error
-    raise UserError(f"output_dir: {base} is full of folders named {stem}")
-
-
-def _check_length(name: str, stem: str, most_bytes: int) -> None:
-    """Raises: UserError if a folder cannot have this name and a number after it."""
-    num_bytes = len(name.encode())
-    allowed = most_bytes - (len(stem.encode()) - num_bytes) - len(f"-{MAX_ATTEMPTS}")
-    if num_bytes > allowed:
-        raise UserError(
-            f"tracking.run_name: '{name[:40]}...' has {num_bytes} bytes in UTF-8; the run's folder "
-            f"is named after it, which leaves it {allowed}: choose a shorter name"
-        )
+    return run_dir
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:
@@ -148,40 +141,35 @@ def render_summary(
     which this run used. The commands name the run's own resolved config.
     """
     config = f"--config {run_dir / CONFIG_NAME}"
+    commands = [] if ablation is None else [f"vapo fit {config} {ablation}"]
+    if checkpoint is not None:
+        commands.append(f"vapo validate {config} --ckpt_path {checkpoint}")
+        commands.append(f"vapo export {checkpoint} {run_dir}/actor")
+    num_lost = summary.undelivered_records
+    lost = f"{num_lost} records were not delivered: vapo deliver {run_dir}"
     rows = [
         ("score before", describe_score(summary.score_before, summary.score_before_ci, summary.k)),
         ("score after", describe_score(summary.score_after, summary.score_after_ci, summary.k)),
-        *([("score best", _best(summary))] if _has_better(summary) else []),
+        *([("score best", best)] if (best := _better(summary)) else []),
         *([("stopped", summary.stopped)] if summary.stopped else []),
         *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
         *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
         ("took", _times(summary)),
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
+        *([("", lost)] if num_lost else []),
         ("open it", _how_to_open(summary.tracking_uri)),
         *([("value pages", str(value_pages))] if value_pages is not None else []),
+        *(("" if i else "try next", command) for i, command in enumerate(commands)),
     ]
-    next_commands = []
-    if ablation is not None:
-        next_commands.append(f"vapo fit {config} {ablation}")
-    if checkpoint is not None:
-        next_commands.append(f"vapo validate {config} --ckpt_path {checkpoint}")
-        next_commands.append(f"vapo export {checkpoint} {run_dir}/actor")
-    rows += [("" if i else "try next", command) for i, command in enumerate(next_commands)]
-    if summary.undelivered_records:
-        index = rows.index(("recorded", recorded)) + 1
-        text = f"{summary.undelivered_records} records were not delivered: vapo deliver {run_dir}"
-        rows.insert(index, ("", text))
     lines = [f"{label:<13} {text}" for label, text in rows]
     return "\n".join(["", *lines, "run folder:", str(run_dir)])
 
 
-def _has_better(summary: RunSummary) -> bool:
-    return summary.best_iteration not in (None, summary.num_iterations)
-
-
-def _best(summary: RunSummary) -> str:
-    assert summary.score_best is not None
+def _better(summary: RunSummary) -> str:
+    """The score of `best.ckpt`, if it is of an earlier iteration than the last."""
+    if summary.score_best is None or summary.best_iteration == summary.num_iterations:
+        return ""
     score = f"{100 * summary.score_best:.1f} %"
     return f"{score} after iteration {summary.best_iteration} (best.ckpt)"
 

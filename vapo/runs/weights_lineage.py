@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers.utils import cached_file
 
 from vapo import __version__
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
-from vapo.config.flattening import (flatten)
-from vapo.system.distributed import world_size
+from vapo.config.flattening import flatten
+from vapo.system.distributed import gather_objects
 
 
 class Lineage:
@@ -50,9 +49,9 @@ class Lineage:
             *(device.type, torch.get_num_threads()),
         ]
         session = "" if device.type == "cpu" else _nobody_elses()
-        self._setting = _digest(identity, _of_all_ranks([*computed_by, session]))
+        self._setting = _digest(identity, gather_objects([*computed_by, session]))
         if loads_weights:
-            files = _of_all_ranks(_files(config.actor.path))
+            files = gather_objects(_files(config.actor.path))
             self.weights = self._history = _digest(identity, torch.__version__, files)
 
     def trained(self, metrics: Mapping[str, float], *, actor: bool) -> None:
@@ -74,14 +73,6 @@ def _nobody_elses() -> str:
 
 def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _of_all_ranks(value: Any) -> list[Any]:
-    if world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _files(path: str) -> list[Any]:

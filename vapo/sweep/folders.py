@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from vapo.errors import UserError
+from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Task
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
@@ -66,7 +67,7 @@ class TaskFolder:
         return sorted(path for path in self.output_dir.glob("*") if path.is_dir())
 
     def checkpoint(self) -> Path | None:
-        """Where an interrupted run goes on."""
+        """Where an interrupted run resumes; None: it starts from the beginning."""
         found = [path / "checkpoints" / "last.ckpt" for path in self.attempts()]
         return next((path for path in reversed(found) if path.exists()), None)
 
@@ -79,20 +80,21 @@ class TaskFolder:
                 return outcome
         return None
 
-    def end(self, returncode: int, seconds: float, provenance: dict[str, str]) -> Outcome:
+    def end(self, returncode: int, seconds: float) -> Outcome:
         """Read what the process left, and record it."""
         outcome = self._read(returncode, seconds)
         task = {"name": self.task.name, "identity": self.task.identity}
-        contents = {**task, "outcome": asdict(outcome), "provenance": provenance}
+        contents = {**task, "outcome": asdict(outcome), "code": code_version()}
         write_text(self.path / "status.json", json.dumps(contents, indent=2) + "\n")
         return outcome
 
     def _read(self, returncode: int, seconds: float) -> Outcome:
         done = [path for path in self.attempts() if (path / "summary.json").is_file()]
         if returncode or not done:
-            return Outcome(
-                "failed", seconds, reason=f"{self.log_end()}\n{_exit(returncode)}".strip()
+            end = (
+                f"exit code {returncode}" if returncode >= 0 else f"killed by signal {-returncode}"
             )
+            return Outcome("failed", seconds, reason=f"{self.log_end()}\n{end}".strip())
         summary = json.loads((done[-1] / "summary.json").read_text())
         return Outcome(
             "finished",
@@ -113,10 +115,6 @@ def pretraining_of(critic: str) -> str | None:
     """The identity of the value pretraining whose critic lies at a path in a sweep's folder."""
     found = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
     return found[1] if found else None
-
-
-def _exit(returncode: int) -> str:
-    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
 def slug(name: str) -> str:

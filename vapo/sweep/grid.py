@@ -1,10 +1,6 @@
 """A grid file: from its entries to named rows. Its format: docs/sweeps.md.
 
-An entry of `rows` is one of
-    row: NAME                  one row; `configs`, `overrides`, `paper_score`
-    without_components: true   a row `without X` for every field of `Components`
-    product: {key: [values]}   a row for every combination
-    list: [{key: value}, ...]  a row for every mapping
+Each kind of entry in `rows` is a class here, which says what such an entry may contain.
 """
 
 from __future__ import annotations
@@ -13,26 +9,17 @@ import dataclasses
 import difflib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vapo.config import Components
-from vapo.config.limits import compose
+from vapo.config.layers import Layer, read_text
 from vapo.config.uris import without_credentials
 from vapo.errors import UserError
-
-_GRID_KEYS = ("description", "full_system", "rows")
-_COMMON = ("system", "configs", "overrides")
-_ENTRY_KEYS = {
-    "row": ("component_off", "paper_score"),
-    "without_components": ("paper_scores",),
-    "product": ("paper_scores",),
-    "list": ("paper_scores",),
-}
 
 
 @dataclass(frozen=True)
@@ -57,140 +44,176 @@ class Grid:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One entry of `rows`, and where it stands, for errors."""
-
-    file: Path
-    place: str
-    content: Mapping[str, Any] = field(default_factory=dict)
-
-    def error(self, message: str) -> UserError:
-        return UserError(f"{self.file}: {self.place}: {message}")
-
-    def get(self, key: str, kind: type, default: Any) -> Any:
-        value = self.content.get(key, default)
-        if value is not default and not isinstance(value, kind):
-            raise self.error(f"{key} must be a {kind.__name__}, got {value!r}")
-        return value
-
-    def common(self) -> dict[str, Any]:
-        folder = self.file.parent
-        paths = [str(path) for path in self.get("configs", list, [])]
-        return {
-            "configs": tuple(Path(path) if path[:1] == "/" else folder / path for path in paths),
-            "overrides": _overrides(self.get("overrides", dict, {})),
-        }
-
-
-def read_grid(path: Path) -> Grid:
-    """Raises: UserError that names the file and the entry."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        compose(text)  # its limits
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise UserError(f"--grid {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--grid {path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
-        raise UserError(f"--grid {path}: a grid is a mapping with a list `rows`")
-    _check_keys(_Entry(path, "the grid", content), content, _GRID_KEYS)
-    rows: list[Row] = []
-    for number, item in enumerate(content["rows"], start=1):
-        entry = _Entry(path, f"entry {number} of rows", item if isinstance(item, dict) else {})
-        rows += _rows(entry)
-    names = [row.name for row in rows]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{path}: two rows have the name '{twice[0]}'")
-    full_system = content.get("full_system")
-    if full_system is not None and full_system not in names:
-        raise UserError(f"{path}: full_system '{full_system}' is not a row: {', '.join(names)}")
-    return Grid(path.stem, str(content.get("description", "")).strip(), full_system, tuple(rows))
-
-
-def _rows(entry: _Entry) -> Iterable[Row]:
-    kinds = [kind for kind in _ENTRY_KEYS if kind in entry.content]
-    if len(kinds) != 1:
-        raise entry.error(f"an entry has exactly one of {', '.join(_ENTRY_KEYS)}")
-    _check_keys(entry, entry.content, (kinds[0], *_COMMON, *_ENTRY_KEYS[kinds[0]]))
-    if kinds[0] == "row":
-        return [_named(entry)]
-    if kinds[0] == "without_components":
-        return _without_components(entry)
-    return _from_values(entry, kinds[0])
-
-
-def _named(entry: _Entry) -> Row:
-    component = entry.get("component_off", str, "")
-    if component:
-        _check_keys(entry, [component], component_names())
-    name = str(entry.content["row"])
-    return Row(
-        name=name,
-        system=entry.get("system", str, name),
-        component_off=component,
-        paper_score=_score(entry, entry.content.get("paper_score")),
-        **entry.common(),
-    )
-
-
 def component_names() -> tuple[str, ...]:
     """The switches, from the dataclass: a new component is in every ablation at once."""
     return tuple(field.name for field in dataclasses.fields(Components))
 
 
-def _without_components(entry: _Entry) -> Iterator[Row]:
-    if entry.content["without_components"] is not True:
-        raise entry.error("without_components must be true; leave the entry out otherwise")
-    scores = entry.get("paper_scores", dict, {})
-    _check_keys(entry, scores, component_names())
-    common = entry.common()
-    for component in component_names():
-        switch = f"components.{component}.enabled=false"
-        yield Row(
-            name=f"without {component}",
-            system=entry.get("system", str, "vapo"),
-            component_off=component,
-            configs=common["configs"],
-            overrides=(*common["overrides"], switch),
-            paper_score=_score(entry, scores.get(component)),
+def _component(name: str) -> str:
+    if name not in component_names():
+        raise ValueError(_unknown(name, component_names()))
+    return name
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Entry(_Block):
+    """What an entry of any kind may say. `configs` are relative to the grid file."""
+
+    system: str | None = None
+    configs: list[str] = []
+    overrides: dict[str, Any] = {}
+
+    def _row(
+        self, folder: Path, name: str, overrides: Iterable[str], system: str = "vapo", **more: Any
+    ) -> Row:
+        return Row(
+            name,
+            self.system or system,
+            configs=tuple(folder / path for path in self.configs),
+            overrides=(*_overrides(self.overrides), *overrides),
+            **more,
         )
 
 
-def _from_values(entry: _Entry, kind: str) -> Iterator[Row]:
-    combinations = _product(entry) if kind == "product" else _list(entry)
-    scores = entry.get("paper_scores", list, [None] * len(combinations))
-    if len(scores) != len(combinations):
-        raise entry.error(f"{len(scores)} paper_scores for {len(combinations)} rows")
-    common = entry.common()
-    for values, score in zip(combinations, scores, strict=True):
-        name = ", ".join(
-            f"{key.rpartition('.')[2]} {without_credentials(_text(v))}" for key, v in values.items()
+class NamedRow(Entry):
+    """`row: NAME`: one row."""
+
+    row: str
+    component_off: Annotated[str, AfterValidator(_component)] = ""
+    paper_score: float | None = None
+
+    def rows(self, folder: Path) -> Iterator[Row]:
+        more = {"component_off": self.component_off, "paper_score": self.paper_score}
+        yield self._row(folder, self.row, (), self.row, **more)
+
+
+class WithoutComponents(Entry):
+    """`without_components: true`: a row `without X` for every field of `Components`."""
+
+    without_components: Literal[True]
+    paper_scores: dict[Annotated[str, AfterValidator(_component)], float] = {}
+
+    def rows(self, folder: Path) -> Iterator[Row]:
+        for name in component_names():
+            switch = f"components.{name}.enabled=false"
+            score = self.paper_scores.get(name)
+            yield self._row(
+                folder, f"without {name}", [switch], component_off=name, paper_score=score
+            )
+
+
+class _Combinations(Entry):
+    """A row for each mapping of keys to values."""
+
+    paper_scores: list[float | None] | None = None
+
+    def _rows(self, folder: Path, combinations: list[dict[str, Any]]) -> Iterator[Row]:
+        scores = self.paper_scores or [None] * len(combinations)
+        if len(scores) != len(combinations):
+            raise ValueError(f"{len(scores)} paper_scores for {len(combinations)} rows")
+        for values, score in zip(combinations, scores, strict=True):
+            name = ", ".join(
+                f"{key.rpartition('.')[2]} {without_credentials(_text(value))}"
+                for key, value in values.items()
+            )
+            yield self._row(folder, name, _overrides(values), paper_score=score)
+
+
+class Product(_Combinations):
+    """`product: {key: [values]}`: a row for every combination."""
+
+    product: dict[str, Annotated[list[Any], Field(min_length=1)]]
+
+    def rows(self, folder: Path) -> Iterator[Row]:
+        chosen = itertools.product(*self.product.values())
+        combinations = [dict(zip(self.product, values, strict=True)) for values in chosen]
+        return self._rows(folder, combinations)
+
+
+class RowList(_Combinations):
+    """`list: [{key: value}, ...]`: a row for every mapping."""
+
+    items: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(alias="list")
+
+    def rows(self, folder: Path) -> Iterator[Row]:
+        return self._rows(folder, self.items)
+
+
+_KINDS: dict[str, type[NamedRow | WithoutComponents | Product | RowList]] = {
+    "row": NamedRow,
+    "without_components": WithoutComponents,
+    "product": Product,
+    "list": RowList,
+}
+
+
+class _File(_Block):
+    description: str = ""
+    full_system: str | None = None
+    rows: list[dict[str, Any]] = Field(min_length=1)
+
+
+def read_grid(path: Path) -> Grid:
+    """Raises: UserError that names the file, the line and the key."""
+    try:
+        layer = read_text(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text in UTF-8"
+        raise UserError(f"--grid {path}: {reason}") from None
+    file = _checked(_File, layer.tree, layer, "")
+    rows: list[Row] = []
+    for number, content in enumerate(file.rows):
+        kinds = [kind for kind in _KINDS if kind in content]
+        place = f"rows.{number}"
+        if len(kinds) != 1:
+            raise UserError(f"{layer.place(place)}: {place}: write one of {', '.join(_KINDS)}")
+        entry = _checked(_KINDS[kinds[0]], content, layer, place)
+        try:
+            rows += entry.rows(path.parent)
+        except ValueError as error:
+            raise UserError(f"{layer.place(place)}: {place}: {error}") from None
+    names = [row.name for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{path}: two rows have the name '{twice[0]}'")
+    if file.full_system is not None and file.full_system not in names:
+        raise UserError(
+            f"{layer.place('full_system')}: full_system '{file.full_system}' is not a row: "
+            f"{', '.join(names)}"
         )
-        yield Row(
-            name=name,
-            system=entry.get("system", str, "vapo"),
-            configs=common["configs"],
-            overrides=(*common["overrides"], *_overrides(values)),
-            paper_score=_score(entry, score),
-        )
+    return Grid(path.stem, file.description.strip(), file.full_system, tuple(rows))
 
 
-def _product(entry: _Entry) -> list[dict[str, Any]]:
-    axes = entry.get("product", dict, {})
-    for key, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise entry.error(f"product: {key} must be a list of values, got {values!r}")
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+_T = TypeVar("_T", bound=BaseModel)
 
 
-def _list(entry: _Entry) -> list[dict[str, Any]]:
-    items = entry.get("list", list, [])
-    for item in items:
-        if not isinstance(item, dict) or not item:
-            raise entry.error(f"list: each item maps keys to values, got {item!r}")
-    return items
+def _checked(kind: type[_T], content: Mapping[str, Any], layer: Layer, prefix: str) -> _T:
+    """The content as a block of this kind; the first fault in it is the error."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        # an unknown key first: it is often the one that is missing, misspelt
+        fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        names = [prefix, *(str(part) for part in fault["loc"] if part != "[key]")]
+        key = ".".join(name for name in names if name)
+        if fault["type"] == "extra_forbidden":
+            known = [field.alias or name for name, field in kind.model_fields.items()]
+            said = _unknown(str(fault["loc"][-1]), known)
+        elif fault["type"] == "value_error":
+            said = str(fault["ctx"]["error"])
+        elif fault["type"] == "missing":
+            said = "is missing"
+        else:
+            said = f"{fault['msg']}, got {fault['input']!r}"
+        raise UserError(f"{layer.place(key)}: {key}: {said}") from None
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    return f"unknown key '{name}'; {hint}"
 
 
 def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -199,19 +222,3 @@ def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _score(entry: _Entry, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise entry.error(f"a paper score is a number, got {value!r}")
-    return float(value)
-
-
-def _check_keys(entry: _Entry, given: Iterable[str], known: Sequence[str]) -> None:
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-            raise entry.error(f"unknown key '{key}'; {hint}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from vapo.config.written import deciding_tree
 from vapo.prompts.fingerprint import fingerprint
 
 _PACKAGE = Path(vapo.__file__).parent
-# Parts of the package that no training process loads: mending them reruns nothing.
-_AFTERWARDS = ("sweep", "report", "cli.py", "commands/sweep.py", "commands/report.py")
+# Parts of the package that no training process loads: changing them reruns nothing.
+_AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
+               "commands/sweep.py", "commands/report.py")  # fmt: skip
 
 
 def task_identity(config: FitConfig) -> str:
@@ -40,14 +40,9 @@ def code_version() -> str:
     of uncommitted changes, and stays when a commit changes no code.
     """
     digest = hashlib.sha256()
-    for path in _training_sources(_PACKAGE):
-        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
-    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"
-
-
-def _training_sources(package: Path) -> Iterator[Path]:
-    for path in sorted(package.rglob("*.py")):
-        inside = path.relative_to(package).as_posix()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        inside = path.relative_to(_PACKAGE).as_posix()
         if not any(inside == part or inside.startswith(f"{part}/") for part in _AFTERWARDS):
-            yield path
+            digest.update(f"{inside}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"

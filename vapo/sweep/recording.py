@@ -16,13 +16,15 @@ from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
+from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
-from vapo.tracking.stores import locate_store, open_store
+from vapo.tracking.stores import locate_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RECORD = "sweep.json"
+_MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes below
 
 
 class Parent:
@@ -44,6 +46,8 @@ class Parent:
         self.run_id = self._find(experiment_id) or self._create(experiment_id)
         self.client.update_run(self.run_id, "RUNNING")
         description = describe_plan(plan, command)
+        if len(description) > _MAX_NOTE:
+            description = f"{description[: _MAX_NOTE - 4]}\n..."
         self.client.set_tag(self.run_id, "mlflow.note.content", description)
         self.outcomes: dict[str, Outcome] = {}
         self.record()
@@ -73,10 +77,6 @@ class Parent:
         tracking = replace(config.tracking, uri=uri, run_name=task.name, tags=tags)
         known = config.from_environment.taking("tracking.uri", base.from_environment)
         return replace(config, tracking=tracking, from_environment=known)
-
-    @property
-    def tracking_uri(self) -> str:
-        return self.store.uri
 
     def child_tags(self, task: Task) -> dict[str, str]:
         row, grid = task.row, self.plan.grid
@@ -116,7 +116,7 @@ class Parent:
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
 
     def abandoned(self, attempt: Path) -> None:
-        """A run that was killed before its first checkpoint is begun anew: mark the old one."""
+        """Mark a run that was killed before its first checkpoint: another one replaces it."""
         from mlflow.exceptions import MlflowException
 
         with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):

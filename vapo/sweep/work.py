@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
@@ -32,7 +31,7 @@ class Running:
 class Work:
     """Runs tasks, at most `jobs` at a time, each after the one that it needs.
 
-    `prepare` gives a task's config its MLflow names and tags; `ended` hears of every outcome.
+    `prepare` gives a task's config its MLflow names and tags; `ended` is called with every outcome.
     """
 
     tasks: Sequence[Task]
@@ -43,7 +42,6 @@ class Work:
     ended: Callable[[Task, Outcome], None] = lambda task, outcome: None
     abandoned: Callable[[Path], None] = lambda attempt: None
     note: Callable[[str], None] = print
-    provenance: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -93,7 +91,7 @@ class Work:
             devices=task.config.trainer.devices,
         )
         self.running.append(Running(task, folder, handle, time.monotonic()))
-        self.note(f"        {task.name} {'goes on from a checkpoint' if checkpoint else 'started'}")
+        self.note(f"        {task.name} {'resumes from a checkpoint' if checkpoint else 'started'}")
 
     def _config(self, task: Task, folder: TaskFolder) -> FitConfig:
         config = replace(task.config, output_dir=str(folder.output_dir))
@@ -110,7 +108,7 @@ class Work:
             if returncode is not None:
                 self.running.remove(run)
                 seconds = time.monotonic() - run.started
-                self._settle(run.task, run.folder.end(returncode, seconds, self.provenance))
+                self._settle(run.task, run.folder.end(returncode, seconds))
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self.outcomes[task.identity] = outcome
@@ -148,12 +146,8 @@ def _describe(outcome: Outcome) -> str:
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """A terminated sweep stops its runs, as an interrupted one does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # not the main thread
         yield
         return

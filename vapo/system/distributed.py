@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,10 +48,13 @@ def _check_master_port(trainer: TrainerConfig) -> None:
     port = os.environ.get("MASTER_PORT", "")
     if trainer.devices * trainer.num_nodes == 1 or not port or not is_main_process():
         return
-    mend = "set MASTER_PORT to a free port, or unset it where there is one host"
+    fix = "set MASTER_PORT to a free port, or unset it where there is one host"
     if not port.isdigit():
-        raise UserError(f"MASTER_PORT is {port!r}, not a port; {mend}")
-    check_port("", int(port), mend=mend)
+        raise UserError(f"MASTER_PORT is {port!r}, not a port; {fix}")
+    check_port("", int(port), fix=fix)
+
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -100,6 +104,12 @@ def gather_over_ranks(tensor: Tensor) -> Tensor:
     """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
     if world_size() == 1:
         return tensor
-    gathered: list[Tensor] = [torch.empty(0)] * world_size()
-    dist.all_gather_object(gathered, tensor.cpu())
-    return torch.cat(gathered).to(tensor.device)
+    return torch.cat(gather_objects(tensor.cpu())).to(tensor.device)
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The value of every rank, in their order; it is pickled on the way."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value, group=group)
+    return values

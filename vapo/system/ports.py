@@ -7,8 +7,8 @@ import socket
 from vapo.errors import UserError
 
 
-def check_port(host: str, port: int, *, mend: str) -> None:
-    """Raises: UserError, with the mend, if this process could not listen there."""
+def check_port(host: str, port: int, *, fix: str) -> None:
+    """Raises: UserError, with the fix, if this process could not listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -16,4 +16,4 @@ def check_port(host: str, port: int, *, mend: str) -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"cannot listen on {host or '*'}:{port}: {reason}; {mend}") from error
+            raise UserError(f"cannot listen on {host or '*'}:{port}: {reason}; {fix}") from error

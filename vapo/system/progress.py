@@ -15,14 +15,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from vapo.system.main_process import is_main_process
 from vapo.system.progress_display import (
-    Headline,
-    LiveDisplay,
-    PlainDisplay,
+    Display,
     StageState,
     TextStream,
+    describe_metrics,
     describe_stage,
+    format_seconds,
+    stage_bars,
 )
 
 _RECENT_ITERATIONS = 5
@@ -33,10 +37,6 @@ class Advance(Protocol):
     """Reports that `n` more units of the running stage are done."""
 
     def __call__(self, n: float = 1) -> None: ...
-
-
-def _is_live_terminal(stream: TextStream) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class Progress:
@@ -63,7 +63,8 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = stream or sys.stdout
-        live = _is_live_terminal(stream) if live is None else live
+        if live is None:
+            live = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         enabled = is_main_process() if enabled is None else enabled
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
         self.poll: Callable[[], None] = lambda: None  # may raise, to stop the stage
@@ -71,19 +72,20 @@ class Progress:
         self._iteration_seconds: dict[str, float] = {}
         self._line_seconds: dict[str, float] = {}
         self._clock = clock
+        self._started = clock()
         self._stages: list[StageState] = []
-        self._headline = Headline(started=clock())
+        self._position = ""  # as `iteration 3/7 (policy optimization)`
+        self._metrics: dict[str, float] = {}
         self._iteration_open = False
         self._iteration_started: float | None = None
         self._durations: deque[float] = deque(maxlen=_RECENT_ITERATIONS)
-        self._display: LiveDisplay | PlainDisplay | None = None
-        if enabled and live:
-            self._display = LiveDisplay(stream, self._headline, self._stages, clock)
-        elif enabled:
-            self._display = PlainDisplay(stream, clock, line_interval_s)
+        self._expected_end: float | None = None
+        self._line_interval_s = line_interval_s
+        self._is_plain = enabled and not live
+        self._display = Display(stream, self._render if live else None) if enabled else None
 
     def __enter__(self) -> Progress:
-        self._headline.started = self._clock()
+        self._started = self._clock()
         if self._display:
             self._display.start()
         return self
@@ -95,13 +97,13 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._display and exc_type is not None and self._headline.total:
-                self._display.line(f"stopped in {self._headline.position()}")
-            elif exc_type is None:
+            if exc_type is None:
                 self._close_iteration()
+            elif self._position:
+                self.note(f"stopped in {self._position}")
         finally:
             self._stages.clear()
-            self._headline.remaining_s = None
+            self._expected_end = None
             if self._display:
                 self._display.stop()
 
@@ -111,18 +113,16 @@ class Progress:
         now = self._clock()
         if self._iteration_started is not None:
             self._durations.append(now - self._iteration_started)
+            mean_s = sum(self._durations) / len(self._durations)
+            self._expected_end = now + mean_s * (total - index + 1)
         self._iteration_started = now
         self._iteration_open = True
-        self._headline.index, self._headline.total = index, total
-        self._headline.phase = str(phase).replace("_", " ")
-        if self._durations:
-            mean_s = sum(self._durations) / len(self._durations)
-            self._headline.remaining_s = mean_s * (total - index + 1)
-            self._headline.remaining_at = now
+        self._is_last = index >= total
+        self._position = f"iteration {index}/{total} ({str(phase).replace('_', ' ')})"
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
         """The iteration's results; ends its line. Known keys get short names and come alone."""
-        self._headline.metrics = dict(metrics)
+        self._metrics = dict(metrics)
         self._close_iteration()
 
     def note(self, text: str) -> None:
@@ -135,13 +135,17 @@ class Progress:
         self, name: str, total: float | None = None, unit: str = "items"
     ) -> Iterator[Advance]:
         """A stage with a count; `total` None when it is not known beforehand."""
-        state = StageState(name, total, unit, started=self._clock())
+        reported_at = self._clock()
+        state = StageState(name, total, unit, started=reported_at)
         self._stages.append(state)
 
         def advance(n: float = 1) -> None:
+            nonlocal reported_at
             state.done += n
-            if self._display:
-                self._display.advanced(state)
+            now = self._clock()
+            if self._is_plain and now - reported_at >= self._line_interval_s:
+                reported_at = now
+                self.note(f"  {describe_stage(state, now)}")
             self.poll()
 
         completed = False
@@ -161,17 +165,38 @@ class Progress:
         return seconds
 
     def _record(self, state: StageState, completed: bool) -> None:
-        seconds = self._clock() - state.started
+        now = self._clock()
         for record in (self.stage_seconds, self._iteration_seconds, self._line_seconds):
-            record[state.name] = record.get(state.name, 0.0) + seconds
-        if completed and not self._iteration_open and isinstance(self._display, PlainDisplay):
-            self._display.line(describe_stage(state, self._clock()))
+            record[state.name] = record.get(state.name, 0.0) + now - state.started
+        if completed and not self._iteration_open and self._is_plain:
+            self.note(describe_stage(state, now))
             self._line_seconds.clear()
 
     def _close_iteration(self) -> None:
-        if not self._iteration_open:
-            return
+        if self._iteration_open and self._is_plain:
+            seconds = ", ".join(f"{name} {s:.1f} s" for name, s in self._line_seconds.items())
+            parts = [self._position, describe_metrics(self._metrics), seconds]
+            parts += [] if self._is_last else [self._left()]
+            self.note(" | ".join(part for part in parts if part))
+        if self._iteration_open:
+            self._line_seconds.clear()
         self._iteration_open = False
-        if self._display:
-            self._display.iteration_finished(self._headline, self._line_seconds)
-        self._line_seconds = {}
+
+    def _left(self) -> str:
+        if self._expected_end is None:
+            return ""
+        return f"about {format_seconds(max(0.0, self._expected_end - self._clock()))} left"
+
+    def _render(self) -> RenderableType:
+        """The block on a terminal: where the run stands, its running stages, its last metrics."""
+        now = self._clock()
+        rows: list[RenderableType] = []
+        if self._position:
+            times = [f"  {format_seconds(now - self._started)} elapsed", self._left()]
+            text = Text(self._position, style="bold")
+            rows.append(text.append(", ".join(filter(None, times)), style="dim"))
+        if self._stages:
+            rows.append(stage_bars(list(self._stages), now))
+        if self._metrics:
+            rows.append(Text(describe_metrics(self._metrics), style="green"))
+        return Group(*rows)

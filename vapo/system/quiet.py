@@ -18,7 +18,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`IterableDataset` has `__len__` defined.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    # a run that is complete is gone on with: said by a note of our own
+    # a finished run was resumed: a note of our own says so
     warnings.filterwarnings("ignore", message="Total length of `.*` across ranks is zero.*")
     # vLLM begins a process group of one
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")

@@ -97,7 +97,7 @@ def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:
 
 
 def fill_from_first_rank(
-    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh, *, offloads: bool = False
+    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh
 ) -> None:
     """Give a sharded network on the meta device the weights that rank 0 loads.
 

@@ -6,83 +6,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
-class IterationTimes:
-    """Seconds of an iteration.
+@dataclass
+class StageTimes:
+    """Seconds of an iteration, or of several added up, and the work that was done in them.
 
     `stages` follow one another; `updates`, one for each network, lie inside the stage `training`.
-    What is left of the wall clock is idle: metrics, minibatches, checkpoints.
+    What is left of the wall clock is idle: metrics, minibatches, checkpoints. Tokens are counted
+    over all ranks; floating-point operations are those of the updates, on one rank.
     """
 
-    stages: Mapping[str, float]
-    updates: Mapping[str, float]
-    iteration_s: float
-
-    @property
-    def idle_s(self) -> float:
-        return max(0.0, self.iteration_s - sum(self.stages.values()))
-
-    def seconds(self) -> dict[str, float]:
-        return {**self.stages, **self.updates, "idle": self.idle_s}
-
-    def metrics(self) -> dict[str, float]:
-        """Seconds, and shares of the iteration."""
-        seconds = self.seconds()
-        metrics = {f"time/{name}_s": value for name, value in seconds.items()}
-        metrics["time/iteration_s"] = self.iteration_s
-        if self.iteration_s > 0:
-            metrics |= {f"time/{k}_share": v / self.iteration_s for k, v in seconds.items()}
-        return metrics
-
-
-def num_tokens(metrics: Mapping[str, float]) -> float:
-    """Prompt and response tokens of an iteration, over all ranks."""
-    return metrics["rollout/num_prompt_tokens"] + metrics["rollout/num_tokens"]
-
-
-def throughput_metrics(
-    times: IterationTimes,
-    metrics: Mapping[str, float],
-    flops_per_rank: float,
-    peak_tflops: float | None,
-) -> dict[str, float]:
-    """Tokens a second of the stages and the whole; operations a second of the updates."""
-    throughput: dict[str, float] = {}
-    for stage in ("rollout", "training"):
-        if times.stages.get(stage):
-            throughput[f"throughput/{stage}_tokens_per_s"] = (
-                metrics["rollout/num_tokens"] / times.stages[stage]
-            )
-    if times.iteration_s > 0:
-        throughput["throughput/tokens_per_s"] = num_tokens(metrics) / times.iteration_s
-    if updates_s := sum(times.updates.values()):
-        tflops_per_s = flops_per_rank / updates_s / 1e12
-        throughput["throughput/training_tflops_per_s"] = tflops_per_s
-        if peak_tflops is not None:
-            throughput["throughput/training_mfu"] = tflops_per_s / peak_tflops
-    return throughput
-
-
-@dataclass
-class RunProfile:
-    """The same over a whole run."""
-
-    stages: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, float] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
+    updates: Mapping[str, float] = field(default_factory=dict)
     total_s: float = 0.0
-    tokens: float = 0.0
+    num_response_tokens: float = 0.0
+    num_tokens: float = 0.0
     flops_per_rank: float = 0.0
     peak_tflops: float | None = None
+    idle_s: float = field(init=False, default=0.0)
 
-    def add(
-        self, times: IterationTimes, tokens: float, flops_per_rank: float, peak: float | None
-    ) -> None:
-        _add(self.stages, {**times.stages, "idle": times.idle_s})
-        _add(self.updates, times.updates)
-        self.total_s += times.iteration_s
-        self.tokens += tokens
-        self.flops_per_rank += flops_per_rank
-        self.peak_tflops = peak
+    def __post_init__(self) -> None:
+        self.idle_s = max(0.0, self.total_s - sum(self.stages.values()))
+
+    def add(self, other: StageTimes) -> None:
+        """Add another iteration's."""
+        self.stages = _sums(self.stages, other.stages)
+        self.updates = _sums(self.updates, other.updates)
+        self.idle_s += other.idle_s
+        self.total_s += other.total_s
+        self.num_response_tokens += other.num_response_tokens
+        self.num_tokens += other.num_tokens
+        self.flops_per_rank += other.flops_per_rank
+        self.peak_tflops = other.peak_tflops
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds and shares of the total; tokens and operations a second."""
+        seconds = {**self.stages, **self.updates, "idle": self.idle_s}
+        metrics = {f"time/{name}_s": value for name, value in seconds.items()}
+        metrics["time/iteration_s"] = self.total_s
+        for stage in ("rollout", "training"):
+            if self.stages.get(stage):
+                rate = self.num_response_tokens / self.stages[stage]
+                metrics[f"throughput/{stage}_tokens_per_s"] = rate
+        if self.total_s > 0:
+            metrics |= {f"time/{name}_share": s / self.total_s for name, s in seconds.items()}
+            metrics["throughput/tokens_per_s"] = self.num_tokens / self.total_s
+        if (tflops_per_s := self._tflops_per_s()) is not None:
+            metrics["throughput/training_tflops_per_s"] = tflops_per_s
+            if self.peak_tflops is not None:
+                metrics["throughput/training_mfu"] = tflops_per_s / self.peak_tflops
+        return metrics
 
     def describe(self) -> str:
         """One line: shares, largest first, tokens a second, MFU where the peak is known.
@@ -91,21 +63,22 @@ class RunProfile:
         """
         if self.total_s <= 0:
             return "no iteration"
-        shares = self._shares(self.stages)
+        shares = self._shares({**self.stages, "idle": self.idle_s})
         if self.updates and "training" in shares:
             shares["training"] += f" ({', '.join(self._shares(self.updates).values())})"
-        parts = [", ".join(shares.values()), f"{self.tokens / self.total_s:,.0f} tokens/s"]
-        updates_s = sum(self.updates.values())
-        if updates_s and self.peak_tflops is not None:
-            mfu = self.flops_per_rank / updates_s / 1e12 / self.peak_tflops
-            parts.append(f"MFU of the updates {mfu:.1%}")
+        parts = [", ".join(shares.values()), f"{self.num_tokens / self.total_s:,.0f} tokens/s"]
+        if (tflops_per_s := self._tflops_per_s()) is not None and self.peak_tflops is not None:
+            parts.append(f"MFU of the updates {tflops_per_s / self.peak_tflops:.1%}")
         return "; ".join(parts)
+
+    def _tflops_per_s(self) -> float | None:
+        updates_s = sum(self.updates.values())
+        return self.flops_per_rank / updates_s / 1e12 if updates_s else None
 
     def _shares(self, seconds: Mapping[str, float]) -> dict[str, str]:
         largest_first = sorted(seconds.items(), key=lambda item: -item[1])
         return {name: f"{name} {s / self.total_s:.0%}" for name, s in largest_first}
 
 
-def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
-    for name, value in seconds.items():
-        total[name] = total.get(name, 0.0) + value
+def _sums(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}

@@ -23,7 +23,7 @@ _CLOSE_S = 120.0
 
 
 class OutageError(Exception):
-    """The store is at fault and not the record: it takes none, or nobody knows whether it does."""
+    """The store is at fault, not the record; or it is unknown whether it takes any record."""
 
 
 class RefusedError(Exception):
@@ -77,7 +77,8 @@ class Delivery:
         self._changed = threading.Condition()
         self._deadline: float | None = None  # set by `close`
         self._close_s = _CLOSE_S
-        self._patient = self._ended = self._abandoned = False
+        self._patient = False  # whether each success moves the deadline
+        self._ended = self._abandoned = False  # the thread; what it does after the deadline
         self._delivered = self._refused = 0
         self._failures = 0  # since the last success: above 0 there is an outage
         self._unclear = 0  # of these, errors that might be the first record's fault
@@ -96,11 +97,11 @@ class Delivery:
             self._changed.notify_all()
         if trouble and not before:
             self._warn(
-                f"tracking: cannot write {trouble}; the run goes on, and its records wait in memory"
+                f"tracking: cannot write {trouble}; the run continues, its records wait in memory"
             )
 
     def sync(self) -> None:
-        """What was submitted so far is on the disk; nothing that is sent is waited for."""
+        """Force what was submitted so far to the disk, without waiting for the store."""
         with self._changed:
             self._journal.sync()
 
@@ -116,9 +117,9 @@ class Delivery:
     def close(self, *, while_it_moves: bool = False) -> DeliveryReport:
         """Send what is left, within 2 minutes in all; in an outage try only once more.
 
-        `while_it_moves`: 2 minutes for each success. An attempt that has not come to an end by
-        then is abandoned: its thread cannot be ended, but touches the journal no more, and does
-        not keep the process from its end.
+        `while_it_moves`: 2 minutes for each success. An attempt that has not ended by then is
+        abandoned: its thread cannot be ended, but touches the journal no more, and does not keep
+        the process from its end.
         """
         with self._changed:
             self._patient = while_it_moves
@@ -128,7 +129,7 @@ class Delivery:
             while not self._ended and (left_s := self._deadline - time.monotonic()) > 0:
                 self._changed.wait(left_s)
             if not self._ended and not self._abandoned:
-                self._last_error = f"an attempt did not come to an end within {self._close_s:g} s"
+                self._last_error = f"an attempt did not end within {self._close_s:g} s"
             self._abandoned = True
             self._journal.retry_disk()
             left, lost = len(self._journal), self._journal.num_in_process
@@ -144,16 +145,17 @@ class Delivery:
                 self._changed.notify_all()
 
     def _attempt(self) -> bool:
-        """One attempt, and the wait after a failure; whether there may be another one."""
+        """Make one attempt and wait after a failure; False when no other one is to be made."""
         what = "the store does not take records"
+        with self._changed:
+            self._changed.wait_for(lambda: self._journal or self._deadline is not None)
+            closing = self._deadline is not None  # an attempt under way is not yet the last one
         try:
-            batch = self._next_batch()
-            if not batch:
+            if not (batch := self._next_batch()):
                 return False
             error = self._try(batch)
             with self._changed:
-                is_settled = error is None or isinstance(error, RefusedError)
-                if is_settled and not self._abandoned:
+                if not self._abandoned and (error is None or isinstance(error, RefusedError)):
                     self._settle(batch, is_sent=error is None)
                     self._changed.notify_all()
                     return True
@@ -167,11 +169,10 @@ class Delivery:
             self._failures += 1
             if self._failures == 1:
                 self._warn(
-                    f"tracking: {what} ({self._last_error}); the run goes on, and records are sent "
-                    "again later"
+                    f"tracking: {what} ({self._last_error}); the run continues, and its records "
+                    "are sent again later"
                 )
             self._changed.notify_all()
-            closing = self._deadline is not None
             if closing and isinstance(error, OutageError):
                 return False
             self._journal.sync()
@@ -186,9 +187,8 @@ class Delivery:
 
         Raises: OSError when the journal cannot be read.
         """
+        batch: list[Record | None] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._journal or self._deadline is not None)
-            batch: list[Record | None] = []
             if self._abandoned:
                 return batch
             self._journal.retry_disk()
@@ -210,10 +210,7 @@ class Delivery:
         if error is None or isinstance(error, (OutageError, RefusedError)):
             return error
         self._unclear += 1
-        closing = self._deadline is not None
-        if self._unclear < (
-            min(_MAX_ATTEMPTS, _MAX_ATTEMPTS_AT_CLOSE) if closing else _MAX_ATTEMPTS
-        ):
+        if self._unclear < (_MAX_ATTEMPTS if self._deadline is None else _MAX_ATTEMPTS_AT_CLOSE):
             return error
         if len(records) > 1:
             return RefusedError()  # to be tried one by one
@@ -232,21 +229,19 @@ class Delivery:
         return None
 
     def _later_than(self, head: Record) -> Record | None:
-        """One to compare with: it needs what `head` needs of the store. It is sent again in turn.
+        """A record whose success shows that the store works for `head`; it is sent again later.
 
-        Rows need the database. Files need room for files too, so rows are the last resort.
+        All kinds need the database. A file also needs room for files, so it is compared with
+        another file if there is one.
         """
         with self._changed:
-            later = [
-                record
-                for record in islice(self._journal.waiting(), 1, _MAX_BATCH)
-                if record and (head.is_file or not record.is_file)
-            ]
-        likest = lambda other: (other.kind != head.kind, other.is_file != head.is_file)  # noqa: E731
-        return min(later, key=likest, default=None)
+            later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
+        alike = [record for record in later if record.kind == head.kind]
+        rows = [record for record in later if record.kind != "file"]
+        return next(iter(alike + rows), None)
 
     def _settle(self, batch: list[Record | None], *, is_sent: bool) -> None:
-        """Take what was sent or refused off the journal; of a refused batch each is tried alone."""
+        """Take off what was sent or refused; the records of a refused batch are tried singly."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)
@@ -259,7 +254,7 @@ class Delivery:
                 what = "a record cannot be sent"
                 if batch[0] is not None:
                     what = f"the store refused a record of {batch[0].kind} {batch[0].name}".strip()
-                self._warn(f"tracking: {what} ({self._last_error}); the run goes on without it")
+                self._warn(f"tracking: {what} ({self._last_error}); the run continues without it")
             return
         self._delivered += len(batch)
         if self._patient:

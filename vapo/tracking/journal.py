@@ -3,7 +3,7 @@
 FOLDER/
     target.json     the store (without password) and the MLflow run that the records belong to
     journal.jsonl   one record a line, in order; lines are only ever appended
-    files/          texts, pictures and files of the journal that were not sent yet
+    files/          contents of the journal's artifacts that were not sent yet
     sent.json       how much of the journal was sent; a crash may leave it behind, never ahead
     refused.jsonl   records that the store refused, with its reasons
     lock            held by the run, or by `vapo deliver`
@@ -14,33 +14,33 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 from vapo.errors import UserError
-from vapo.tracking.records import Record, from_json, to_json
+from vapo.system.atomic_files import sync, write_whole
+from vapo.tracking.records import Kind, Record
 
 JOURNAL_NAME = "journal.jsonl"
 _TARGET = "target.json"
 
 
 class JournalInUseError(UserError):
-    """Its run, or a `vapo deliver`, is still going."""
+    """Another process, the run itself or a `vapo deliver`, holds the journal."""
 
 
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
-    A record is a line of the file first; the lines that were not sent are in memory too. Without
-    a folder, while its disk is full, and once it was deleted, a record is only there. A line is
-    with the operating system when `append` returns, so it outlives the process; `sync` makes it
-    outlive a power cut too.
+    A record is first written as a line of the file; the lines that were not sent are in memory
+    too. Without a folder, while its disk is full, and once it was deleted, records are in memory
+    only. `append` hands a line to the operating system, so it outlives the process; after `sync`
+    it outlives a power cut too.
 
     Raises: UserError if the folder cannot be written, or another process uses it.
     """
@@ -50,28 +50,19 @@ class Journal:
         self.trouble: str | None = None  # why records are in memory only
         self._waiting: deque[bytes | Record] = deque()  # lines of the file; then what is not in it
         self._num_not_written = 0
-        self._unsynced: list[Path] = []
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
-            self._file = (folder / JOURNAL_NAME).open("ab", buffering=0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._open()
+        except BlockingIOError:
+            raise JournalInUseError(
+                f"{folder} is in use: its run, or a `vapo deliver`, is still running"
+            ) from None
         except OSError as error:
             raise cannot_write(folder, error) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise JournalInUseError(
-                f"{folder} is in use: its run, or a `vapo deliver`, is still going"
-            ) from None
-        self._end = sum(map(len, self._lines()))
-        os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
-        self._sent_bytes = 0
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            marked = int(json.loads((folder / "sent.json").read_text())["bytes"])
-            self._sent_bytes = marked if marked <= self._end else 0
-        self._waiting.extend(self._lines(self._sent_bytes))
 
     def __len__(self) -> int:
         """How many records were not sent."""
@@ -92,12 +83,12 @@ class Journal:
 
     @property
     def num_in_process(self) -> int:
-        """How many of the records that were not sent no other process will find on the disk."""
+        """How many of the records that were not sent are in this process's memory only."""
         return len(self) if self.is_gone else self._num_not_written
 
     def records(self) -> Iterator[Record]:
-        """What is in the file, sent or not; files by their paths, whether they are there or not."""
-        return filter(None, map(self._parse, self._lines()))
+        """What is in the file, sent or not; artifacts by their paths in `files`."""
+        return filter(None, map(_parse, self._lines()))
 
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
@@ -119,52 +110,54 @@ class Journal:
             self.trouble = f"{self.folder}: {reason}"
 
     def waiting(self) -> Iterator[Record | None]:
-        """The records that were not sent; None for a damaged line. `settle` takes them off.
+        """The records that were not sent; None for one that is damaged. `settle` takes them off.
 
-        Raises: OSError if a file of theirs cannot be read.
+        Raises: OSError if an artifact's content cannot be read.
         """
         for item in self._waiting:
-            yield item if isinstance(item, Record) else self._read(item)
+            record = item if isinstance(item, Record) else _parse(item)
+            if record and record.kind == "file" and isinstance(item, bytes):
+                try:
+                    content = self._path(record).read_bytes()
+                    record = Record("file", content, record.name)
+                except FileNotFoundError:
+                    record = None
+            yield record
 
     def settle(self, num: int, *, refused_for: str | None = None) -> None:
-        """The first `num` that are waiting need not be sent any more.
+        """Take the first `num` waiting records off: they were sent, or refused for a reason.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
         """
         lines = [item for item in islice(self._waiting, num) if isinstance(item, bytes)]
-        is_kept = self.folder is not None and not self.is_gone
-        if is_kept and lines and refused_for is not None:
+        is_kept = lines and self.folder is not None and not self.is_gone
+        if is_kept and refused_for is not None:
             self._keep_refused(lines, refused_for)
         for _ in range(num):
             self._waiting.popleft()
         self._num_not_written -= num - len(lines)
-        if not is_kept or not lines:
+        if not is_kept:
             return
-        self._sent_bytes += sum(map(len, lines))
         with suppress(OSError):  # records sent but not marked are sent again: stored once
-            self._mark()
-            for record in map(self._parse, lines if refused_for is None else []):
-                if record and record.is_file:
-                    shutil.rmtree(record.payload.parent, ignore_errors=True)
+            self._mark(self._sent_bytes + sum(map(len, lines)))
+            for record in map(_parse, lines if refused_for is None else []):
+                if record and record.kind == "file":
+                    self._path(record).unlink(missing_ok=True)
 
     def start_over(self, without: Container[str]) -> None:
-        """Everything is to be sent, to another run: all but kinds `without`, and sent files."""
+        """Let every record be sent again, to another run: all but the kinds `without`, and
+        artifacts that were sent, because their contents are gone."""
         if self.folder is None:
             return
         lines = []
         for line in self._lines():
-            record = self._parse(line)
+            record = _parse(line)
             if record and record.kind not in without:
-                lines += [line] if not record.is_file or record.payload.exists() else []
-        self._sent_bytes = 0
-        self._mark()
-        aside = self.folder / f".{JOURNAL_NAME}.new"
-        aside.write_bytes(b"".join(lines))
-        aside.replace(self.folder / JOURNAL_NAME)
+                lines += [line] if record.kind != "file" or self._path(record).exists() else []
+        self._mark(0)
+        write_whole(self.folder / JOURNAL_NAME, lambda aside: aside.write_bytes(b"".join(lines)))
         self._file.close()
-        self._file = (self.folder / JOURNAL_NAME).open("ab", buffering=0)
-        self._end = sum(map(len, lines))
-        self._waiting = deque(lines)
+        self._open()
 
     def bind(self, tracking_uri: str, run_id: str) -> None:
         """Note whose records these are. Raises: OSError."""
@@ -173,14 +166,12 @@ class Journal:
             (self.folder / _TARGET).write_text(json.dumps(target) + "\n")
 
     def sync(self) -> None:
-        """Through the operating system to the disk."""
+        """Force everything that was written to the disk."""
         if self.folder is None:
             return
         with suppress(OSError):
-            paths, self._unsynced = self._unsynced, []
-            for path in filter(Path.exists, paths):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+            for path in (self.folder / "files").glob("*"):
+                sync(path)
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -189,17 +180,30 @@ class Journal:
             self._file.close()
             self._lock.close()
 
+    def _open(self) -> None:
+        """Read the lines that were not sent, and open the file for appending."""
+        assert self.folder is not None
+        self._file = (self.folder / JOURNAL_NAME).open("ab", buffering=0)
+        self._end = sum(map(len, self._lines()))
+        os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
+        self._sent_bytes = 0
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            marked = int(json.loads((self.folder / "sent.json").read_text())["bytes"])
+            self._sent_bytes = marked if marked <= self._end else 0
+        self._waiting = deque(self._lines(self._sent_bytes))
+
     def _lines(self, start: int = 0) -> Iterator[bytes]:
         if self.folder is not None:
             with (self.folder / JOURNAL_NAME).open("rb") as file:
                 file.seek(start)
                 yield from (line for line in file if line.endswith(b"\n"))
 
-    def _mark(self) -> None:
+    def _mark(self, sent_bytes: int) -> None:
         assert self.folder is not None
-        temporary = self.folder / ".sent.json"
-        temporary.write_text(json.dumps({"bytes": self._sent_bytes}))
-        temporary.replace(self.folder / "sent.json")
+        self._sent_bytes = sent_bytes
+        aside = self.folder / ".sent.json"  # not forced to disk: the run's thread may be waiting
+        aside.write_text(json.dumps({"bytes": sent_bytes}))
+        aside.replace(self.folder / "sent.json")
 
     def _keep_refused(self, lines: list[bytes], reason: str) -> None:
         assert self.folder is not None
@@ -208,60 +212,32 @@ class Journal:
             refused.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
 
     def _write(self, record: Record) -> bytes:
-        """One line, and its file first: whole, or as if nothing had been written."""
+        """Write an artifact's content, then the line; after an error neither of them is there."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
-        value = self._with_file(record) if record.is_file else to_json(record)
+        payload = record.payload
+        if record.kind == "file":
+            payload = f"files/{uuid4().hex}"
+        value = {"kind": record.kind, "payload": payload, "name": record.name}
         line = json.dumps(value).encode() + b"\n"
         try:
+            if record.kind == "file":
+                path = self._path(Record("file", payload))
+                path.parent.mkdir(exist_ok=True)  # not the journal's folder: it may be deleted
+                path.write_bytes(record.payload)
             if self._file.write(line) != len(line):
                 raise OSError("no room for a whole line")
         except OSError:
             os.ftruncate(self._file.fileno(), self._end)
+            if record.kind == "file":
+                path.unlink(missing_ok=True)
             raise
         self._end += len(line)
         return line
 
-    def _with_file(self, record: Record) -> dict[str, Any]:
+    def _path(self, record: Record) -> Path:
         assert self.folder is not None
-        name = Path(record.payload).name if record.kind == "file" else "content"
-        path = self.folder / "files" / uuid4().hex / name
-        try:
-            path.parent.parent.mkdir(exist_ok=True)  # but never the journal's own folder again
-            path.parent.mkdir()
-            if record.kind == "file":
-                shutil.copyfile(record.payload, path)
-            elif record.kind == "text":
-                path.write_bytes(record.payload.encode("utf-8", "replace"))
-            else:
-                path.write_bytes(record.payload)
-        except OSError:
-            shutil.rmtree(path.parent, ignore_errors=True)
-            raise
-        self._unsynced.append(path)
-        payload = str(path.relative_to(self.folder))
-        return {"kind": record.kind, "payload": payload, "name": record.name}
-
-    def _parse(self, line: bytes) -> Record | None:
-        """The payload of a file is its path; None for a damaged line."""
-        assert self.folder is not None
-        try:
-            record = from_json(json.loads(line))
-            path = self.folder / record.payload if record.is_file else None
-        except (KeyError, TypeError, ValueError):
-            return None
-        return record if path is None else Record(record.kind, path, record.name)
-
-    def _read(self, line: bytes) -> Record | None:
-        record = self._parse(line)
-        if record is None or record.kind not in ("text", "bytes"):
-            return record
-        try:
-            content = record.payload.read_bytes()
-        except FileNotFoundError:
-            return None
-        text = content.decode("utf-8", "replace") if record.kind == "text" else content
-        return Record(record.kind, text, record.name)
+        return self.folder / record.payload
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:
@@ -274,7 +250,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
-    """Another run's journal in this folder keeps its records under another name."""
+    """Rename the folder if another run's journal is in it, so that its records are kept."""
     target = read_target(folder)
     if target is None or target.get("mlflow_run_id") == run_id:
         return
@@ -289,3 +265,12 @@ def cannot_write(folder: Path | None, error: OSError) -> UserError:
         f"cannot write the run's records in {folder}: {error.strerror}; make room, or choose "
         "another output_dir or export_dir"
     )
+
+
+def _parse(line: bytes) -> Record | None:
+    """None for a damaged line; the payload of a file is its path in the journal's folder."""
+    try:
+        record = Record(**json.loads(line))
+    except (TypeError, ValueError):
+        return None
+    return record if record.kind in get_args(Kind) else None

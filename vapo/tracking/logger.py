@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
+from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.system.main_process import is_main_process
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
-from vapo.tracking.partial_uploads import remove_partial_uploads
+from vapo.tracking.opening import begin_run, open_store
 from vapo.tracking.provenance import provenance_tags
-from vapo.tracking.records import Clock, InputData, Record
-from vapo.tracking.stores import MlflowSink, Store, begin_run, locate_store, open_store
-from vapo.tracking.tables import TABLES_TAG, only_tables, table_json, with_table
-from vapo.tracking.undelivered import what_was_not_sent
+from vapo.tracking.records import Clock, InputData, Kind, Record
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import Store, locate_store
+from vapo.tracking.tables import TABLES_TAG, table_json, with_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,16 +32,15 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
 
 
-def make_run_logger(
-    tracking: TrackingConfig,
-    *,
-    run_name: str,
-    run_id: str | None = None,
-    tags: Mapping[str, str] = {},
-    note: Callable[[str], None] = print,
-    journal: Path | None = None,
-) -> RunLogger:
-    """Open the store and begin a run, or resume `run_id`; a new one if the store has lost it.
+class RunLogger(Logger):
+    """A Lightning logger to MLflow, with delivery in the background.
+
+    It opens the store and begins a run, or resumes `run_id`; a new one if the store has lost it.
+    Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
+    store fails, the run continues: records wait in the journal and are sent again, and `close`
+    says how many are left and by which command to send them. Lightning's own `finalize` only
+    waits for what was logged so far, because a run outlives its `Trainer.fit`; `close` ends it.
+    On ranks other than 0 every method does nothing. Use it as a context manager.
 
     `note` receives lines for the user: the wait for a new store, trouble during the run.
     `journal` is the folder `tracking` of the run's own folder, where records are kept until
@@ -48,91 +48,73 @@ def make_run_logger(
 
     Raises: UserError, within seconds, if the store or the journal cannot be used.
     """
-    store = locate_store(tracking.uri)
-    if not is_main_process():
-        return RunLogger(store, tracking.experiment, run_id=run_id)
-    if journal is not None:
-        set_aside_others(journal, run_id, note)
-    records = Journal(journal)
-    experiment_id = open_store(store, tracking.experiment, note)
-    logger = RunLogger(
-        store,
-        tracking.experiment,
-        run_name=run_name,
-        run_id=run_id,
-        tags={**provenance_tags(), **tracking.tags, **tags},
-        note=note,
-    )
-    logger.begin(experiment_id, records)
-    return logger
 
-
-class RunLogger(Logger):
-    """A Lightning logger to MLflow, with delivery in the background.
-
-    Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
-    store fails, the run goes on: records wait in the journal and are sent again, and `close`
-    says how many are left and by which command to send them. Lightning's own `finalize` only
-    waits for what was logged so far, because a run outlives its `Trainer.fit`; `close` ends it.
-    On ranks other than 0 every method does nothing. Made by `make_run_logger`; use it as a
-    context manager.
-    """
+    # the last step of each metric that earlier processes of this run recorded
+    recorded_steps: Mapping[str, int] = {}
+    experiment_id: str | None = None
+    run_id: str | None = None
+    is_resumed = False
 
     def __init__(
         self,
-        store: Store,
-        experiment: str,
+        tracking: TrackingConfig,
         *,
-        run_name: str | None = None,
+        run_name: str,
         run_id: str | None = None,
         tags: Mapping[str, str] = {},
         note: Callable[[str], None] = print,
+        journal: Path | None = None,
     ) -> None:
         super().__init__()
-        self.store = store
-        self.tags = dict(tags)
-        self._experiment_name = experiment
-        self._experiment_id: str | None = None
-        self._run_name = run_name
-        self._run_id = run_id
-        self._resumed = run_id is not None
-        self._note: Callable[[str], None] = lambda text: note(store.redact(text))
+        self.store = locate_store(tracking.uri)
+        self.tags: dict[str, str] = {}
+        self.run_id, self.is_resumed = run_id, run_id is not None
+        self._experiment_name = tracking.experiment
+        self._note: Callable[[str], None] = lambda text: note(self.store.redact(text))
         self._delivery: Delivery | None = None
         self._report: DeliveryReport | None = None
         self._tables = "[]"
         self._nonfinite: set[str] = set()
         self._clock = Clock()
-        self._journal = Journal(None)
-        self._recorded_steps: dict[str, int] = {}
         self._skip_up_to: Mapping[str, int] = {}
+        if not is_main_process():
+            return
+        if journal is not None:
+            set_aside_others(journal, run_id, note)
+        self._journal = Journal(journal)
+        self.experiment_id = open_store(self.store, tracking.experiment, note)
+        self.tags = {**provenance_tags(), **tracking.tags, **tags}
+        self._begin(run_name, self.experiment_id)
 
-    def begin(self, experiment_id: str, journal: Journal) -> None:
+    def _begin(self, run_name: str, experiment_id: str) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
-        self._experiment_id, self._journal, earlier = experiment_id, journal, self._run_id
-        client, run = begin_run(self.store, experiment_id, earlier, self._run_name, self.tags)
-        self._run_id = str(run.info.run_id)
-        self._resumed = self._run_id == earlier
-        if earlier and not self._resumed:
-            self.tags["continues"] = earlier
-        self._take_over(journal, self._run_id, earlier)
-        self._read_history(journal, run.data.tags.get(TABLES_TAG, "[]"))
+        earlier = self.run_id
+        client, run = begin_run(self.store, experiment_id, earlier, run_name, self.tags)
+        self.run_id = str(run.info.run_id)
+        self.is_resumed = self.run_id == earlier
+        if earlier and not self.is_resumed:
+            self.tags |= {"continues": earlier, TABLES_TAG: "[]"}  # its tables are gone with it
+        self._take_over_journal(self.run_id, earlier)
+        self._tables = self.tags.get(TABLES_TAG) or run.data.tags.get(TABLES_TAG, "[]")
+        self._read_history()
         self._delivery = Delivery(
-            MlflowSink(client, self._run_id), self._note, journal, redact=self.store.redact
+            MlflowSink(client, self.run_id), self._note, self._journal, redact=self.store.redact
         )
         atexit.register(self.close, "KILLED")
-        if self._resumed:
-            self._submit(Record("status", ("RUNNING", self._clock.now_ms())))
+        if self.is_resumed:
+            self._submit("status", ("RUNNING", self._clock.now_ms()))
         if earlier:
             self.set_tags(self.tags)
 
-    def _take_over(self, journal: Journal, run_id: str, earlier: str | None) -> None:
-        """The journal is the run's from now on; it was that of the run `earlier`, if not None.
+    def _take_over_journal(self, run_id: str, earlier: str | None) -> None:
+        """Bind the journal to this run.
 
-        Where that is another run, because the store has lost it, all its records are to be sent
-        again, but for what the process that continues says by itself: params, inputs, the status.
+        If the store has lost the run `earlier`, all records of its journal are sent to this run,
+        except those that this process records anew: params, inputs and the status.
         """
+        journal = self._journal
         try:
-            if earlier and not self._resumed:
+            if earlier and not self.is_resumed:
                 journal.start_over(without=("params", "inputs", "status"))
                 self._note(
                     f"tracking: the run {earlier} is not in {self.store.shown_uri} any more; it is "
@@ -144,49 +126,29 @@ class RunLogger(Logger):
             journal.bind(self.store.shown_uri, run_id)
         except OSError as error:
             raise cannot_write(journal.folder, error) from None
-        has_it_alone = self._resumed and journal.folder is not None
-        remove_partial_uploads(self.store, run_id if has_it_alone else None)
+        if self.is_resumed and journal.folder is not None:
+            self.store.remove_partial_uploads(run_id)
 
-    def _read_history(self, journal: Journal, tables: str) -> None:
-        """What the processes before this one recorded, and at which times: no time is used again,
-        even if this host's clock has gone back."""
-        names = set[str]()
-        for record in journal.records():
-            names.add(record.name)
-            if record.kind == "tags":
-                tables = record.payload.get(TABLES_TAG, tables)
+    def _read_history(self) -> None:
+        """Read what earlier processes of this run recorded: the last step of each metric, the
+        list of tables, and the times, which are not used again even if the clock was set back."""
+        steps: dict[str, int] = {}
+        for record in self._journal.records():
+            if record.kind == "tags" and self.is_resumed:
+                self._tables = record.payload.get(TABLES_TAG, self._tables)
             for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
                 self._clock.after(at_ms)
-                self._recorded_steps[key] = max(step, self._recorded_steps.get(key, step))
-        self._tables = tables
-        if "continues" in self.tags and not self._resumed:  # the new run has not all of them
-            self._tables = self.tags[TABLES_TAG] = only_tables(tables, names)
+                steps[key] = max(step, steps.get(key, step))
+        self.recorded_steps = steps
 
     @property
     def name(self) -> str | None:
         """Lightning's name of a logger: the experiment's id, as its own MLflow logger has it."""
-        return self._experiment_id
+        return self.experiment_id
 
     @property
     def version(self) -> str | None:
-        return self._run_id
-
-    @property
-    def run_id(self) -> str | None:
-        return self._run_id
-
-    @property
-    def experiment_id(self) -> str | None:
-        return self._experiment_id
-
-    @property
-    def is_resumed(self) -> bool:
-        return self._resumed
-
-    @property
-    def recorded_steps(self) -> Mapping[str, int]:
-        """The last step of each metric that earlier processes of this run recorded."""
-        return self._recorded_steps
+        return self.run_id
 
     def skip_recorded(self) -> None:
         """From now on leave out every metric at a step that an earlier process recorded.
@@ -194,7 +156,7 @@ class RunLogger(Logger):
         For a resumed run that computes the same values again, from its last checkpoint up to
         where it was interrupted.
         """
-        self._skip_up_to = self._recorded_steps
+        self._skip_up_to = self.recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Values at one step. Infinite ones are recorded as nan, with a note for each key.
@@ -215,7 +177,7 @@ class RunLogger(Logger):
                 number = math.nan
             items.append((key, number, at_ms, step or 0))
         if items:
-            self._submit(Record("metrics", items))
+            self._submit("metrics", items)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the resolved config is recorded once, by `log_config`."""
@@ -226,10 +188,10 @@ class RunLogger(Logger):
         MLflow's params are immutable, so a resumed run keeps those it began with; what it was
         resumed with is the artifact config_resumed.yaml.
         """
-        if self._resumed:
+        if self.is_resumed:
             self.log_text(config_yaml, "config_resumed.yaml")
             return
-        self._submit(Record("params", {key: str(value) for key, value in flat_params.items()}))
+        self._submit("params", {key: str(value) for key, value in flat_params.items()})
         self.log_text(config_yaml, "config.yaml")
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
@@ -239,7 +201,7 @@ class RunLogger(Logger):
         self.set_tags({TABLES_TAG: self._tables})
 
     def log_text(self, text: str, name: str) -> None:
-        self._submit(Record("text", text, name))
+        self._submit("file", text.encode("utf-8", "replace"), name)
 
     def log_figure(self, figure: Figure, name: str) -> None:
         """Drawn now, in the format of the name's suffix (png, svg, pdf), sent later."""
@@ -247,19 +209,15 @@ class RunLogger(Logger):
             return
         buffer = io.BytesIO()
         figure.savefig(buffer, format=Path(name).suffix[1:] or "png", bbox_inches="tight")
-        self._submit(Record("bytes", buffer.getvalue(), name))
-
-    def log_artifact(self, path: str | Path, folder: str = "") -> None:
-        """A local file. Without a journal it is read when it is sent: leave it in place."""
-        self._submit(Record("file", str(path), folder))
+        self._submit("file", buffer.getvalue(), name)
 
     def log_inputs(self, inputs: Sequence[InputData]) -> None:
         """The data sets that the run reads, as MLflow's dataset inputs; once, on a new run."""
-        if not self._resumed:
-            self._submit(Record("inputs", list(inputs)))
+        if not self.is_resumed:
+            self._submit("inputs", list(inputs))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        self._submit(Record("tags", {key: str(value) for key, value in tags.items()}))
+        self._submit("tags", {key: str(value) for key, value in tags.items()})
 
     def finalize(self, status: str = "success") -> None:
         """Lightning's end of a fit or a validation: wait for delivery; the run stays open."""
@@ -267,7 +225,7 @@ class RunLogger(Logger):
             self._delivery.flush(_FLUSH_S)
 
     def sync(self) -> None:
-        """What was logged so far outlives a power cut, in the journal."""
+        """Force what was logged so far to the journal's disk: it outlives a power cut."""
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
@@ -277,7 +235,7 @@ class RunLogger(Logger):
             return 0
         if self._report is None:
             atexit.unregister(self.close)
-            self._submit(Record("status", (status, self._clock.now_ms())))
+            self._submit("status", (status, self._clock.now_ms()))
             self._report = self._delivery.close()
             self._journal.close()
             for line in what_was_not_sent(self._report, self._journal.folder, self.store):
@@ -285,15 +243,15 @@ class RunLogger(Logger):
         return self._report.undelivered
 
     def discard_journal(self) -> None:
-        """For a run that nothing resumes: remove the journal, unless there is something in it."""
-        report, folder = self._report, self._journal.folder
-        if folder and report and not report.undelivered and not report.refused:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove the journal of a run that is never resumed, if the store has all its records."""
+        report = self._report
+        if report and self._journal.folder and not report.undelivered and not report.refused:
+            shutil.rmtree(self._journal.folder, ignore_errors=True)
 
     def describe(self) -> str:
         """Where the run is recorded, for the summary."""
         return (
-            f"MLflow run {self._run_id}, experiment '{self._experiment_name}', "
+            f"MLflow run {self.run_id}, experiment '{self._experiment_name}', "
             f"{self.store.database or self.store.shown_uri}"
         )
 
@@ -306,6 +264,36 @@ class RunLogger(Logger):
         else:
             self.close("FAILED" if issubclass(exc_type, Exception) else "KILLED")
 
-    def _submit(self, record: Record) -> None:
+    def _submit(self, kind: Kind, payload: Any, name: str = "") -> None:
         if self._delivery is not None:
-            self._delivery.submit(record)
+            self._delivery.submit(Record(kind, payload, name))
+
+
+def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store) -> list[str]:
+    """Lines for the user at the end of a run; none if the store has everything.
+
+    The store's credentials come from the environment then, because nothing keeps them.
+    """
+    lines = []
+    if report.undelivered:
+        total = report.delivered + report.undelivered + report.refused
+        line = (
+            f"tracking: {report.undelivered} of {total} records were not delivered to "
+            f"{store.shown_uri} (last error: {report.last_error})"
+        )
+        if report.lost:
+            line += f"; {report.lost} are lost"
+            line += f": {folder} cannot be written, or was deleted or moved" if folder else ""
+        lines.append(line)
+    if report.undelivered > report.lost and folder is not None:
+        lines[0] += "; send what is kept with"
+        command = f"  vapo deliver {folder.parent}"
+        if store.parts.has_credentials:
+            names = f"{TRACKING_USER} and {TRACKING_PASSWORD}" if store.is_http else TRACKING_URI
+            command += f"  # with the store's credentials in {names}"
+        lines.append(command)
+    if report.refused:
+        kept = folder / "refused.jsonl" if folder is not None else None
+        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
+    return lines

@@ -1,10 +1,12 @@
-"""What a run ran on: commit, versions, host. Everything that cannot be had is left out."""
+"""What a run ran on: commit, versions, host. What cannot be found out is left out."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,10 +19,8 @@ def versions() -> dict[str, str]:
     """Versions of Python, vapo and the packages that decide a run's numbers."""
     found = {"python": platform.python_version(), "vapo": __version__}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -62,12 +62,9 @@ def host() -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with suppress(OSError):
+        if match := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
+            return match[1].strip()
     return platform.machine()
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-Kind = Literal["metrics", "params", "tags", "text", "bytes", "file", "inputs", "status"]
+Kind = Literal["metrics", "params", "tags", "file", "inputs", "status"]
 
 
-@dataclass(frozen=True)
-class InputData:
+class InputData(NamedTuple):
     """A data set that a run reads: `context` is `training` or `evaluation`."""
 
     name: str
@@ -23,49 +21,16 @@ class InputData:
 
 @dataclass(frozen=True)
 class Record:
-    """One thing to record. `payload` by kind:
+    """One thing to record. `payload` by kind, where JSON gives a list back for a tuple:
 
     metrics: list of (key, value, unix time in ms, step); params, tags: dict of strings;
-    text: str; bytes: bytes; file: path of a local file; inputs: list of `InputData`;
-    status: (MLflow's word, unix time in ms). `name` is the artifact's path for text and bytes,
-    its folder for a file.
+    file: bytes, and `name` is the artifact's path; inputs: list of `InputData`;
+    status: (MLflow's word, unix time in ms).
     """
 
     kind: Kind
     payload: Any
     name: str = ""
-
-    @property
-    def is_file(self) -> bool:
-        return self.kind in ("text", "bytes", "file")
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """A record that is no file as JSON values; nan, which JSON lacks, is null."""
-    payload = record.payload
-    if record.kind == "metrics":
-        payload = [
-            [key, None if math.isnan(value) else value, at, step]
-            for key, value, at, step in payload
-        ]
-    elif record.kind == "inputs":
-        payload = [asdict(data) for data in payload]
-    return {"kind": record.kind, "payload": payload, "name": record.name}
-
-
-def from_json(value: Any) -> Record:
-    """Raises: KeyError, TypeError or ValueError for what `to_json` does not write."""
-    kind, payload = value["kind"], value["payload"]
-    if kind == "metrics":
-        payload = [
-            (key, math.nan if number is None else float(number), int(at), int(step))
-            for key, number, at, step in payload
-        ]
-    elif kind == "inputs":
-        payload = [InputData(**data) for data in payload]
-    elif kind == "status":
-        payload = tuple(payload)
-    return Record(kind, payload, value["name"])
 
 
 class Clock:
@@ -79,7 +44,7 @@ class Clock:
         self._last = 0
 
     def after(self, at_ms: int) -> None:
-        """Never again this time, or one before it."""
+        """Let every time from now on be later than this one."""
         self._last = max(self._last, at_ms)
 
     def now_ms(self) -> int:

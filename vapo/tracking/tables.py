@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TABLES_TAG = "mlflow.loggedArtifacts"
@@ -28,11 +28,6 @@ def with_table(listed: str, name: str) -> str:
     while len(json.dumps(tables)) > _MAX_TAG_CHARS:
         del tables[0]
     return json.dumps(tables)
-
-
-def only_tables(listed: str, names: Container[str]) -> str:
-    """The tag's value without the tables whose artifacts are gone."""
-    return json.dumps([table for table in json.loads(listed) if table["path"] in names])
 
 
 def _json_value(value: Any) -> Any:

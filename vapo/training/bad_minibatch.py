@@ -46,12 +46,12 @@ def inspect_minibatch(
             if value.dim() == 2 and name not in _NOT_TRAINED_ON
         }
         numbers |= {name: value.cpu() for name, value in forward(micro).items()}
-        for name, value in numbers.items():
-            bad.setdefault(name, 0)
-            bad[name] += int(_bad_rows(value, micro).sum())
+        bad_rows = {name: _bad_rows(value, micro) for name, value in numbers.items()}
+        for name, is_bad in bad_rows.items():
+            bad[name] = bad.get(name, 0) + int(is_bad.sum())
         num_rows += len(rows.rollouts)
         for row, rollout in enumerate(rows.rollouts):
-            names = [n for n, value in numbers.items() if _bad_rows(value, micro)[row]]
+            names = [name for name, is_bad in bad_rows.items() if is_bad[row]]
             known = {
                 "where": place,
                 "not_finite": names or ["sum over tokens"],

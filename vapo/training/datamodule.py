@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 
 import lightning as L
 import torch
@@ -15,7 +16,7 @@ from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
-from vapo.training.iteration import Iteration, IterationRunner, num_minibatches
+from vapo.training.iteration import Iteration, IterationRunner
 from vapo.training.minibatches import Minibatch
 from vapo.training.module import VapoModule
 
@@ -53,7 +54,6 @@ class RolloutDataModule(L.LightningDataModule):
         scorer: Scorer,
         make_sampler: Callable[[VapoModule], Sampler],
         progress: Progress,
-        pad_id: int,
         kept: KeptRollouts | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,7 +63,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.scorer = scorer
         self.make_sampler = make_sampler
         self.progress = progress
-        self.pad_id = pad_id
         self.kept = kept
         self.safe_point = safe_point
 
@@ -81,17 +80,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         assert self.trainer is not None
-        return IterationRunner(
-            self.config,
-            rollouts=self.rollouts,
-            sampler=self.sampler,
-            networks=module,
-            faults=module.faults,
-            progress=self.progress,
-            pad_id=self.pad_id,
-            total=self.trainer.max_epochs or 0,
-            safe_point=self.safe_point,
-        )
+        total = self.trainer.max_epochs or 0
+        return IterationRunner(self.rollouts, module, total=total, safe_point=self.safe_point)
 
     def rollout_source(self, module: VapoModule) -> RolloutSource:
         collection = RolloutCollection(
@@ -123,6 +113,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.sampler.close()
 
 
+@dataclass(frozen=True)
 class IterationLoader:
     """What Lightning iterates over: each epoch runs the stages, then yields the minibatches.
 
@@ -130,15 +121,12 @@ class IterationLoader:
     requested, which is after the epoch has begun.
     """
 
-    def __init__(
-        self, datamodule: RolloutDataModule, module: VapoModule, runner: IterationRunner
-    ) -> None:
-        self.datamodule = datamodule
-        self.module = module
-        self.runner = runner
+    datamodule: RolloutDataModule
+    module: VapoModule
+    runner: IterationRunner
 
     def __len__(self) -> int:
-        return num_minibatches(self.datamodule.config)
+        return self.runner.num_minibatches
 
     def __iter__(self) -> Iterator[Minibatch]:
         if hasattr(self.datamodule, "iteration"):

@@ -13,10 +13,8 @@ from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
-from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.source import RolloutSource
 from vapo.system.distributed import all_ranks, rank
-from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.training.faults import Faults
 from vapo.training.minibatches import Minibatch, make_minibatches
@@ -25,6 +23,9 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, Trai
 
 class Networks(Protocol):
     """What the stages need from actor and critic."""
+
+    pad_id: int
+    faults: Faults
 
     @property
     def uses_packed_rows(self) -> bool:
@@ -81,27 +82,20 @@ class IterationRunner:
 
     def __init__(
         self,
-        config: FitConfig,
-        *,
         rollouts: RolloutSource,
-        sampler: Sampler,
         networks: Networks,
-        faults: Faults,
-        progress: Progress,
-        pad_id: int,
+        *,
         total: int,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config = config
-        self.hyperparameters = resolve(config)
         self.rollouts = rollouts
-        self.sampler = sampler
         self.networks = networks
-        self.faults = faults
-        self.progress = progress
-        self.pad_id = pad_id
         self.total = total
         self.safe_point = safe_point
+        self.config = rollouts.config
+        self.progress = rollouts.progress
+        self.hyperparameters = resolve(self.config)
+        self.num_minibatches = num_minibatches(self.config)
 
     def run(self, start: IterationStart) -> Iteration:
         """Run one iteration: prompts, rollouts, rewards, values, advantages, minibatches."""
@@ -109,7 +103,7 @@ class IterationRunner:
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
         self.safe_point()
-        self.sampler.sleep()
+        self.rollouts.collection.sampler.sleep()
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
         checked = self.check(evaluated, start)
@@ -137,10 +131,10 @@ class IterationRunner:
             batch,
             num_minibatches=self.num_minibatches,
             by_group=self.config.algorithm.compares_groups,
-            records=self.faults.rollouts,
+            records=self.networks.faults.rollouts,
             place=place,
         )
-        self.faults.left_out(checked.num_left_out, place, checked.reason)
+        self.networks.faults.left_out(checked.num_left_out, place, checked.reason)
         return checked
 
     def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
@@ -159,15 +153,11 @@ class IterationRunner:
             batch,
             num_minibatches=self.num_minibatches,
             max_tokens=self.config.training.microbatch_tokens,
-            pad_id=self.pad_id,
+            pad_id=self.networks.pad_id,
             packed=self.networks.uses_packed_rows,
             seed=derive_seed(self.config.seed, "minibatches", start.index, rank()),
         )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
-
-    @property
-    def num_minibatches(self) -> int:
-        return num_minibatches(self.config)
 
     def is_last(self, start: IterationStart) -> bool:
         """Whether this is the run's last iteration, as far as is known before its update."""

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
-from vapo.config.schema import OptimizerConfig
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic
@@ -87,20 +86,14 @@ class VapoModule(L.LightningModule):
     @property
     def next_start(self) -> IterationStart:
         """The start of the iteration after those that are finished."""
-        return IterationStart(
-            int(self.iteration) + 1,
-            self.phase,
-            int(self.policy_iterations),
-            int(self.policy_steps),
-        )
+        number, policy_iterations = int(self.iteration) + 1, int(self.policy_iterations)
+        return IterationStart(number, self.phase, policy_iterations, int(self.policy_steps))
 
     @property
     def is_finished(self) -> bool:
         """Whether all iterations are done, as in a run killed after its last checkpoint."""
-        in_policy_phase = self.phase is Phase.POLICY_OPTIMIZATION
-        return in_policy_phase and int(self.policy_iterations) >= (
-            self.config.training.num_iterations
-        )
+        is_trained = int(self.policy_iterations) >= self.config.training.num_iterations
+        return self.phase is Phase.POLICY_OPTIMIZATION and is_trained
 
     # ---- networks and optimizers -------------------------------------------------------------
 
@@ -124,20 +117,17 @@ class VapoModule(L.LightningModule):
     def on_fit_start(self) -> None:
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
-        if is_sharded(self.trainer.strategy):
-            return  # shards were filled in their place
-        for reference in self._reference:
-            reference.to(self.device)
+        if not is_sharded(self.trainer.strategy):  # shards were filled in their place
+            for reference in self._reference:
+                reference.to(self.device)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
-        pairs: list[tuple[nn.Module, OptimizerConfig]] = [(self.actor, self.config.actor.optimizer)]
-        if self.critic is not None:
-            pairs.append((self.critic, self.config.critic.optimizer))
-        optimizers: list[Optimizer] = [make_optimizer(*pair) for pair in pairs]
-        schedulers = [
-            make_scheduler(optimizer, options.warmup_steps)
-            for optimizer, (_, options) in zip(optimizers, pairs, strict=True)
-        ]
+        optimizers: list[Optimizer] = []
+        schedulers = []
+        for name in ("actor", "critic") if self.has_critic else ("actor",):
+            options = getattr(self.config, name).optimizer
+            optimizers.append(make_optimizer(getattr(self, name), options))
+            schedulers.append(make_scheduler(optimizers[-1], options.warmup_steps))
         return optimizers, schedulers
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
@@ -211,7 +201,9 @@ class VapoModule(L.LightningModule):
         total = torch.zeros((), device=self.device)
         for index, microbatch in enumerate(minibatch.microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
-            self._backward_share(network, loss, index == len(minibatch.microbatches) - 1)
+            is_last = index == len(minibatch.microbatches) - 1
+            set_gradient_sync(network, is_last or self.config.trainer.reduce_every_microbatch)
+            self.manual_backward(loss * world_size())  # data parallelism averages over ranks
             self.update_flops += network.forward_flops.count_update(microbatch.inputs)
             total += loss.detach()
         return total
@@ -241,11 +233,6 @@ class VapoModule(L.LightningModule):
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         return {"values": inputs.scatter(self.critic(inputs))}
-
-    def _backward_share(self, network: nn.Module, loss: Tensor, last: bool) -> None:
-        """Backward of one share of a sum; undoes the averaging over ranks of data parallelism."""
-        set_gradient_sync(network, last or self.config.trainer.reduce_every_microbatch)
-        self.manual_backward(loss * world_size())
 
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
@@ -302,9 +289,8 @@ class VapoModule(L.LightningModule):
         checkpoint["config"] = to_yaml(self.config)
         checkpoint["lineage"] = self.lineage.state_dict()
         if not is_sharded(self.trainer.strategy):
-            number_parameters_as_module(
-                self, self.trainer.optimizers, checkpoint["optimizer_states"]
-            )
+            states = checkpoint["optimizer_states"]
+            number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "lineage" in checkpoint:  # absent in earlier versions: kept rollouts cannot match

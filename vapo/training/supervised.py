@@ -22,12 +22,11 @@ from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.by_source import make_scorer
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
-from vapo.tracking.logger import RunLogger, make_run_logger
+from vapo.tracking.logger import RunLogger
 from vapo.training.optimizers import make_optimizer, make_scheduler
 
 
@@ -49,12 +48,12 @@ def recorded_run(
     """Open the display, verifier and MLflow run of a supervised command; record its config."""
     with (
         Progress() as progress,
-        make_scorer(
+        Scorer(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
         ) as scorer,
-        make_run_logger(
+        RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
             tags={"command": command},

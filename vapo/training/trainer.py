@@ -46,7 +46,7 @@ class RunCallbacks:
         self.peers = Peers()
         self.evaluation = Evaluation(logger, progress)
         self.recording = Recording(logger, progress)
-        self.watch = Watch(config.watch, run_dir, logger, progress)
+        self.watch = Watch(config.watch, module.faults, run_dir, logger, progress)
         self.checkpointing = Checkpointing(
             run_dir,
             logger,

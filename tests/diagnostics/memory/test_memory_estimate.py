@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,10 +93,10 @@ def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) ->
     shape = NetworkShape("causal_lm", config, "float32", "sdpa", gradient_checkpointing, False)
     passes, whole = NetworkPasses(shape), FakeNetwork(shape)
     lengths = {"rows": 3, "prompt_tokens": 5, "response_tokens": 11}
-    assert passes.update(**lengths) == whole.update(**lengths)
-    assert passes.evaluation(**lengths) == whole.evaluation(**lengths)
-    decoded = [n.decode(rows=3, width=20, top_k=0, top_p=0.7) for n in (passes, whole)]
-    assert decoded[0] == decoded[1]
+    decoding: dict[str, Any] = {"rows": 3, "width": 20, "top_k": 0, "top_p": 0.7}
+    assert passes.run(FakeNetwork.update, **lengths) == whole.update(**lengths)
+    assert passes.run(FakeNetwork.evaluation, **lengths) == whole.evaluation(**lengths)
+    assert passes.run(FakeNetwork.decode, **decoding) == whole.decode(**decoding)
 
 
 # ---- over processes, by hand ------------------------------------------------------------------
@@ -211,8 +212,7 @@ def test_worst_microbatch(
 ) -> None:
     """One response may exceed the budget; shorter ones may fill it."""
     config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
-    worst = worst_microbatch(config, rows)
-    assert (worst.rows, worst.prompt_tokens, worst.response_tokens) == expected
+    assert worst_microbatch(config, rows) == expected
 
 
 # ---- the command ------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_each_reason_takes_the_best_group_that_is_left() -> None:
     ]
 
 
-def test_without_values_nothing_is_said_of_them() -> None:
+def test_without_values_no_group_is_chosen_by_them() -> None:
     made, _ = batch()
     found = choose_groups(made, None, num_groups=9, max_responses=3, max_tokens=99, seed=0)
     assert [group.reason for group in found] == [
@@ -106,6 +106,8 @@ def test_where_none_fits_the_shortest_is_cut() -> None:
 
 def test_groups_share_the_budget() -> None:
     groups = choose(4, max_tokens=20)
-    assert sum(sum(group.num_tokens) for group in groups) <= 20
+    assert sum(sum(group.num_tokens.values()) for group in groups) <= 20
     assert len(groups) == 4
-    assert groups[0].num_tokens == (5,)  # of its 5, 1 and 2: the first fills the group's share
+    assert list(groups[0].num_tokens.values()) == [
+        5
+    ]  # of its 5, 1 and 2: the first fills the group's share

@@ -162,7 +162,7 @@ def test_numbers_are_those_of_the_shipped_functions_by_hand(
     )
 
 
-def test_the_page_says_what_it_is_of(folders: Path, tmp_path: Path) -> None:
+def test_the_page_names_its_checkpoint_and_settings(folders: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     arguments = ["--value-page", str(file), "evaluation.top_p=0.9", "evaluation.num_prompts=2"]
     assert cli.main(command(folders, *arguments)) == 0
@@ -204,7 +204,7 @@ def test_a_critic_free_system_has_a_page_without_values(
     assert right[True] > right[False]
 
 
-def test_rollouts_with_bad_numbers_go_with_their_group(
+def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vapo.diagnostics.value_page import heldout
@@ -247,7 +247,7 @@ def no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
         ("grpo", ["--value_page", "{tmp}/a.html", "evaluation.k=1"], "evaluation.k is 1: set it"),
     ],
 )
-def test_refusals(
+def test_bad_requests_are_refused(
     folders: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

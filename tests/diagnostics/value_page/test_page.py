@@ -127,7 +127,7 @@ def test_calibration_bins_cut_the_values_range_evenly() -> None:
 
 
 @pytest.mark.parametrize("system", ["grpo", "dapo", "raft"])
-def test_without_a_critic_there_is_nothing_of_values(system: str) -> None:
+def test_without_a_critic_no_values_are_shown(system: str) -> None:
     config = system_config(system)
     _, data = rendered(training_batch(config), config)
     names = {measure["name"] for measure in data["measures"]}

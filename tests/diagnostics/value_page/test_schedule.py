@@ -1,11 +1,11 @@
-"""When a page is due, and what it says of itself."""
+"""When a page is due, and its notes on what it lacks."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.systems import system_config
-from vapo.diagnostics.value_page.page_facts import notes
+from vapo.diagnostics.value_page.contents import notes
 from vapo.training.iteration import is_due, page_is_due
 from vapo.types import IterationStart, Phase
 
@@ -36,7 +36,7 @@ def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
     assert due_iterations(stops_after=3) == [1, 3, 4, 8, 10]
 
 
-def test_null_writes_none() -> None:
+def test_null_writes_no_page() -> None:
     config = system_config("vapo", "value_pages.every_n_iterations=null")
     for phase in Phase:
         assert not page_is_due(config, IterationStart(1, phase), ends_phase=False)

@@ -38,7 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_contents_are_made_as_often_as_pages_are_written(tmp_path: Path, made: list[int]) -> None:
-    """Only the update of iteration 3 tells that it was the last of value pretraining."""
+    """Only the update of iteration 3 decides that it was the last of value pretraining."""
     pages, watching, module = train(tmp_path, *STOP_RULE)
     assert list(pages) == ["iteration_0001", "iteration_0003", "iteration_0004", "iteration_0006"]
     assert made == [0, 2, 3, 5]

@@ -11,13 +11,15 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from vapo.commands.report import ReportOptions, open_reader, run, write_report
+from vapo.commands.report import open_reader, run, write_report
 from vapo.errors import UserError
 from vapo.sweep.report.recorded import SCORE
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import make_table
+from vapo.tracking.opening import open_store
 from vapo.tracking.records import InputData, Record
-from vapo.tracking.stores import MlflowSink, locate_store, open_store
+from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import locate_store
 
 CONFIG = {
     "seed": 0,
@@ -69,7 +71,8 @@ class Experiment:
         if score is not None:
             sink.send([Record("metrics", [(SCORE, 0.1, 1, 0), (SCORE, score, 2, 40)])])
         if resumed_with is not None:
-            sink.send([Record("text", nested(values | dict(resumed_with)), "config_resumed.yaml")])
+            text = nested(values | dict(resumed_with))
+            sink.send([Record("file", text.encode(), "config_resumed.yaml")])
         if status != "RUNNING":
             self.client.set_terminated(run_id, status)
         return run_id
@@ -316,11 +319,7 @@ def test_the_report_has_the_rows_and_what_is_left_out(
     experiment.add("vapo-seed0", 0.5)
     experiment.add("vapo-seed0", 0.3, {"algorithm.gamma": 0.9})
     failed = experiment.add("vapo-seed1", config={"seed": 1}, status="FAILED")
-    run(
-        ReportOptions(
-            experiment=experiment.name, tracking_uri=experiment.uri, output_dir=tmp_path / "out"
-        )
-    )
+    run(experiment=experiment.name, tracking_uri=experiment.uri, output_dir=tmp_path / "out")
     for text in (capsys.readouterr().out, (tmp_path / "out/table.md").read_text()):
         assert "| vapo (gamma 1.0) | 1 | 50.0 |" in text
         assert "| vapo (gamma 0.9) | 1 | 30.0 |" in text

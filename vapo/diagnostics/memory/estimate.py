@@ -8,16 +8,15 @@ that the config allows: every prompt and response as long as it may be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
 from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
-from vapo.diagnostics.memory.passes import NetworkPasses, NetworkShape, Parameters, PassMemory
+from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.errors import UserError
 
 GIB = 2**30
@@ -42,8 +41,7 @@ class Estimate:
         return max(sum(parts.values()) for parts in self.stages.values())
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """A micro-batch in the worst case."""
 
     rows: int
@@ -51,43 +49,48 @@ class Lengths:
     response_tokens: int
 
 
-@dataclass(frozen=True)
 class _Network:
-    """One network: its size in bytes per GPU, and its passes."""
+    """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
 
-    name: str
-    passes: NetworkPasses
-    parameter_bytes: int
-    compute_bytes: int
-    reduce_bytes: int
-    ranks: int
-    is_sharded: bool
-    is_offloaded: bool
+    Units: bytes. Weights have the dtype of `options`, what is computed and gathered that of the
+    precision, gradients on their way between GPUs float32 where the precision is mixed.
+    """
 
-    @property
-    def parameters(self) -> Parameters:
-        return self.passes.parameters
-
-    @property
-    def weights(self) -> float:
-        return self.parameters.total * self.parameter_bytes / self.ranks
-
-    @property
-    def root_gathered(self) -> float:
-        """Embedding, head and last norm, which stay whole between a forward and its backward."""
-        return self.parameters.root * self.compute_bytes if self.is_sharded else 0.0
-
-    @property
-    def layers_gathered(self) -> float:
-        """The layer that computes, and the prefetched next one; offloaded, its shard too."""
-        if not self.is_sharded:
-            return 0.0
-        shard = self.parameters.layer * self.parameter_bytes / self.ranks
-        return 2 * self.parameters.layer * self.compute_bytes + shard * self.is_offloaded
-
-    @property
-    def whole_gradients(self) -> float:
-        return self.parameters.total * self.reduce_bytes
+    def __init__(
+        self,
+        name: Literal["actor", "critic"],
+        options: ActorConfig | CriticConfig,
+        model: PreTrainedConfig,
+        config: FitConfig,
+    ) -> None:
+        self.name: str = name
+        self.is_sharded = config.trainer.strategy == "fsdp"
+        is_mixed = config.trainer.precision == "bf16-mixed"
+        self.autocast = is_mixed and not self.is_sharded
+        dtype = "bfloat16" if self.is_sharded and is_mixed else options.dtype
+        self.passes = NetworkPasses(
+            NetworkShape(
+                kind="causal_lm" if name == "actor" else "value_model",
+                config=model,
+                dtype=dtype,
+                attn_implementation=options.attn_implementation,
+                gradient_checkpointing=options.gradient_checkpointing,
+                autocast=self.autocast,
+            )
+        )
+        count, ranks = self.passes.parameters, num_processes(config)
+        parameter_bytes, self.compute_bytes = _BYTES[options.dtype], _BYTES[dtype]
+        self.reduce_bytes = 4 if is_mixed else parameter_bytes
+        self.parameters = count
+        self.weights = count.total * parameter_bytes / ranks
+        self.whole_gradients = count.total * self.reduce_bytes
+        self.gathered = count.total * self.compute_bytes * self.is_sharded
+        # embedding, head and last norm stay whole between a forward and its backward
+        self.root_gathered = count.root * self.compute_bytes * self.is_sharded
+        # the layer that computes, and the prefetched next one; offloaded, its shard too
+        shard = count.layer * parameter_bytes / ranks * config.trainer.cpu_offload
+        layers = 2 * count.layer * self.compute_bytes + shard
+        self.layers_gathered = layers * self.is_sharded
 
     def reducing(self, activations: float) -> float:
         """Whole gradients on their way to their shards, beyond the activations of the time.
@@ -106,9 +109,9 @@ def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
 ) -> Estimate:
     """Estimate the memory of a config; the model configs are those that its paths name."""
-    networks = [_network("actor", config.actor, actor, config)]
+    networks = [_Network("actor", config.actor, actor, config)]
     if critic is not None:
-        networks.append(_network("critic", config.critic, critic, config))
+        networks.append(_Network("critic", config.critic, critic, config))
     has_reference = config.algorithm.kl.coef > 0
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}
     if has_reference:
@@ -139,35 +142,6 @@ def estimate_memory(
 
 def num_processes(config: FitConfig) -> int:
     return config.trainer.devices * config.trainer.num_nodes
-
-
-def _network(
-    name: Literal["actor", "critic"],
-    options: ActorConfig | CriticConfig,
-    model: PreTrainedConfig,
-    config: FitConfig,
-) -> _Network:
-    is_sharded = config.trainer.strategy == "fsdp"
-    is_mixed = config.trainer.precision == "bf16-mixed"
-    dtype = "bfloat16" if is_sharded and is_mixed else options.dtype
-    shape = NetworkShape(
-        kind="causal_lm" if name == "actor" else "value_model",
-        config=model,
-        dtype=dtype,
-        attn_implementation=options.attn_implementation,
-        gradient_checkpointing=options.gradient_checkpointing,
-        autocast=is_mixed and not is_sharded,
-    )
-    return _Network(
-        name,
-        NetworkPasses(shape),
-        parameter_bytes=_BYTES[options.dtype],
-        compute_bytes=_BYTES[dtype],
-        reduce_bytes=4 if is_mixed else _BYTES[options.dtype],
-        ranks=num_processes(config),
-        is_sharded=is_sharded,
-        is_offloaded=config.trainer.cpu_offload,
-    )
 
 
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
@@ -217,16 +191,16 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     prompt = config.data.max_prompt_tokens
     response = max(rollouts.max_response_tokens, evaluation.max_response_tokens or 0)
     prompts = max(min(rows, _PREFILL_TOKENS // prompt), 1)
-    prefill = actor.passes.prefill(rows=prompts, prompt_tokens=prompt)
-    decode = actor.passes.decode(
+    prefill = actor.passes.run(FakeNetwork.prefill, rows=prompts, prompt_tokens=prompt)
+    decode = actor.passes.run(
+        FakeNetwork.decode,
         rows=rows,
         width=prompt + response + _SPARE_COLUMNS,
         top_k=max(rollouts.top_k, evaluation.top_k),
         top_p=min(rollouts.top_p, evaluation.top_p),
     )
-    whole_actor = actor.parameters.total * actor.compute_bytes if actor.is_sharded else 0.0
     return {
-        "gathered weights": whole_actor,
+        "gathered weights": actor.gathered,
         "KV cache": decode.kept,
         "KV cache, second copy": decode.kept,
         "logits, temporaries": max(prefill.peak, decode.peak),
@@ -251,23 +225,25 @@ def _vllm(actor: _Network, options: EngineOptions, config: FitConfig) -> Bytes:
 
 def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool) -> Bytes:
     """Forwards without gradients, one network after the other; gathered roots stay."""
-    lengths = worst_microbatch(config, _local_rollouts(config))
+    lengths = worst_microbatch(config, _local_rollouts(config))._asdict()
     roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
-    forward = max(_pass(n.passes.evaluation, lengths).peak + n.layers_gathered for n in networks)
+    forward = max(
+        n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in networks
+    )
     layers = max(n.layers_gathered for n in networks)
     return {"gathered weights": roots + layers, "logits, temporaries": forward - layers}
 
 
 def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
     """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
-    lengths = worst_microbatch(config, _local_minibatch(config))
-    memory = _pass(network.passes.update, lengths)
+    lengths = worst_microbatch(config, _local_minibatch(config))._asdict()
+    memory = network.passes.run(FakeNetwork.update, **lengths)
     others = [n for n in networks if n is not network]
-    roots = sum(n.root_gathered for n in others)
-    autocast_copies = sum(2 * n.parameters.total for n in others if n.passes.shape.autocast)
+    roots = sum(n.root_gathered for n in networks)
+    autocast_copies = sum(2 * n.parameters.total for n in others if n.autocast)
     return {
         "gradients": _gradients(networks, config),
-        "gathered weights": network.root_gathered + network.layers_gathered + roots,
+        "gathered weights": network.layers_gathered + roots,
         "gradients in reduction": network.reducing(memory.peak),
         "activations": memory.kept + autocast_copies,
         "logits, temporaries": memory.peak - memory.kept,
@@ -291,11 +267,3 @@ def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
     on_cpu = config.trainer.accelerator == "cpu"
     temporaries = 0.0 if on_cpu else max(n.weights for n in networks)
     return {"gradients": sum(n.weights for n in networks), "logits, temporaries": temporaries}
-
-
-def _pass(run: Callable[..., PassMemory], lengths: Lengths) -> PassMemory:
-    return run(
-        rows=lengths.rows,
-        prompt_tokens=lengths.prompt_tokens,
-        response_tokens=lengths.response_tokens,
-    )

@@ -7,11 +7,10 @@ Activation checkpointing, attention kernels and the chunked log-probs count as t
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +38,7 @@ class NetworkShape:
     autocast: bool
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(NamedTuple):
     """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers."""
 
     total: int
@@ -48,8 +46,7 @@ class Parameters:
     root: int
 
 
-@dataclass(frozen=True)
-class PassMemory:
+class PassMemory(NamedTuple):
     """Bytes: `kept` from forward to backward, `peak` the most at any time, `kept` included."""
 
     kept: int
@@ -64,17 +61,7 @@ class NetworkPasses:
     """
 
     def __init__(self, shape: NetworkShape) -> None:
-        self.shape = shape
         self.num_layers = int(shape.config.get_text_config().num_hidden_layers)
-        layers, total = self._layers()
-        self.parameters = Parameters(total, max(layers), total - sum(layers))
-        is_uniform = len(set(layers)) == 1
-        few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
-        self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
-
-    def _layers(self) -> tuple[list[int], int]:
-        """Parameters of every decoder layer, and of the whole."""
-        shape = self.shape
         model = model_of_config(
             shape.kind,
             copy.deepcopy(shape.config),
@@ -82,12 +69,17 @@ class NetworkPasses:
             dtype=shape.dtype,
             attn_implementation="auto",
         )
-        layers = model.get_submodule("model.layers").children()
-        counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-        return counts, sum(p.numel() for p in model.parameters())
+        modules = model.get_submodule("model.layers").children()
+        layers = [sum(p.numel() for p in layer.parameters()) for layer in modules]
+        total = sum(p.numel() for p in model.parameters())
+        self.parameters = Parameters(total, max(layers), total - sum(layers))
+        is_uniform = len(set(layers)) == 1
+        few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
+        self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
 
-    def _run(self, run: Callable[[FakeNetwork], PassMemory]) -> PassMemory:
-        found = [run(network) for network in self._networks]
+    def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
+        """The memory of a pass, such as `FakeNetwork.update`, of the whole network."""
+        found = [one_pass(network, **sizes) for network in self._networks]
         if len(found) == 1:
             return found[0]
         two, four = found
@@ -95,20 +87,6 @@ class NetworkPasses:
         return PassMemory(
             four.kept + (four.kept - two.kept) * more // 2,
             four.peak + (four.peak - two.peak) * more // 2,
-        )
-
-    def update(self, **lengths: int) -> PassMemory:
-        return self._run(lambda network: network.update(**lengths))
-
-    def evaluation(self, **lengths: int) -> PassMemory:
-        return self._run(lambda network: network.evaluation(**lengths))
-
-    def prefill(self, **lengths: int) -> PassMemory:
-        return self._run(lambda network: network.prefill(**lengths))
-
-    def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
-        return self._run(
-            lambda network: network.decode(rows=rows, width=width, top_k=top_k, top_p=top_p)
         )
 
 
@@ -146,7 +124,11 @@ class FakeNetwork:
 
     def update(self, *, rows: int, prompt_tokens: int, response_tokens: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
-        hooks = [p.register_post_accumulate_grad_hook(_drop_grad) for p in self._trained()]
+        hooks = [
+            p.register_post_accumulate_grad_hook(_drop_grad)
+            for p in self.network.parameters()
+            if p.requires_grad
+        ]
         with self._tracked() as tracker, self._autocast():
             total = self._forward(rows, prompt_tokens, response_tokens)
             kept = tracker.live
@@ -183,7 +165,7 @@ class FakeNetwork:
                 kept += sum(t.nbytes for t in whole)
                 layer.keys, layer.values = (t[:, :, : width - 1] for t in whole)
                 # the sampler's cache writes in place, where DynamicCache would copy
-                layer.update = functools.partial(_in_place, whole)
+                layer.update = lambda *_, whole=whole, **__: tuple(whole)
         with self._tracked() as tracker, self._no_autocast_eval():
             _, logits = self._run(rows, 1, cache=cache, width=width)
             logprobs = filtered_logprobs(logits[:, -1], temperature=1.0, top_k=top_k, top_p=top_p)
@@ -191,9 +173,6 @@ class FakeNetwork:
         return PassMemory(kept, tracker.peak)
 
     # ---- running ------------------------------------------------------------------------------
-
-    def _trained(self) -> Iterator[nn.Parameter]:
-        return (p for p in self.network.parameters() if p.requires_grad)
 
     @contextmanager
     def _tracked(self) -> Iterator[MemoryTracker]:
@@ -234,9 +213,7 @@ class FakeNetwork:
     def _run(
         self, rows: int, num_tokens: int, *, cache: DynamicCache, width: int | None = None
     ) -> tuple[DynamicCache, Tensor]:
-        mask = None
-        if width is not None:
-            mask = torch.ones(rows, width, dtype=torch.long)
+        mask = None if width is None else torch.ones(rows, width, dtype=torch.long)
         logits = self.network.model(
             input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
             attention_mask=mask,
@@ -246,10 +223,6 @@ class FakeNetwork:
             logits_to_keep=1,
         ).logits
         return cache, logits
-
-
-def _in_place(whole: list[Tensor], *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    return whole[0], whole[1]
 
 
 def _without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -116,7 +116,7 @@ function calibrationChart(rows) {
     const r = 2 + 4 * Math.sqrt(rows.num_tokens[i] / most);
     svg.append(shape("circle", { class: "dot a", cx: x(v), cy: y(rows.return_mean[i]), r }, shape("title", {}, told)));
   });
-  const remark = "Area: tokens. Bars: 95 %, a prompt one draw. Below the line: too optimistic.";
+  const remark = "Area: number of tokens. Bars: 95 % intervals, with a prompt as one draw. Below the line: too optimistic.";
   return figure("Calibration of the value", svg, [["return achieved", "a"], ["perfect", "c"]], remark);
 }
 
@@ -143,14 +143,14 @@ function drawCharts(place, positions, calibration) {
     add(lineChart("Mean value, and what was achieved", where, [
       { name: "value", kind: "a", x: at, y: positions.value_mean, band: band("value") },
       { name: "return", kind: "b", dashed: true, x: at, y: positions.return_mean },
-    ], "Shade: one standard deviation of the value."));
+    ], "Shading: one standard deviation of the value."));
     add(lineChart("Explained variance of the return", where,
       [{ name: "1 perfect, 0 a constant", kind: "a", x: at, y: positions.explained_variance }]));
   }
   if (positions.advantage_mean) {
     add(lineChart("Mean advantage, before whitening", where,
       [{ name: "advantage", kind: "a", x: at, y: positions.advantage_mean, band: band("advantage") }],
-      "Shade: one standard deviation."));
+      "Shading: one standard deviation."));
   }
   if (calibration.value_mean) {
     add(calibrationChart(calibration));

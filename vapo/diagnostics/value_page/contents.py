@@ -1,7 +1,8 @@
-"""The contents of a page, copied from a rollout batch while it is in memory."""
+"""The contents of a page: what is shown of a batch, how it was computed and what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,46 +14,24 @@ from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.functional.advantages import gae
+from vapo.system.distributed import world_size
 from vapo.system.seeding import derive_seed
-from vapo.types import Rollout, TrainingBatch, Verdict
-
-Columns = dict[str, Float[Tensor, " n"]]
-
-
-@dataclass(frozen=True)
-class ShownResponse:
-    """A row of the batch; `columns` have a number for each of the tokens in `token_ids`."""
-
-    row: int
-    rollout: Rollout
-    verdict: Verdict
-    reward: float
-    carries_loss: bool
-    lambda_policy: float | None
-    token_ids: list[int]
-    columns: Columns
-
-
-@dataclass(frozen=True)
-class ShownGroup:
-    """Responses to one prompt, all of which number `num_responses`, `num_correct` of them right."""
-
-    index: int
-    reason: str
-    num_responses: int
-    num_correct: int
-    responses: list[ShownResponse]
+from vapo.types import Phase, TrainingBatch
 
 
 @dataclass(frozen=True)
 class PageContents:
-    """Groups are this rank's; the profiles are of all rollouts of all ranks."""
+    """Groups are chosen of this rank's batch; the profiles are of all rollouts of all ranks.
 
-    groups: list[ShownGroup]
+    `columns` have a number for each token, `lambdas` are the policy's, None without advantages.
+    """
+
+    batch: TrainingBatch
+    columns: dict[str, Float[Tensor, "B T"]]
+    lambdas: Float[Tensor, "B 1"] | None
+    groups: list[ChosenGroup]
     positions: Profile
     calibration: Profile
-    num_responses: int
-    accuracy: float
 
 
 def page_contents(
@@ -72,13 +51,8 @@ def page_contents(
     lambdas: Tensor | None = None
     if batch.old_values is not None and batch.advantages is not None:
         lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).expand(len(batch), 1)
-    return PageContents(
-        groups=[shown_group(batch, columns, lambdas, group) for group in chosen],
-        positions=positions,
-        calibration=value_calibration(batch, hyperparameters),
-        num_responses=len(batch),
-        accuracy=float(batch.is_correct.double().mean()),
-    )
+    calibration = value_calibration(batch, hyperparameters)
+    return PageContents(batch, columns, lambdas, chosen, positions, calibration)
 
 
 def token_columns(
@@ -119,31 +93,39 @@ def token_columns(
     return {name: column for name, column in columns.items() if column is not None}
 
 
-def shown_group(
-    batch: TrainingBatch,
-    columns: dict[str, Float[Tensor, "B T"]],
-    lambdas: Float[Tensor, "B 1"] | None,
-    chosen: ChosenGroup,
-) -> ShownGroup:
-    first = chosen.index * batch.group_size
+def responses_fact(contents: PageContents) -> str:
+    is_correct = contents.batch.is_correct
+    return f"{len(is_correct)}, {float(is_correct.double().mean()):.0%} correct"
 
-    def shown(row: int, num_tokens: int) -> ShownResponse:
-        tokens = batch.response_mask[row].nonzero()[:num_tokens, 0]
-        return ShownResponse(
-            row=row,
-            rollout=batch.rollouts[row],
-            verdict=batch.verdicts[row],
-            reward=float(batch.rewards[row]),
-            carries_loss=bool(batch.loss_mask[row].any()),
-            lambda_policy=None if lambdas is None else float(lambdas[row]),
-            token_ids=batch.response_ids[row, tokens].tolist(),
-            columns={name: column[row, tokens].float() for name, column in columns.items()},
+
+def estimator_facts(config: FitConfig) -> dict[str, str]:
+    """The estimator's settings: gamma, and with a critic both lambdas."""
+    hp = resolve(config)
+    facts = {"gamma": f"{hp.gamma:g}"}
+    if config.algorithm.has_critic:
+        alpha = f"1 - 1 / ({hp.alpha or 0:g} length)"
+        critic = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
+        facts["lambda of the policy"] = f"{hp.lambda_policy:g}" if hp.alpha is None else alpha
+        facts["lambda of the critic"] = critic
+    return facts
+
+
+def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
+    """Notes on what the page lacks, and why."""
+    if not config.algorithm.has_critic:
+        yield (
+            f"No critic (algorithm.advantage_estimator: {config.algorithm.advantage_estimator}): "
+            "no values, value errors, TD errors or calibration."
         )
-
-    return ShownGroup(
-        index=chosen.index,
-        reason=chosen.reason,
-        num_responses=batch.group_size,
-        num_correct=int(batch.is_correct[first : first + batch.group_size].sum()),
-        responses=[shown(*pair) for pair in zip(chosen.rows, chosen.num_tokens, strict=True)],
-    )
+    if phase is Phase.VALUE_PRETRAINING:
+        yield (
+            "Value pretraining: the policy is fixed, so there are no advantages, and log-probs "
+            "are the engine's."
+        )
+    elif config.algorithm.whiten_advantages:
+        yield (
+            "The tokens' advantages are whitened over the batch, as the loss uses them; their "
+            "details have them before, too. The chart of the mean advantage is before whitening."
+        )
+    if world_size() > 1:
+        yield "The groups are of the first process; the charts are of the rollouts of all."

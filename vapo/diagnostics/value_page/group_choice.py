@@ -16,12 +16,11 @@ from vapo.types import TrainingBatch
 
 @dataclass(frozen=True)
 class ChosenGroup:
-    """`rows` of the batch, each with how many of its first tokens are shown."""
+    """`num_tokens`: rows of the batch, each with how many of its first tokens are shown."""
 
     index: int
     reason: str
-    rows: tuple[int, ...]
-    num_tokens: tuple[int, ...]
+    num_tokens: dict[int, int]
 
 
 def choose_groups(
@@ -58,8 +57,8 @@ def choose_groups(
             max_tokens=budget // (len(chosen) - place),
         )
         budget -= sum(shown.values())
-        groups.append(ChosenGroup(group, reason, tuple(shown), tuple(shown.values())))
-    return [group for group in groups if group.rows]
+        groups.append(ChosenGroup(group, reason, shown))
+    return [group for group in groups if group.num_tokens]
 
 
 def group_scores(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,8 +16,13 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.position_profiles import position_profile
-from vapo.diagnostics.value_page.contents import PageContents, page_contents
-from vapo.diagnostics.value_page.page_facts import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import (
+    PageContents,
+    estimator_facts,
+    notes,
+    page_contents,
+    responses_fact,
+)
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.errors import UserError
@@ -90,18 +95,10 @@ def load_forward_networks(
     )
 
 
-@dataclass(frozen=True)
-class HeldoutRollouts:
-    """The evaluation's rollouts with their advantages; `left_out` describes missing ones."""
-
-    batch: TrainingBatch
-    left_out: str
-
-
-def evaluate_heldout(
+def _evaluated(
     config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
-) -> HeldoutRollouts:
-    """Evaluate the rollouts as a policy iteration would, up to its advantages.
+) -> tuple[TrainingBatch, str]:
+    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
 
     Rewards are shaped by the training budget, as those that the critic is trained on.
 
@@ -130,25 +127,29 @@ def evaluate_heldout(
     left_out = ""
     if checked.num_left_out:
         left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
-    estimated = estimate_advantages(
-        checked.batch, Phase.POLICY_OPTIMIZATION, resolve(config), config.algorithm
-    )
-    return HeldoutRollouts(estimated, left_out)
+    phase = Phase.POLICY_OPTIMIZATION
+    return estimate_advantages(checked.batch, phase, resolve(config), config.algorithm), left_out
 
 
 def write_page(
     path: Path,
     config: FitConfig,
-    rollouts: HeldoutRollouts,
+    result: EvaluationResult,
+    baseline: Tensor | None,
+    networks: ForwardNetworks,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
 ) -> dict[str, float]:
-    """Write the file and return the critic's metrics on these rollouts, empty without a critic."""
-    batch, hyperparameters = rollouts.batch, resolve(config)
+    """Write the file and return the critic's metrics on these rollouts, empty without a critic.
+
+    Raises: UserError where most of the numbers are not finite, or the file cannot be written.
+    """
+    batch, left_out = _evaluated(config, result, baseline, networks)
+    hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
     contents = page_contents(batch, config, positions, iteration=0)
-    about = heldout_about(config, contents, rollouts, checkpoint)
+    about = _about(config, contents, left_out, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
     try:
         write_text(path, page)
@@ -157,17 +158,14 @@ def write_page(
     return value_metrics(batch, hyperparameters.gamma)
 
 
-def heldout_about(
-    config: FitConfig,
-    contents: PageContents,
-    rollouts: HeldoutRollouts,
-    checkpoint: Path | None,
+def _about(
+    config: FitConfig, contents: PageContents, left_out: str, checkpoint: Path | None
 ) -> dict[str, Any]:
     """Title, facts and notes of the page, in place of a run and an iteration."""
-    sampling, k = config.evaluation, rollouts.batch.group_size
+    sampling, k = config.evaluation, contents.batch.group_size
     top_k = f", top_k {sampling.top_k}" if sampling.top_k else ""
     facts = {
-        "prompts": f"{len(rollouts.batch) // k} held-out ones, {k} responses each",
+        "prompts": f"{len(contents.batch) // k} held-out ones, {k} responses each",
         "responses": responses_fact(contents),
         "sampled at": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{top_k}",
         "actor": str(checkpoint or config.actor.path),
@@ -180,11 +178,11 @@ def heldout_about(
     return {
         "title": f"{name}, held-out prompts",
         "facts": facts | estimator_facts(config),
-        "notes": [*heldout_notes(config, rollouts), *notes(config, Phase.POLICY_OPTIMIZATION)],
+        "notes": [*_notes(config, left_out), *notes(config, Phase.POLICY_OPTIMIZATION)],
     }
 
 
-def heldout_notes(config: FitConfig, rollouts: HeldoutRollouts) -> Iterator[str]:
+def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
     yield (
         "Written by vapo validate: held-out prompts, and nothing was trained. Advantages are those "
         "that a policy iteration would train on."
@@ -200,5 +198,5 @@ def heldout_notes(config: FitConfig, rollouts: HeldoutRollouts) -> Iterator[str]
         )
     if here.top_p < 1 or here.top_k > 0:
         yield "The engine gap includes the probability that top_p or top_k cut off."
-    if rollouts.left_out:
-        yield rollouts.left_out
+    if left_out:
+        yield left_out

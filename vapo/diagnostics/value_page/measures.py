@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +10,13 @@ from torch import Tensor
 _QUANTILE = 0.98  # a few extreme tokens must not leave the others without colour
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     name: str
     label: str
     scale: Literal["sequential", "diverging"]
     doc: str
     strong: Literal["high", "low"] = "high"  # which end of a sequential scale stands out
     last_token_counts: bool = True  # for the scale's ends
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 MEASURES = (
@@ -47,7 +42,7 @@ MEASURES = (
         "td_error",
         "TD error",
         "diverging",
-        "r_t + gamma V(s_t+1) - V(s_t): what the token changed in the critic's mind; "
+        "r_t + gamma V(s_t+1) - V(s_t): how far the token changed the critic's prediction; "
         "at the last token, which the scale leaves out, the surprise of the reward",
         last_token_counts=False,
     ),

@@ -46,7 +46,7 @@ function card(data) {
   const verdict = element("span", "verdict", data.is_correct ? "\u2713 right" : "\u2717 wrong");
   const head = element("header", "", verdict, ` \u00b7 row ${data.row}`, list);
   view.sparkNode = element("div", "spark");
-  view.sparkNode.title = `${shown} tokens by the chosen measure; click to go there`;
+  view.sparkNode.title = `${shown} tokens by the chosen measure; click to jump to a token`;
   view.sparkNode.addEventListener("click", (event) => {
     const box = view.sparkNode.getBoundingClientRect();
     const i = Math.round(((event.clientX - box.left) / box.width) * (shown - 1));
@@ -97,7 +97,7 @@ function choose(view, place, scroll) {
 function tell() {
   if (!chosen) return byId("details").replaceChildren();
   byId("details").replaceChildren(tokenDetails(chosen.view.response, chosen.place, state));
-  byId("hint").textContent = pinned ? "Kept: Escape, or a click on the same token, lets go." : "";
+  byId("hint").textContent = pinned ? "Pinned: press Escape or click the same token to unpin it." : "";
 }
 
 function colourBy(measure) {

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vapo.diagnostics.value_page.contents import PageContents, ShownGroup, ShownResponse
+from vapo.diagnostics.value_page.contents import PageContents
+from vapo.diagnostics.value_page.group_choice import ChosenGroup
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
 
@@ -53,56 +54,71 @@ def page_data(
     contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The data for `page.js`. Columns: base64 of little-endian float32, or one constant number."""
-    responses = [response for group in contents.groups for response in group.responses]
-    names = {name for response in responses for name in response.columns}
-    ids = sorted({i for response in responses for i in response.token_ids})
-    tokens = {i: token_text.token(i) for i in ids}
+    shown = {
+        row: contents.batch.response_mask[row].nonzero()[:num_tokens, 0]
+        for group in contents.groups
+        for row, num_tokens in group.num_tokens.items()
+    }
+    ids = {i for row, at in shown.items() for i in contents.batch.response_ids[row, at].tolist()}
+    tokens = {i: token_text.token(i) for i in sorted(ids)}
     return {
         **about,
         "measures": [
-            {**measure.describe(), "domain": domain(measure, _together(responses, measure))}
+            {**measure._asdict(), "domain": domain(measure, _together(contents, shown, measure))}
             for measure in MEASURES
-            if measure.name in names
+            if shown and measure.name in contents.columns
         ],
         "tokens": {str(i): token.text for i, token in tokens.items()},
         "special": [i for i, token in tokens.items() if token.is_special],
         "partial": {str(i): token.partial for i, token in tokens.items() if token.partial},
-        "groups": [group_data(group, token_text) for group in contents.groups],
+        "groups": [_group_data(contents, group, shown, token_text) for group in contents.groups],
         "positions": contents.positions,
         "calibration": contents.calibration,
     }
 
 
-def group_data(group: ShownGroup, token_text: TokenText) -> dict[str, Any]:
-    prompt = group.responses[0].rollout.prompt
+def _group_data(
+    contents: PageContents, group: ChosenGroup, shown: Mapping[int, Tensor], token_text: TokenText
+) -> dict[str, Any]:
+    batch = contents.batch
+    first, num_responses = group.index * batch.group_size, batch.group_size
+    prompt = batch.rollouts[first].prompt
     return {
         "index": group.index,
         "reason": group.reason,
-        "num_responses": group.num_responses,
-        "num_correct": group.num_correct,
+        "num_responses": num_responses,
+        "num_correct": int(batch.is_correct[first : first + num_responses].sum()),
         "prompt_id": visible(prompt.prompt_id),
         "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
         "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
-        "responses": [response_data(response, token_text) for response in group.responses],
+        "responses": [
+            _response_data(contents, row, shown[row], token_text) for row in group.num_tokens
+        ],
     }
 
 
-def response_data(response: ShownResponse, token_text: TokenText) -> dict[str, Any]:
-    verdict = response.verdict
+def _response_data(
+    contents: PageContents, row: int, places: Tensor, token_text: TokenText
+) -> dict[str, Any]:
+    batch, lambdas = contents.batch, contents.lambdas
+    rollout, verdict = batch.rollouts[row], batch.verdicts[row]
     extracted = verdict.extracted
+    token_ids = batch.response_ids[row, places].tolist()
     return {
-        "row": response.row,
+        "row": row,
         "is_correct": verdict.is_correct,
-        "reward": response.reward,
-        "finish_reason": response.rollout.finish_reason.value,
+        "reward": float(batch.rewards[row]),
+        "finish_reason": rollout.finish_reason.value,
         "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
         "failure": verdict.failure and _shortened(verdict.failure, _MAX_ANSWER_CHARS),
-        "carries_loss": response.carries_loss,
-        "lambda_policy": response.lambda_policy,
-        "num_tokens": len(response.rollout.response_ids),
-        "ids": _base64(np.asarray(response.token_ids, dtype="<i4").tobytes()),
-        "in_context": token_text.in_context(response.token_ids),
-        "columns": {name: _packed(column) for name, column in response.columns.items()},
+        "carries_loss": bool(batch.loss_mask[row].any()),
+        "lambda_policy": None if lambdas is None else float(lambdas[row]),
+        "num_tokens": len(rollout.response_ids),
+        "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),
+        "in_context": token_text.in_context(token_ids),
+        "columns": {
+            name: _packed(column[row, places].float()) for name, column in contents.columns.items()
+        },
     }
 
 
@@ -118,10 +134,10 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _together(responses: Iterable[ShownResponse], measure: Measure) -> Tensor:
+def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Measure) -> Tensor:
     end = None if measure.last_token_counts else -1
-    columns = [response.columns[measure.name][:end] for response in responses]
-    return torch.cat(columns)
+    column = contents.columns[measure.name]
+    return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
 
 
 def _shortened(text: str, max_chars: int) -> str:

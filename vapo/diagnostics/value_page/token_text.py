@@ -11,19 +11,19 @@ import codecs
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
 _MAX_MARKS = 3
 _CONTROLS = {"\n": "\u21b5\n", "\t": "\u21e5", "\x7f": "\u2421"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """`text` is safe to show. `partial`: the bytes, in hex, that are no whole characters."""
 
     text: str
@@ -40,11 +40,11 @@ class TokenText:
         self._special = set(tokenizer.all_special_ids)
         self._decoders = _decoder_types(tokenizer)
         self._anchor = _anchor(tokenizer)
-        self._bytes: dict[int, bytes | None] = {}
+        self._raw = cache(self._bytes_of)
 
     def token(self, token_id: int) -> Token:
         """The token on its own."""
-        raw = self.raw(token_id)
+        raw = self._raw(token_id)
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
         if token_id in self._special:
@@ -60,7 +60,7 @@ class TokenText:
         found: list[tuple[int, str]] = []
         place = 0
         while place < len(token_ids):
-            if not self.token_is_partial(token_ids[place]):
+            if _is_whole(self._raw(token_ids[place]) or b""):
                 place += 1
                 continue
             run = self._run(token_ids, place)
@@ -68,16 +68,12 @@ class TokenText:
             place += len(run)
         return found
 
-    def token_is_partial(self, token_id: int) -> bool:
-        raw = self.raw(token_id)
-        return raw is not None and not _is_whole(raw)
-
     def _run(self, token_ids: Sequence[int], start: int) -> list[str]:
         """Texts of the tokens from `start` on, up to where a token ends with a character."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
         data, owners, num_tokens = b"", [], 0
         for token_id in token_ids[start:]:
-            raw = self.raw(token_id)
+            raw = self._raw(token_id)
             if raw is None:
                 break
             data += raw
@@ -92,15 +88,10 @@ class TokenText:
             offset += len(c.encode(errors="surrogateescape"))
         return [text or CONTINUED for text in texts]
 
-    def raw(self, token_id: int) -> bytes | None:
+    def _bytes_of(self, token_id: int) -> bytes | None:
         """The token's bytes; None for an id that the tokenizer does not know."""
-        if token_id not in self._bytes:
-            self._bytes[token_id] = self._look_up(token_id)
-        return self._bytes[token_id]
-
-    def _look_up(self, token_id: int) -> bytes | None:
         if token_id in self._added:
-            return _utf8(self._added[token_id].content)
+            return str(self._added[token_id].content).encode(errors="surrogatepass")
         piece = self._tokenizer.convert_ids_to_tokens([token_id])[0]
         if piece is None:
             return None
@@ -109,7 +100,7 @@ class TokenText:
         if "ByteFallback" in self._decoders and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
             return bytes([int(piece[3:5], 16)])
         text = self._decoded(token_id)
-        return _utf8(piece if "\ufffd" in text else text)
+        return (piece if "\ufffd" in text else text).encode(errors="surrogatepass")
 
     def _decoded(self, token_id: int) -> str:
         """Decode a token as in the middle of a text: alone, it may lose its leading space."""
@@ -156,10 +147,6 @@ def _named(c: str) -> str:
     return f"\u27e8U+{ord(c):04X}\u27e9"
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
-
-
 def _is_whole(raw: bytes) -> bool:
     try:
         raw.decode()
@@ -168,18 +155,8 @@ def _is_whole(raw: bytes) -> bool:
     return True
 
 
-def _byte_characters() -> Iterator[tuple[str, int]]:
-    """The byte-level alphabet of GPT-2: printable bytes are themselves, others follow at 256."""
-    moved = 0
-    for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
-            yield chr(byte), byte
-        else:
-            yield chr(256 + moved), byte
-            moved += 1
-
-
-_BYTE_OF = dict(_byte_characters())
+_BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
+"""The byte-level alphabet of GPT-2."""
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:

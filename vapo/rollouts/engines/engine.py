@@ -69,7 +69,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class HeardEngine(Engine, Protocol):
+class HeartbeatEngine(Engine, Protocol):
     """An engine whose progress can be followed token by token."""
 
     def generate(
@@ -79,7 +79,7 @@ class HeardEngine(Engine, Protocol):
         *,
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
-        heard: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> list[Generated]:
-        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
+        """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
         ...

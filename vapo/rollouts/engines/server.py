@@ -1,7 +1,7 @@
 """An engine behind HTTP, for trainers on other devices or hosts: JSON and safetensors, no pickle.
 
     GET  /info      what the engine holds
-    POST /generate  requests in; lines out: tokens heard, responses finished, at last all of them
+    POST /generate  requests in; lines out: heartbeats, responses finished, at last all of them
     POST /weights   some tensors of a push, as one safetensors file; they are kept until
     POST /load      puts them into the engine
 
@@ -19,16 +19,14 @@ import queue
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from socketserver import TCPServer
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
 
-from vapo.rollouts.engines.engine import HeardEngine
+from vapo.rollouts.engines.engine import HeartbeatEngine
 from vapo.rollouts.engines.server_handler import RequestHandler, ServedEngine
-from vapo.rollouts.engines.server_requests import Limits, RefusalError
+from vapo.rollouts.engines.server_requests import Limits
 
 
 class EngineServer(ServedEngine):
@@ -39,13 +37,14 @@ class EngineServer(ServedEngine):
         host_names: names of this host that requests may use, besides addresses and `localhost`.
     """
 
+    allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(
         self,
         address: tuple[str, int],
-        engine: HeardEngine,
+        engine: HeartbeatEngine,
         *,
         limits: Limits,
         token: str | None = None,
@@ -60,11 +59,7 @@ class EngineServer(ServedEngine):
         self.jobs = queue.SimpleQueue()
         self._slots = threading.BoundedSemaphore(limits.connections)
         super().__init__(address, RequestHandler)
-
-    def server_bind(self) -> None:
-        """Without `HTTPServer`'s look-up of the host's name, which may wait for a name server."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.port: int = self.server_address[1]
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
         """Until `shutdown`, or an interrupt of this thread."""
@@ -74,12 +69,14 @@ class EngineServer(ServedEngine):
         accepting.start()
         try:
             while (job := self.jobs.get()) is not None:
-                _run(*job)
+                future, work = job
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(work())
+                    except Exception as error:
+                        future.set_exception(error)
         finally:
             super().shutdown()
-            while not self.jobs.empty():
-                if (job := self.jobs.get()) is not None and not job[0].cancelled():
-                    job[0].set_exception(_stopping())
 
     def shutdown(self) -> None:
         """End `serve_forever` once the engine has finished earlier requests."""
@@ -109,21 +106,3 @@ class EngineServer(ServedEngine):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print a traceback for our own bugs only, not for a client that disconnected."""
         traceback.print_exc()
-
-
-def _run(future: Future[Any], work: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = work()
-    except Exception as error:
-        future.set_exception(error)
-    except BaseException:
-        future.set_exception(_stopping())
-        raise
-    else:
-        future.set_result(result)
-
-
-def _stopping() -> RefusalError:
-    return RefusalError(503, "the rollout server is stopping")

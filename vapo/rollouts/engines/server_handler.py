@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import queue
 import select
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import safetensors.torch
@@ -20,22 +21,25 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vapo.errors import UserError
-from vapo.rollouts.engines.engine import Generated, HeardEngine
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Generated, HeartbeatEngine, Request
 from vapo.rollouts.engines.server_requests import (
+    GenerateBody,
     Limits,
+    LoadBody,
     RefusalError,
     TimedReader,
+    check_lengths,
     check_sender,
     content_length,
-    parse_generate,
-    parse_load,
+    parse,
 )
 
 
-class ServedEngine(ThreadingHTTPServer):
+class ServedEngine(ThreadingTCPServer):
     """What a handler needs from its server, which all handlers share."""
 
-    engine: HeardEngine
+    engine: HeartbeatEngine
     limits: Limits
     token: str | None
     host_names: frozenset[str]
@@ -50,6 +54,7 @@ class ServedEngine(ThreadingHTTPServer):
 
 
 _HEARTBEAT_S = 1.0
+_LINGER_S = 2.0  # in which a refused client may finish sending, so that it reads the refusal
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _PUSH_HEADER = "Vapo-Push"
 # Path -> method, content type of the body, method of the handler.
@@ -61,10 +66,6 @@ _ROUTES = {
 }
 
 
-class ClientLeftError(Exception):
-    """The client has disconnected; its responses are no longer needed."""
-
-
 class RequestHandler(BaseHTTPRequestHandler):
     """One connection, which has one request."""
 
@@ -72,8 +73,9 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.has_begun = False
         self.reader = TimedReader(self.connection, self.server.limits)
-        self.rfile = self.reader.buffered()
+        self.rfile = io.BufferedReader(self.reader, 1 << 16)
 
     def handle(self) -> None:
         # The client has disconnected, or was too slow and has got the error already.
@@ -116,7 +118,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _body(self, limit: int) -> bytes:
         length = content_length(self.headers, limit)
-        self.reader.expect(length)
+        self.reader.allow(self.server.limits.seconds_for(length))
         try:
             body = self.rfile.read(length)
         except TimeoutError:
@@ -128,51 +130,47 @@ class RequestHandler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send one line of error; discard what the client still sends, so that it arrives."""
         text = " ".join((message or self.responses[code][0]).split())
-        self._begin(code)
-        self._line({"error": text})
+        self._line({"error": text}, code)
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            self.reader.linger()
+            self.reader.allow(_LINGER_S)
             while self.rfile.read(1 << 16):
                 pass
 
-    def _begin(self, status: int = 200) -> None:
-        self.request_version = self.protocol_version  # also to a line that is no HTTP at all
-        self.send_response_only(status)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-
-    def _line(self, record: dict[str, Any]) -> None:
+    def _line(self, record: dict[str, Any], status: int = 200) -> None:
+        """Send a line of the answer; the first one is sent with the status and headers."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.request_version = self.protocol_version  # also to a line that is no HTTP at all
+            self.send_response_only(status)
+            self.send_header("Content-Type", "application/x-ndjson")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
         line = json.dumps(record).encode() + b"\n"
         self.connection.settimeout(self.server.limits.seconds_for(len(line)))
         self.wfile.write(line)
 
-    def _client_left(self) -> bool:
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        return bool(readable) and self.connection.recv(1, socket.MSG_PEEK) == b""
-
     def _info(self) -> None:
         engine = self.server.engine
-        self._begin()
         self._line({"max_tokens": engine.max_tokens, "has_weights": engine.has_weights})
 
     def _generate(self) -> None:
         """The response begins with the engine's first token, so that refusals have a status."""
-        limits, engine = self.server.limits, self.server.engine
-        asked = parse_generate(self._body(limits.json_bytes), engine.max_tokens)
+        engine = self.server.engine
+        wanted = parse(GenerateBody, self._body(self.server.limits.json_bytes))
+        check_lengths(wanted, engine.max_tokens)
         counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        left, last = threading.Event(), time.monotonic()
+        has_left, last = False, time.monotonic()
 
         def finished(num: int) -> None:
-            if left.is_set():
-                raise ClientLeftError("the client has left")
+            if has_left:
+                raise ConnectionAbortedError("the client has disconnected")
             counts.put(num)
 
-        def heard() -> None:
+        def heartbeat() -> None:
             nonlocal last
-            if left.is_set() or time.monotonic() - last > _HEARTBEAT_S:
+            if has_left or time.monotonic() - last > _HEARTBEAT_S:
                 last = time.monotonic()
                 finished(0)
 
@@ -180,48 +178,38 @@ class RequestHandler(BaseHTTPRequestHandler):
             if not engine.has_weights:
                 raise RefusalError(409, "the rollout server has no weights yet")
             return engine.generate(
-                asked.requests,
-                asked.settings,
-                end_ids=asked.end_ids,
+                [Request(ids, seed) for ids, seed in wanted.requests],
+                SamplingSettings(**wanted.settings.model_dump()),
+                end_ids=frozenset(wanted.end_ids),
                 advance=finished,
-                heard=heard,
+                heartbeat=heartbeat,
             )
 
         future = self.server.submit(work)
         future.add_done_callback(lambda _: counts.put(None))
         try:
-            has_begun = self._write_progress(counts)
+            self._write_progress(counts)
         except OSError:
-            left.set()
+            has_left = True
             future.cancel()
             raise
-        if (error := future.exception()) is not None and not has_begun:
-            raise error
-        if not has_begun:
-            self._begin()
-        if error is not None:
-            self._line({"error": " ".join(str(error).split())})
-            return
         self._line({"generated": [[result.ids, result.logprobs] for result in future.result()]})
 
-    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> bool:
-        """Write how many responses have finished, until all have; True if a line was written.
+    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> None:
+        """Write how many responses have finished, until all have.
 
         Raises: OSError when the client has left.
         """
-        has_begun = False
         while True:
             try:
                 num = counts.get(timeout=_HEARTBEAT_S)
             except queue.Empty:
-                if self._client_left():
+                readable, _, _ = select.select([self.connection], [], [], 0)
+                if readable and self.connection.recv(1, socket.MSG_PEEK) == b"":
                     raise ConnectionAbortedError from None
                 continue
             if num is None:
-                return has_begun
-            if not has_begun:
-                self._begin()
-                has_begun = True
+                return
             self._line({"finished": num})
 
     def _receive(self) -> None:
@@ -244,13 +232,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             server.pushed = (push, together)
             return len(together)
 
-        received = server.submit(keep).result()
-        self._begin()
-        self._line({"received": received})
+        self._line({"received": server.submit(keep).result()})
 
     def _load(self) -> None:
         server, push = self.server, self._push()
-        expected = parse_load(self._body(server.limits.json_bytes))
+        expected = parse(LoadBody, self._body(server.limits.json_bytes)).num_tensors
 
         def load() -> None:
             (name, weights), server.pushed = server.pushed, ("", {})
@@ -260,7 +246,6 @@ class RequestHandler(BaseHTTPRequestHandler):
             server.engine.load(weights.items())
 
         server.submit(load).result()
-        self._begin()
         self._line({"loaded": expected})
 
     def _push(self) -> str:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import hmac
 import io
-import json
-import math
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from email.message import Message
 from ipaddress import ip_address
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
-from vapo.rollouts.engines.access_token import is_authorized
-from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_LINGER_S = 2.0
-_READ_BYTES = 1 << 16
+from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.rollouts.engines.access_token import authorization
 
 
 class RefusalError(Exception):
@@ -63,16 +59,9 @@ class TimedReader(io.RawIOBase):
         self._limits = limits
         self._deadline = time.monotonic() + limits.headers_s
 
-    def expect(self, num_bytes: int) -> None:
-        """Expect so many more bytes."""
-        self._deadline = time.monotonic() + self._limits.seconds_for(num_bytes)
-
-    def linger(self) -> None:
-        """Discard the rest, for a moment."""
-        self._deadline = time.monotonic() + _LINGER_S
-
-    def buffered(self) -> io.BufferedReader:
-        return io.BufferedReader(self, _READ_BYTES)
+    def allow(self, seconds: float) -> None:
+        """Set the deadline of what is read from now on."""
+        self._deadline = time.monotonic() + seconds
 
     def readable(self) -> bool:
         return True
@@ -105,7 +94,8 @@ def check_sender(headers: Message, host_names: Collection[str], token: str | Non
         )
     if "Origin" in headers:
         raise RefusalError(403, "requests from web pages are refused")
-    if token is not None and not is_authorized(headers.get("Authorization"), token):
+    given = headers.get("Authorization", "").encode("utf-8", "replace")
+    if token is not None and not hmac.compare_digest(given, authorization(token).encode()):
         raise RefusalError(
             401, f"the token is not this server's: set {ROLLOUT_SERVER_TOKEN} as it is set there"
         )
@@ -137,79 +127,54 @@ def content_length(headers: Message, limit: int) -> int:
     return int(lengths[0])
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
-    requests: list[Request]
-    settings: SamplingSettings
-    end_ids: frozenset[int]
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-def parse_generate(body: bytes, max_tokens: int) -> GenerateRequest:
-    """Raises: RefusalError naming what is wrong."""
-    asked = _parse(body, ("requests", "settings", "end_ids"))
-    settings = _settings(asked["settings"])
-    requests = []
-    for index, row in enumerate(_list(asked["requests"], "requests")):
-        if not isinstance(row, list) or len(row) != 2:
-            raise RefusalError(400, f"requests[{index}] is not [prompt ids, seed]")
-        prompt_ids = _integers(row[0], f"the prompt of requests[{index}]")
-        if not prompt_ids or len(prompt_ids) + settings.max_response_tokens > max_tokens:
+_Integer = Annotated[int, Field(ge=0, lt=2**63)]
+_Integers = Annotated[tuple[_Integer, ...], Field(fail_fast=True)]
+
+
+class LoadBody(_Body):
+    num_tensors: _Integer
+
+
+class _Settings(_Body):
+    max_response_tokens: Annotated[int, Field(gt=0)]
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Annotated[int, Field(ge=0)]
+    greedy: bool
+
+
+class GenerateBody(_Body):
+    """Each request is [prompt ids, seed]."""
+
+    requests: Annotated[list[tuple[_Integers, _Integer]], Field(fail_fast=True)]
+    settings: _Settings
+    end_ids: _Integers
+
+
+Body = TypeVar("Body", bound=_Body)
+
+
+def parse(kind: type[Body], body: bytes) -> Body:
+    """Raises: RefusalError naming the first mistake."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, ("body", *first["loc"])))[:100]
+        raise RefusalError(400, f"{place}: {first['msg']}") from None
+
+
+def check_lengths(wanted: GenerateBody, max_tokens: int) -> None:
+    """Raises: RefusalError naming a prompt that is empty or does not fit the engine."""
+    most = wanted.settings.max_response_tokens
+    for index, (prompt_ids, _) in enumerate(wanted.requests):
+        if not prompt_ids or len(prompt_ids) + most > max_tokens:
             raise RefusalError(
                 400,
-                f"requests[{index}]: a prompt of {len(prompt_ids)} tokens and "
-                f"{settings.max_response_tokens} more do not fit the engine's {max_tokens}",
+                f"requests[{index}]: a prompt of {len(prompt_ids)} tokens and {most} more do not "
+                f"fit the engine's {max_tokens}",
             )
-        (seed,) = _integers([row[1]], f"the seed of requests[{index}]")
-        requests.append(Request(tuple(prompt_ids), seed))
-    return GenerateRequest(requests, settings, frozenset(_integers(asked["end_ids"], "end_ids")))
-
-
-def parse_load(body: bytes) -> int:
-    """Parse the number of tensors that the push has.
-
-    Raises: RefusalError
-    """
-    (expected,) = _integers([_parse(body, ("num_tensors",))["num_tensors"]], "num_tensors")
-    return expected
-
-
-def _parse(body: bytes, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RefusalError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(asked, dict) or asked.keys() != set(keys):
-        raise RefusalError(400, f"the body must be an object of {', '.join(keys)}")
-    return asked
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise RefusalError(400, f"{name} is not a list")
-    return value
-
-
-def _integers(value: Any, name: str) -> list[int]:
-    """Check that all are integers from 0, of 64 bits at most."""
-    values = _list(value, name)
-    if not all(type(item) is int and 0 <= item < 2**63 for item in values):
-        raise RefusalError(400, f"{name}: not integers from 0")
-    return values
-
-
-_SETTINGS: dict[str, Callable[[Any], bool]] = {
-    "max_response_tokens": lambda value: type(value) is int and value > 0,
-    "temperature": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
-    "top_p": lambda value: type(value) in (int, float) and 0 < value <= 1,
-    "top_k": lambda value: type(value) is int and value >= 0,
-    "greedy": lambda value: type(value) is bool,
-}
-
-
-def _settings(values: Any) -> SamplingSettings:
-    if not isinstance(values, dict) or values.keys() != _SETTINGS.keys():
-        raise RefusalError(400, f"settings must be an object of {', '.join(_SETTINGS)}")
-    for name, is_valid in _SETTINGS.items():
-        if not is_valid(values[name]):
-            raise RefusalError(400, f"settings.{name} is {str(values[name])[:50]}")
-    return SamplingSettings(**values)

@@ -45,9 +45,9 @@ class TensorParallelEngine:
         advance: Callable[[int], None] = lambda n: None,
     ) -> list[Generated]:
         """See `Engine.generate`; `advance` reports the group's progress as this rank's share."""
-        asked: list[list[Request]] = [[] for _ in range(self._num_parts)]
-        dist.all_gather_object(asked, list(requests), group=self._group)
-        together = [request for of_rank in asked for request in of_rank]
+        of_ranks: list[list[Request]] = [[] for _ in range(self._num_parts)]
+        dist.all_gather_object(of_ranks, list(requests), group=self._group)
+        together = [request for requests_of_rank in of_ranks for request in requests_of_rank]
         finished = reported = 0
 
         def advance_share(num: int) -> None:
@@ -58,7 +58,7 @@ class TensorParallelEngine:
             reported = share
 
         generated = self._part.generate(together, settings, end_ids=end_ids, advance=advance_share)
-        first = sum(map(len, asked[: self._place]))
+        first = sum(map(len, of_ranks[: self._place]))
         return generated[first : first + len(requests)]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:

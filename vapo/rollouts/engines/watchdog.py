@@ -16,7 +16,7 @@ _GRACE_S = 30.0
 
 
 class Watchdog:
-    """A `with` block in which `heard()` must be called at least every `timeout_s` seconds.
+    """A `with` block in which `heartbeat()` must be called at least every `timeout_s` seconds.
 
     After a silence the block's thread is interrupted, and the block ends in an `EngineError`.
     A run's own handler of interrupts only records them, so it is replaced inside the block.
@@ -33,11 +33,11 @@ class Watchdog:
         self._watched = threading.current_thread()
         self._thread = threading.Thread(target=self._watch, name="vllm-watchdog", daemon=True)
 
-    def heard(self) -> None:
+    def heartbeat(self) -> None:
         self._last = time.monotonic()
 
     def __enter__(self) -> Watchdog:
-        self.heard()
+        self.heartbeat()
         if self._watched is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         self._thread.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -39,34 +39,32 @@ def policy_points(history: History, key: str) -> Points:
     are those of the policy before its update, an evaluation's of the one after it. Entropy,
     logged at every step, is averaged over the iteration, at the iteration's beginning.
     """
-    phase, steps = history.get("progress/phase", {}), history.get("progress/policy_steps", {})
-    values = history.get(key, {})
+    steps = history.get("progress/policy_steps", {})
     if key == SCORE:
-        return {steps.get(step, 0.0): 100 * value for step, value in sorted(values.items())}
-    points: dict[float, float] = {}
-    previous = 0
-    for step in sorted(phase):
-        if phase[step]:
-            inside = [v for at, v in values.items() if previous < at <= step and v == v]
-            if inside:
-                points[steps.get(previous, 0.0)] = fmean(inside)
-        previous = step
-    return points
+        values = sorted(history.get(key, {}).items())
+        return {steps.get(step, 0.0): 100 * value for step, value in values}
+    means = _iteration_means(history, key, pretraining=False)
+    return {steps.get(before, 0.0): mean for _, before, mean in means}
 
 
 def pretraining_points(history: History, key: str) -> Points:
     """A metric against iterations of value pretraining, from 1."""
+    return {number: mean for number, _, mean in _iteration_means(history, key, pretraining=True)}
+
+
+def _iteration_means(
+    history: History, key: str, *, pretraining: bool
+) -> Iterator[tuple[int, int, float]]:
+    """Of each iteration of a phase: its number from 1, the step before it, the metric's mean."""
     phase, values = history.get("progress/phase", {}), history.get(key, {})
-    points: dict[float, float] = {}
-    previous, number = 0, 0
+    before, number = 0, 0
     for step in sorted(phase):
-        if not phase[step]:
+        if bool(phase[step]) != pretraining:
             number += 1
-            inside = [v for at, v in values.items() if previous < at <= step and v == v]
+            inside = [v for at, v in values.items() if before < at <= step and v == v]
             if inside:
-                points[number] = fmean(inside)
-        previous = step
-    return points
+                yield number, before, fmean(inside)
+        before = step
 
 
 def band(series: Iterable[Points]) -> Band | None:
@@ -89,17 +87,26 @@ def row_bands(
     runs: Sequence[RunRecord], rows: Sequence[str], key: str, *, pretraining: bool = False
 ) -> dict[str, Band]:
     points = pretraining_points if pretraining else policy_points
-    bands = {row: band(points(run.history, key) for run in runs if run.row == row) for row in rows}
+    return _bands(runs, rows, lambda run: points(run.history, key))
+
+
+def _bands(
+    runs: Sequence[RunRecord], rows: Sequence[str], points: Callable[[RunRecord], Points]
+) -> dict[str, Band]:
+    """Row -> the band of its runs' points; a row without any is left out."""
+    bands = {row: band(points(run) for run in runs if run.row == row) for row in rows}
     return {row: one for row, one in bands.items() if one is not None and one.x}
 
 
-def position_tables(run: RunRecord) -> dict[str, Mapping[str, Any]]:
-    """The position diagnostics at the first and at the last iteration of the policy phase."""
+def position_columns(run: RunRecord, when: str) -> Mapping[str, Any]:
+    """The position diagnostics at the `first` or the `last` iteration of the policy phase."""
     tables = [table for table in run.positions if table["phase"] == "policy_optimization"]
     if not tables:
         return {}
-    ordered = sorted(tables, key=lambda table: int(table["iteration"]))
-    return {"first": ordered[0], "last": ordered[-1]}
+    columns: Mapping[str, Any] = sorted(tables, key=lambda table: int(table["iteration"]))[
+        0 if when == "first" else -1
+    ]["columns"]
+    return columns
 
 
 def position_bands(
@@ -110,23 +117,14 @@ def position_bands(
     A position is drawn as far as every seed has it and at least 5 % of the responses' tokens
     that the first position has.
     """
-    bands = {}
-    for row in rows:
-        series = []
-        for run in runs:
-            columns = position_tables(run).get(when, {}).get("columns", {})
-            if run.row == row and column in columns:
-                counts = columns["num_tokens"]
-                series.append(
-                    {
-                        position: value
-                        for position, value, count in zip(
-                            columns["position"], columns[column], counts, strict=True
-                        )
-                        if count >= 0.05 * counts[0]
-                    }
-                )
-        one = band(series)
-        if one is not None and one.x:
-            bands[row] = one
-    return bands
+
+    def points(run: RunRecord) -> Points:
+        columns = position_columns(run, when)
+        if column not in columns:
+            return {}
+        names = ("position", column, "num_tokens")
+        enough = 0.05 * columns["num_tokens"][0]
+        parts = zip(*(columns[name] for name in names), strict=True)
+        return {position: value for position, value, count in parts if count >= enough}
+
+    return _bands(runs, rows, points)

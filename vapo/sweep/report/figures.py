@@ -60,7 +60,7 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
 
 
 def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
-    """Suffix, words for the caption, rows: no figure has more lines than can be told apart.
+    """Suffix, words for the caption, rows: no figure has more lines than a reader can distinguish.
 
     The ablation's systems and its rows without a component are two groups; the full system is
     in each.

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from vapo.config.checkpoints import identity_values
 from vapo.config.flattening import flatten_tree
-from vapo.sweep.folders import pretraining_of
 
 SCORE = "eval/avg_at_k"
 CRITIC_INIT = "critic.init"
@@ -123,8 +122,3 @@ def _prompts(run: Any) -> dict[str, str]:
         context = next((tag.value for tag in one.tags if tag.key == "mlflow.data.context"), "other")
         digests.setdefault(f"{context} prompts", []).append(one.dataset.digest)
     return {key: " ".join(values) for key, values in digests.items()}
-
-
-def needed_pretraining(run: Any) -> str | None:
-    """The identity of the sweep's value pretraining that a run's critic comes from."""
-    return pretraining_of(run.data.params.get(CRITIC_INIT, ""))

@@ -6,7 +6,7 @@ import base64
 import csv
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vapo.sweep.report.runs import Collection
@@ -29,31 +29,29 @@ _CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def header(collection: Collection) -> list[str]:
+def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
+    """Title -> the text of a row's cell."""
+    shown: dict[str, Callable[[RowResult], str]] = {
+        "row": lambda row: row.name,
+        "seeds": lambda row: str(row.num_runs),
+        "score, %": lambda row: _estimate(row.score),
+    }
     full = collection.full_system
-    difference = [f"difference to {full}"] if full else []
-    has_paper = any(row.paper_score is not None for row in collection.rows)
-    paper = ["paper", *(["paper's difference", "sign"] if full else [])] if has_paper else []
-    return ["row", "seeds", "score, %", *difference, *paper]
-
-
-def cells(collection: Collection, row: RowResult) -> list[str]:
-    """As many as `header`."""
-    full = collection.full_system
-    texts = [row.name, str(row.num_runs), _estimate(row.score)]
-    texts += [_estimate(row.difference, signed=True)] if full else []
-    if any(one.paper_score is not None for one in collection.rows):
-        texts.append(_number(row.paper_score))
+    if full:
+        shown[f"difference to {full}"] = lambda row: _estimate(row.difference, signed=True)
+    if any(row.paper_score is not None for row in collection.rows):
+        shown["paper"] = lambda row: _number(row.paper_score)
         if full:
-            texts += [_number(row.paper_difference, signed=True), _sign(row)]
-    return texts
+            shown["paper's difference"] = lambda row: _number(row.paper_difference, signed=True)
+            shown["sign"] = _sign
+    return shown
 
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
-    titles = header(collection)
-    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    shown = columns(collection)
+    lines = [f"| {' | '.join(shown)} |", "|---|" + "---:|" * (len(shown) - 1)]
     for row in table:
-        texts = cells(collection, row)
+        texts = [cell(row) for cell in shown.values()]
         if row.name == collection.full_system:
             texts = [f"**{text}**" if text else "" for text in texts]
         lines.append(f"| {' | '.join(text.replace('|', '/') for text in texts)} |")
@@ -78,11 +76,12 @@ def page(
     collection: Collection, table: Sequence[RowResult], figures: Mapping[str, tuple[str, Path]]
 ) -> str:
     """One file that holds everything. `figures`: name -> (caption, PNG)."""
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in header(collection))
+    shown = columns(collection)
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in shown)
     body = []
     for row in table:
         mark = ' class="full"' if row.name == collection.full_system else ""
-        data = "".join(f"<td>{html.escape(text)}</td>" for text in cells(collection, row))
+        data = "".join(f"<td>{html.escape(cell(row))}</td>" for cell in shown.values())
         body.append(f"<tr{mark}>{data}</tr>")
     sentences = "".join(f"<p>{html.escape(line)}</p>" for line in conclusion(collection, table))
     drawn = []

@@ -14,14 +14,14 @@ from vapo.sweep.report.recorded import Recorded
 
 _ABSENT = "not set"
 _MAX_KEYS_IN_NAME = 3
-_MAX_KEYS_TOLD = 20
-_MAX_RUNS_TOLD = 10
+_MAX_KEYS_LISTED = 20
+_MAX_RUNS_LISTED = 10
 _MAX_VALUE_CHARS = 40
 
 
 @dataclass(frozen=True)
 class RecordedRow:
-    """A row and its runs, one of each seed, the seeds in the order in which they were begun."""
+    """A row and its runs, one of each seed, in the order in which they were started."""
 
     name: str
     runs: Sequence[Recorded]
@@ -36,24 +36,24 @@ def usable(
 ) -> tuple[list[Recorded], list[str]]:
     """The runs that have a score, and sentences on the others. A sweep's parent is no run.
 
-    Without `only_finished` a run that is not finished counts, and this is said.
+    Without `only_finished` a run that is not finished counts, with a note.
     """
     runs = [run for run in recorded if run.role != "sweep"]
     unfinished = [run for run in runs if not run.is_finished]
     notes = []
     if only_finished:
-        notes += _told("Left out, not finished", unfinished)
+        notes += _listed("Left out, not finished", unfinished)
         runs = [run for run in runs if run.is_finished]
     else:
         scored = [run for run in unfinished if run.score is not None]
-        notes += _told("Not finished, taken at the last evaluation so far", scored)
-    notes += _told(
+        notes += _listed("Not finished, taken at the last evaluation so far", scored)
+    notes += _listed(
         "Left out, no evaluation was recorded", [run for run in runs if run.score is None]
     )
     return [run for run in runs if run.score is not None], notes
 
 
-def told_apart(recorded: Iterable[Recorded]) -> tuple[list[RecordedRow], list[str]]:
+def separate_rows(recorded: Iterable[Recorded]) -> tuple[list[RecordedRow], list[str]]:
     """The rows, in the order of their first runs, and sentences on what was decided."""
     by_name: dict[str, dict[str, list[Recorded]]] = {}
     for run in sorted(recorded, key=lambda run: run.started_ms):
@@ -130,13 +130,13 @@ def _short(key: str, keys: Iterable[str]) -> str:
 
 def _differences(name: str, facts: Sequence[Mapping[str, str]]) -> str:
     differing = differing_keys(facts)
-    told = [
+    listed = [
         f"{key} ({'; '.join(_show(one.get(key)) for one in facts)})"
-        for key in differing[:_MAX_KEYS_TOLD]
+        for key in differing[:_MAX_KEYS_LISTED]
     ]
-    if len(differing) > _MAX_KEYS_TOLD:
-        told.append(f"{len(differing) - _MAX_KEYS_TOLD} more keys")
-    return f"{len(facts)} rows have runs named {name}; they differ in {', '.join(told)}."
+    if len(differing) > _MAX_KEYS_LISTED:
+        listed.append(f"{len(differing) - _MAX_KEYS_LISTED} more keys")
+    return f"{len(facts)} rows have runs named {name}; they differ in {', '.join(listed)}."
 
 
 def _show(value: str | None) -> str:
@@ -147,13 +147,13 @@ def _show(value: str | None) -> str:
     return value if len(value) <= _MAX_VALUE_CHARS else f"...{value[3 - _MAX_VALUE_CHARS :]}"
 
 
-def _told(what: str, runs: Sequence[Recorded]) -> list[str]:
+def _listed(what: str, runs: Sequence[Recorded]) -> list[str]:
     if not runs:
         return []
-    told = ", ".join(
+    listed = ", ".join(
         f"{run.run_name} ({run.run_id}{'' if run.is_finished else f', {run.status}'})"
-        for run in runs[:_MAX_RUNS_TOLD]
+        for run in runs[:_MAX_RUNS_LISTED]
     )
-    if len(runs) > _MAX_RUNS_TOLD:
-        return [f"{what}: {len(runs)} runs: {told}, and {len(runs) - _MAX_RUNS_TOLD} more."]
-    return [f"{what}: {told}."]
+    if len(runs) > _MAX_RUNS_LISTED:
+        return [f"{what}: {len(runs)} runs: {listed}, and {len(runs) - _MAX_RUNS_LISTED} more."]
+    return [f"{what}: {listed}."]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.sweep.report.recorded import SCORE, Recorded, as_recorded, facts_of, needed_pretraining
-from vapo.sweep.report.rows import RecordedRow, told_apart, usable
+from vapo.sweep.folders import pretraining_of
+from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
+from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
 from vapo.tracking.stores import Store
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Collection:
     """The runs of one report, at most one of each row and seed.
 
     `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
-    were told apart and which runs were left out. `within`: the table takes the last
+    were separated and which runs were left out. `within`: the table takes the last
     evaluation within so many optimizer steps of the policy; None: the last of the run.
     """
 
@@ -109,18 +110,22 @@ class Reader:
                 f"--sweep {parent_run_id}: this run has no sweep.json, so it is not the parent of "
                 "a sweep; give the id that `vapo sweep` printed, or use --runs"
             ) from None
-        runs, missing = [], []
+        lost = "finished, but not in the store or without an evaluation"
+        runs, pretrainings, missing = [], [], []
         for entry in record["runs"]:
-            found = entry["mlflow_run_id"] and self._record(
-                entry["mlflow_run_id"], entry["row"], entry["seed"]
-            )
-            if entry["state"] == "finished" and found:
-                runs.append(found)
-            elif entry["state"] == "finished":
-                where = "finished, but not in the store or without an evaluation"
-                missing.append(f"{entry['row']}/{entry['seed']} ({where})")
+            run, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
+            if state == "finished" and run is not None:
+                runs.append(self._record(run, entry["row"], entry["seed"]))
             else:
-                missing.append(f"{entry['row']}/{entry['seed']} ({entry['state']})")
+                why = lost if state == "finished" else state
+                missing.append(f"{entry['row']}/{entry['seed']} ({why})")
+        for entry in record["value_pretrainings"]:
+            run = self._evaluated(entry["mlflow_run_id"])
+            if run is not None:
+                one = as_recorded(run)
+                pretrainings.append(self._record(run, one.name, one.seed))
+            elif entry["state"] == "finished":
+                missing.append(f"value pretraining {entry['identity']} ({lost})")
         full_system = full_system or record["full_system"]
         check_full_system(full_system, [row["row"] for row in record["rows"]])
         return Collection(
@@ -131,7 +136,7 @@ class Reader:
             ],
             runs=runs,
             full_system=full_system,
-            pretrainings=self._pretrainings(record["value_pretrainings"]),
+            pretrainings=pretrainings,
             missing=missing,
             parent_run_id=str(parent.info.run_id),
         )
@@ -174,9 +179,8 @@ class Reader:
         by_id = {run.info.run_id: run for run in runs}
         pretrainings: dict[str, Any] = {}
         known = [replace(one, facts=self._facts(by_id[one.run_id], pretrainings)) for one in chosen]
-        is_first = [one.role == "value_pretraining" for one in known]
-        rows, of_rows = told_apart(one for one, yes in zip(known, is_first, strict=True) if not yes)
-        first, of_first = told_apart(one for one, yes in zip(known, is_first, strict=True) if yes)
+        rows, of_rows = separate_rows(one for one in known if one.role != "value_pretraining")
+        first, of_first = separate_rows(one for one in known if one.role == "value_pretraining")
         notes += [*of_rows, *of_first]
         if not rows:
             kind = "finished run" if only_finished else "run"
@@ -188,15 +192,15 @@ class Reader:
         return Collection(
             title,
             [_row_info(row) for row in rows],
-            [self._read(one, row.name) for row in rows for one in row.runs],
+            [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs],
             full_system,
-            [self._read(one, row.name) for row in first for one in row.runs],
+            [self._record(by_id[r.run_id], row.name, r.seed) for row in first for r in row.runs],
             notes=tuple(notes),
         )
 
     def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
         """`pretrainings`: those that were found so far, by identity."""
-        identity = needed_pretraining(run)
+        identity = pretraining_of(run.data.params.get(CRITIC_INIT, ""))
         if identity is not None and identity not in pretrainings:
             finished = f"attributes.status = 'FINISHED' and tags.identity = '{identity}'"
             found = self._search(run.info.experiment_id, finished)
@@ -206,45 +210,26 @@ class Reader:
         is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
         return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
-    def _read(self, one: Recorded, row: str) -> RunRecord:
-        record = self._record(one.run_id, row, one.seed)
-        if record is None:
-            raise UserError(
-                f"run {one.run_id} of {row} was deleted while it was read: run it again"
-            )
-        return record
-
-    def _pretrainings(self, entries: Sequence[Mapping[str, Any]]) -> list[RunRecord]:
-        found = []
-        for entry in entries:
-            if entry["mlflow_run_id"]:
-                run = self._run(entry["mlflow_run_id"], "sweep.json")
-                name, _, seed = run.info.run_name.rpartition("/")
-                record = self._record(run.info.run_id, name, int(seed))
-                found += [record] if record else []
-        return found
-
-    def _record(self, run_id: str, row: str, seed: int) -> RunRecord | None:
-        """None for a run that is not in the store, or evaluated nothing."""
+    def _evaluated(self, run_id: str | None) -> Any | None:
+        """A run of the store; None where it is not there, or evaluated nothing."""
         from mlflow.exceptions import MlflowException
 
         try:
-            logged = self.client.get_run(run_id).data.metrics
+            run = self.client.get_run(run_id) if run_id else None
         except MlflowException:
             return None
-        if SCORE not in logged:
-            return None
+        return run if run is not None and SCORE in run.data.metrics else None
+
+    def _record(self, run: Any, row: str, seed: int) -> RunRecord:
+        run_id = run.info.run_id
         history = {
             key: {m.step: m.value for m in self.client.get_metric_history(run_id, key)}
             for key in _HISTORIES
-            if key in logged
+            if key in run.data.metrics
         }
-        return RunRecord(run_id, row, seed, history, self._positions(run_id))
-
-    def _positions(self, run_id: str) -> list[dict[str, Any]]:
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
-        chosen = [name for name in names if name.endswith(".json")]
-        return [json.loads(self._artifact(run_id, name)) for name in chosen]
+        tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
+        return RunRecord(run_id, row, seed, history, [json.loads(table) for table in tables])
 
     def _run(self, run_id: str, flag: str) -> Any:
         from mlflow.exceptions import MlflowException
@@ -282,7 +267,7 @@ def _row_info(row: RecordedRow) -> RowInfo:
 
 
 def _marked(rows: Sequence[RecordedRow]) -> tuple[str | None, list[str]]:
-    """The row that a sweep's grid calls the full system; of several, none, and that is said."""
+    """The row that a sweep's grid calls the full system; of several, none, with a note."""
     marked = [row.name for row in rows if row.tag("full_system")]
     if len(marked) < 2:
         return next(iter(marked), None), []

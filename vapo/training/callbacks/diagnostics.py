@@ -10,8 +10,12 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.contents import PageContents
-from vapo.diagnostics.value_page.page_facts import estimator_facts, notes, responses_fact
+from vapo.diagnostics.value_page.contents import (
+    PageContents,
+    estimator_facts,
+    notes,
+    responses_fact,
+)
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.system.progress import Progress
@@ -37,14 +41,11 @@ class PositionDiagnostics(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
-        every_n, ends_phase = (
-            config.evaluation.every_n_iterations,
-            has_ended_phase(pl_module, iteration),
-        )
+        every_n = config.evaluation.every_n_iterations
+        ends_phase = has_ended_phase(pl_module, iteration)
         if not is_due(config, iteration.start, every_n, ends_phase=ends_phase):
             return
-        columns = iteration.positions(config)
-        if not columns:
+        if not (columns := iteration.positions(config)):
             return
         table = {
             "iteration": iteration.number,

@@ -37,12 +37,9 @@ class Evaluation(Callback):
         assert isinstance(pl_module, VapoModule)
         start = iteration_of(trainer).start
         if start.phase is Phase.POLICY_OPTIMIZATION:
-            finished = start.policy_iterations + 1
-            settings = pl_module.config
-            if (
-                finished % settings.evaluation.every_n_iterations == 0
-                or finished == settings.training.num_iterations
-            ):
+            finished, config = start.policy_iterations + 1, pl_module.config
+            is_last = finished == config.training.num_iterations
+            if is_last or finished % config.evaluation.every_n_iterations == 0:
                 self.run(trainer, pl_module)
         pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from vapo.networks.flops import peak_tflops
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.progress import Progress
-from vapo.system.stage_times import IterationTimes, RunProfile, num_tokens, throughput_metrics
+from vapo.system.stage_times import StageTimes
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import PHASES, VapoModule
@@ -31,7 +31,7 @@ class Recording(Callback):
         self._stages = ExitStack()
         self._since = time.monotonic()
         self._not_updated: set[str] = set()
-        self.profile = RunProfile()
+        self.profile = StageTimes()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._since = time.monotonic()
@@ -62,19 +62,24 @@ class Recording(Callback):
         assert isinstance(pl_module, VapoModule)
         iteration = iteration_of(trainer)
         now = time.monotonic()
-        times = IterationTimes(
+        since, self._since = self._since, now
+        flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
+        num_response_tokens = iteration.metrics["rollout/num_tokens"]
+        times = StageTimes(
             self.progress.pop_iteration_seconds(),
             pl_module.update_seconds,
-            iteration_s=now - self._since,
+            total_s=now - since,
+            num_response_tokens=num_response_tokens,
+            num_tokens=iteration.metrics["rollout/num_prompt_tokens"] + num_response_tokens,
+            flops_per_rank=flops / world_size(),
+            peak_tflops=peak_tflops(
+                pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device
+            ),
         )
-        self._since = now
-        flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
-        peak = peak_tflops(pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device)
-        self.profile.add(times, num_tokens(iteration.metrics), flops / world_size(), peak)
+        self.profile.add(times)
         metrics = {
             **iteration.metrics,
             **times.metrics(),
-            **throughput_metrics(times, iteration.metrics, flops / world_size(), peak),
             **memory_metrics(),
             **{
                 f"{name}/minibatches_without_loss": float(number)

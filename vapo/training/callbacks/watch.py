@@ -31,27 +31,23 @@ class Watch(Callback):
     """
 
     def __init__(
-        self, config: WatchConfig, run_dir: RunDir, logger: RunLogger, progress: Progress
+        self,
+        config: WatchConfig,
+        faults: Faults,
+        run_dir: RunDir,
+        logger: RunLogger,
+        progress: Progress,
     ) -> None:
+        self.faults = faults
+        faults.note = progress.note
         self.run_dir = run_dir
         self.logger = logger
         self.progress = progress
         self.watchers = [WatcherState(name, w) for name, w in config.watchers().items()]
         self.warnings: dict[str, str] = {}  # the newest of each watcher
-        self._faults: Faults | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, VapoModule)
-        self.watched(pl_module.faults)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, VapoModule)
-        pl_module.faults.rollouts.open(self.run_dir.path, rank())
-
-    def watched(self, faults: Faults) -> None:
-        """Attach to the module's faults; their messages go to the console."""
-        self._faults = faults
-        faults.note = self.progress.note
+        self.faults.rollouts.open(self.run_dir.path, rank())
 
     def state_dict(self) -> dict[str, Any]:
         return {state.name: state.state_dict() for state in self.watchers}
@@ -64,19 +60,13 @@ class Watch(Callback):
     @property
     def holds_checkpoint(self) -> bool:
         """Whether `last.ckpt` must not be overwritten, because the run may be about to end."""
-        assert self._faults is not None
-        return bool(self._faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """Updates skipped and rollouts left out since the command began."""
-        return dict(self._faults.totals) if self._faults is not None else {}
+        return bool(self.faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         iteration = iteration_of(trainer)
         metrics = {**iteration.metrics, **mean_of_steps(pl_module.minibatch_metrics)}
-        logged = pl_module.faults.pop_metrics()
+        logged = self.faults.pop_metrics()
         stops: list[WatcherState] = []
         for state, is_alarm in self.look(iteration.number, iteration.phase, metrics):
             logged[f"watch/{state.name}"] = float(is_alarm)

@@ -19,7 +19,7 @@ Write = Callable[[int, list[int], list[float]], None]
 class DecodingRows:
     """Rows in step: every forward samples one token for each of them.
 
-    A row that has finished stays in step, unrecorded, until the rows are joined anew. Sampled
+    A row that has finished stays in step, unrecorded, until the rows are joined again. Sampled
     tokens stay on the device and are written out once, when the rows are joined.
 
     `requests` is the index of each row's response; `cache_rows` the index of its row in the cache

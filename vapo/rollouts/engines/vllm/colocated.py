@@ -27,15 +27,10 @@ INSTALL = (
 )
 
 
-def require_vllm() -> None:
-    """Check that vLLM is installed. Raises: UserError where it is not."""
-    if find_spec("vllm") is None:
-        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
-
-
 def check_options(options: ColocatedVllm) -> None:
     """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
-    require_vllm()
+    if find_spec("vllm") is None:
+        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
             from vllm import EngineArgs
@@ -61,7 +56,6 @@ class ColocatedEngine:
         local_rank: int = 0,
         heads: PaddedHeads | None = None,
     ) -> None:
-        require_vllm()
         self._heads = heads
         self.max_tokens = size.max_model_len
         self.has_weights = False
@@ -94,15 +88,17 @@ class ColocatedEngine:
         *,
         end_ids: frozenset[int],
         advance: Callable[[int], None] = lambda n: None,
-        heard: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> list[Generated]:
-        """See `Engine.generate`; `heard` is called at every step that sampled a token."""
+        """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
         engine = self._live()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
-            self._wake()
+            if self._is_asleep:
+                engine.wake_up()
+                self._is_asleep = False
             places: dict[str, int] = {}
             results: list[Generated | None] = [None] * len(requests)
-            with _aborted_on_error(engine, places), _heard_tokens(engine, dog.heard, heard):
+            with _aborted_on_error(engine, places), _heartbeats(engine, dog.heartbeat, heartbeat):
                 for place, request in enumerate(requests):
                     places[self._submit(request, settings, end_ids)] = place
                 while engine.has_unfinished_requests():
@@ -153,13 +149,9 @@ class ColocatedEngine:
             raise EngineError("the vLLM engine is closed")
         return self._engine
 
-    def _wake(self) -> None:
-        if self._is_asleep:
-            self._live().wake_up()
-            self._is_asleep = False
-
     def _submit(self, request: Request, settings: SamplingSettings, end_ids: frozenset[int]) -> str:
         from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
 
         name, self._num_requests = str(self._num_requests), self._num_requests + 1
         self._live().add_request(
@@ -175,16 +167,10 @@ class ColocatedEngine:
                 ignore_eos=True,  # the end tokens are those named above, no others
                 logprobs=0,  # the sampled token's own
                 detokenize=False,
-                output_kind=_final_only(),
+                output_kind=RequestOutputKind.FINAL_ONLY,
             ),
         )
         return name
-
-
-def _final_only() -> Any:
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind.FINAL_ONLY
 
 
 def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
@@ -224,15 +210,15 @@ def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _heard_tokens(engine: Any, *heard: Callable[[], None]) -> Iterator[None]:
-    """Call all `heard` at every step that sampled a token (outputs list finished responses)."""
+def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
+    """Call all `heartbeats` at every step that sampled a token; `step` lists finished ones."""
     core = engine.engine_core
     get_output = core.get_output
 
     def listening() -> Any:
         outputs = get_output()
         if outputs.outputs:
-            for call in heard:
+            for call in heartbeats:
                 call()
         return outputs
 

@@ -19,7 +19,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,69 +41,41 @@ class ProcessState:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Set the engine's environment inside the block, and restore it exactly afterwards."""
-        before = _Snapshot.take()
+        environment, restores = dict(os.environ), _restores()
         _replace_environment(self._environment)
         try:
             yield
         finally:
             self._environment = dict(os.environ)
-            before.restore()
+            _replace_environment(environment)
+            for restore in restores:
+                restore()
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    environment: dict[str, str]
-    num_threads: int
-    set_num_threads: Callable[[int], None]
-    affinity: set[int] | None
-    torch_random: torch.Tensor
-    cuda_random: list[torch.Tensor]
-    python_random: Any
-    numpy_random: Any
-    excepthook: Any
-    recursion_limit: int
-    matmul_precision: str
-    default_dtype: torch.dtype
-    num_frozen: int
+def _restores() -> list[Callable[[], object]]:
+    """What brings the process back to where it is now, but for its environment."""
+    set_num_threads, excepthook = torch.set_num_threads, sys.excepthook
 
-    @staticmethod
-    def take() -> _Snapshot:
-        return _Snapshot(
-            environment=dict(os.environ),
-            num_threads=torch.get_num_threads(),
-            set_num_threads=torch.set_num_threads,
-            affinity=os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-            torch_random=torch.get_rng_state(),
-            cuda_random=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            python_random=random.getstate(),
-            numpy_random=np.random.get_state(),
-            excepthook=sys.excepthook,
-            recursion_limit=sys.getrecursionlimit(),
-            matmul_precision=torch.get_float32_matmul_precision(),
-            default_dtype=torch.get_default_dtype(),
-            num_frozen=gc.get_freeze_count(),
-        )
+    def restore_functions() -> None:
+        torch.set_num_threads, sys.excepthook = set_num_threads, excepthook
 
-    def restore(self) -> None:
-        _replace_environment(self.environment)
-        torch.set_num_threads = self.set_num_threads  # type: ignore[assignment]
-        if torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
-        if self.affinity is not None and os.sched_getaffinity(0) != self.affinity:
-            os.sched_setaffinity(0, self.affinity)
-        torch.set_rng_state(self.torch_random)
-        if self.cuda_random:
-            torch.cuda.set_rng_state_all(self.cuda_random)
-        random.setstate(self.python_random)
-        np.random.set_state(self.numpy_random)
-        sys.excepthook = self.excepthook
-        sys.setrecursionlimit(self.recursion_limit)
-        if torch.get_float32_matmul_precision() != self.matmul_precision:
-            torch.set_float32_matmul_precision(self.matmul_precision)
-        if torch.get_default_dtype() != self.default_dtype:
-            torch.set_default_dtype(self.default_dtype)
-        if self.num_frozen == 0 and gc.get_freeze_count():
-            gc.unfreeze()
+    restores: list[Callable[[], object]] = [
+        restore_functions,
+        partial(set_num_threads, torch.get_num_threads()),
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
+        partial(sys.setrecursionlimit, sys.getrecursionlimit()),
+        partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
+    ]
+    if hasattr(os, "sched_setaffinity"):
+        restores.append(partial(os.sched_setaffinity, 0, os.sched_getaffinity(0)))
+    if torch.cuda.is_initialized():
+        restores.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if gc.get_freeze_count() == 0:
+        restores.append(gc.unfreeze)
+    return restores
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

@@ -1,0 +1,128 @@
+"""Advantages between a critic's and a baseline's: mixed, tethered, or one of the two by a gate.
+
+Nothing here is differentiated. The critic's advantages are GAE's, per token; a baseline's are
+one number a response (`baselines`), given as a column.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import Reduce, identity, zero_outside
+from vapo.functional.metrics import explained_variance
+
+
+@torch.no_grad()
+def linear_mix(
+    advantages: Float[Tensor, "B T"],
+    baseline_advantages: Float[Tensor, " B #T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    rho: float | int | Float[Tensor, ""],
+) -> Float[Tensor, "B T"]:
+    """Mix the critic's advantages with a baseline's.
+
+        A = rho * A_critic + (1 - rho) * A_baseline
+
+    Source: Le Critique (arXiv 2608.16739) as in public code: rho 0.5, leave-one-out baseline.
+    Units: those of the reward. rho is not held within [0, 1].
+    Padding: ignored, and 0 in the result.
+    """
+    from_baseline = torch.where(mask, baseline_advantages, 0.0) * (1.0 - rho)
+    return zero_outside(_at_least_float32(advantages), mask) * rho + from_baseline
+
+
+@torch.no_grad()
+def tether_advantages(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, "#B #T"] | Float[Tensor, ""],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    rho: float | int | Float[Tensor, ""],
+) -> Float[Tensor, "B T"]:
+    """Move the critic's advantages to the baseline (1 - rho) * B + rho * V (TETHER).
+
+        A <- A + (1 - rho) * (V - B)
+
+    Source and choice of version: as `baselines.tether_fit`, whose rho of *earlier* groups it
+    is. rho 1 gives the critic's advantages, rho 0 those against B; at lambda 1 it is
+    `linear_mix`.
+    Units: those of the reward.
+    Padding: ignored, and 0 in the result.
+    """
+    shift = torch.where(mask, _at_least_float32(values) - baselines, 0.0) * (1.0 - rho)
+    return zero_outside(_at_least_float32(advantages), mask) + shift
+
+
+def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
+    """Average a window's fitted rho into the one that later groups use.
+
+        rho <- decay * rho + (1 - decay) * fitted_rho
+
+    Source: as `tether_fit`: decay 0.9, rho 0 before the first window, no correction for that
+    start. A window without a fit (NaN) leaves rho as it is.
+    Raises: ValueError when decay is not in [0, 1].
+
+    >>> round(lagged_rho(0.0, 1.2069, decay=0.9), 4)
+    0.1207
+    """
+    if not 0 <= decay <= 1:
+        raise ValueError(f"decay must be in [0, 1], got {decay}")
+    return decay * rho + (1.0 - decay) * fitted_rho if math.isfinite(fitted_rho) else rho
+
+
+class VarianceGate(NamedTuple):
+    """The explained variance, 0 where it has none, and whether it is above 0."""
+
+    explained_variance: Tensor
+    uses_critic: Tensor
+
+
+@torch.no_grad()
+def explained_variance_gate(
+    values: Float[Tensor, " B"], rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
+) -> VarianceGate:
+    """Decide whether a batch's advantages are the critic's or those against the mean reward.
+
+        EV = 1 - Var(R - V) / Var(R), over responses;    critic where EV > 0
+
+    Source: EVPO (arXiv 2604.19485). One value and reward a response: silent on tokens or
+    responses, and on which value; public code takes responses, and the caller chooses the value
+    (before the update). Rewards all equal: EV := 0, the mean reward's turn, as with no response.
+    A NaN among the inputs shows as NaN.
+    """
+    columns = (_at_least_float32(values)[:, None], rewards[:, None])
+    found = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
+    is_constant = found.isnan() & values.isfinite().all() & rewards.isfinite().all()
+    found = torch.where(is_constant, 0.0, found)
+    return VarianceGate(found, found > 0)
+
+
+@torch.no_grad()
+def batch_mean_advantages(
+    rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
+) -> Float[Tensor, " B"]:
+    """Score each response against the mean of the batch, all ranks, unscaled.
+
+        A_i = r_i - mean(r)
+
+    Source: EVPO (arXiv 2604.19485), the gate's other branch; batch or group: silent, we take
+    the batch. Equal rewards give 0 up to rounding.
+    Units: those of the reward.
+
+    >>> batch_mean_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
+    """
+    r = rewards.double()
+    total, count = reduce(torch.stack([r.sum(), r.new_tensor(float(len(r)))]))
+    return (r - total / count).to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

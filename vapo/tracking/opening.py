@@ -1,0 +1,156 @@
+"""Beginning to use a store: one that does not answer is an error within seconds."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.errors import UserError
+from vapo.tracking.sink import active_run
+from vapo.tracking.stores import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+# MLflow's own retries would hold a request for minutes; `delivery` tries again instead.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# What MLflow and its libraries would print of a failure is said in one line of our own.
+_LOG_LEVELS = {
+    "alembic": logging.WARNING,
+    "mlflow.exceptions": logging.ERROR,
+    "mlflow.store.tracking.sqlalchemy_store": logging.ERROR,
+    "mlflow.store.db.utils": logging.CRITICAL,  # a traceback for every failed attempt
+    "sqlalchemy.pool": logging.CRITICAL,
+    "urllib3.connectionpool": logging.ERROR,
+}
+
+
+def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> str:
+    """The id of the experiment in a store that answers; both are made if they are missing.
+
+    Raises: UserError within seconds if the store cannot be written or does not answer.
+    """
+    with _only_one_opener(store):
+        if store.database and not store.database.exists():
+            note(f"creating the tracking store {store.database} (about 10 seconds, once)")
+        with _answering(store) as client:
+            return _experiment_id(client, experiment, store.artifact_location)
+
+
+def begin_run(
+    store: Store,
+    experiment_id: str,
+    earlier: str | None,
+    name: str | None,
+    tags: Mapping[str, str],
+) -> tuple[MlflowClient, Run]:
+    """The run `earlier`; a new one where there is none, or where the store has lost it.
+
+    Raises: UserError if the store gives neither.
+    """
+    from mlflow import MlflowClient, set_tracking_uri
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking.context.registry import resolve_tags
+
+    set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
+    client = MlflowClient(store.client_uri)
+    try:
+        if earlier and (run := active_run(client, earlier)):
+            return client, run
+        ours_and_mlflows = resolve_tags(dict(tags))  # MLflow's: who started what, and where
+        return client, client.create_run(experiment_id, run_name=name, tags=ours_and_mlflows)
+    except MlflowException as error:
+        what = f"resume run {earlier}" if earlier else "begin a run"
+        raise UserError(
+            store.redact(f"tracking.uri: cannot {what} in {store.shown_uri}: {error}")
+        ) from error
+
+
+def client_of(store: Store, run_id: str) -> MlflowClient:
+    """A client of a store that answers and has this run. Raises: UserError within seconds."""
+    if store.database and not store.database.is_file():
+        raise UserError(f"tracking_uri: there is no file {store.database}")
+    with _answering(store) as client:
+        if active_run(client, run_id):
+            return client
+    raise UserError(
+        f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
+        "resume the training with --ckpt_path, which sends its records to a new run"
+    )
+
+
+@contextmanager
+def _answering(store: Store) -> Iterator[MlflowClient]:
+    """A client whose requests fail within seconds. Raises: UserError for what they raise here."""
+    for name, level in _LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
+    store.hand_over_credentials()
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield MlflowClient(store.client_uri)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        reason = store.redact(" ".join(str(error).split()))
+        reason = reason if len(reason) <= 300 else reason[:297] + "..."
+        if store.is_http:
+            names = f"{TRACKING_USER}, {TRACKING_PASSWORD}"
+            fix = f"start the server, fix the address or its credentials ({names})"
+        elif store.database:
+            fix = "is it an MLflow database, written by this version of mlflow or an older one?"
+        else:
+            fix = f"fix the address; {TRACKING_URI} may hold it with its credentials"
+        raise UserError(
+            f"tracking.uri: no usable MLflow store at {store.shown_uri}: {reason}\n"
+            f"  {fix}; or record locally with tracking.uri=mlruns"
+        ) from error
+
+
+def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another run may have made it meanwhile
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"tracking.experiment: the experiment '{name}' was deleted in this store; restore it "
+            "or choose another name"
+        )
+    return str(found.experiment_id)
+
+
+@contextmanager
+def _only_one_opener(store: Store) -> Iterator[None]:
+    """Runs started together wait for the one that creates the database's tables."""
+    if store.database is None:
+        yield
+        return
+    folder = store.database.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            lock = (folder / f".{store.database.name}.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"tracking.uri: cannot write in {folder}: {error.strerror}; choose another folder, "
+            "as tracking.uri=mlruns"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
