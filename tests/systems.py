@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,31 @@ CRITIC_FREE = (
     "remax",
     "raft",
 )
-SYSTEMS = ("vapo", "ppo", "vc_ppo", *CRITIC_FREE)
+PRESETS = (
+    "sao",
+    "hl_gauss",
+    "bpco",
+    "bpco_answer",
+    "le_critique",
+    "tether",
+    "evpo",
+    "easyppo",
+    "justrl2",
+    "sp3o",
+)
+"""The critics of 2026."""
+WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)
+SYSTEMS = (*WITH_CRITIC, *CRITIC_FREE)
 MAX_RESPONSE_TOKENS = 10
 
 
 def system_config(name: str, *overrides: str) -> FitConfig:
     """The default with a system's overlay, as `vapo fit` composes them."""
+    return copy.deepcopy(_loaded(name, *overrides))
+
+
+@cache
+def _loaded(name: str, *overrides: str) -> FitConfig:
     files = [CONF / "vapo.yaml", CONF / "algorithm" / f"{name}.yaml"]
     return load_config(FitConfig, files, list(overrides))
 
