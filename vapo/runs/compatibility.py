@@ -14,7 +14,7 @@ from vapo.networks.actor import Actor
 from vapo.networks.build import critic_path
 from vapo.networks.critic import Critic
 from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import empty_model
+from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
 from vapo.runs.manifests import Manifest
 
@@ -45,8 +45,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
         path, critic = critic_path(config), config.critic
-        kernels = {"dtype": critic.dtype, "attn_implementation": critic.attn_implementation}
-        empty = empty_model("value_model", path, **kernels)
+        empty = empty_value_model(path, critic)
         put_own_head(empty, config)
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
 
