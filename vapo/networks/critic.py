@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
 from vapo.networks.flops import ForwardFlops
 from vapo.networks.packed_attention import last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
-from vapo.networks.value_head import head_in
+from vapo.networks.value_head import head_in, start_values
+from vapo.system.sharding import reshard
 
 
 class CriticOutput(NamedTuple):
@@ -46,3 +49,21 @@ class Critic(nn.Module):
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
+
+
+@torch.no_grad()
+def start_head(critic: Critic, mean_reward: float) -> float:
+    """Set the head's weight to 0 and its bias to that of a mean reward, and return its value.
+
+    In place, maybe sharded: every rank must call it. The value is the nearest one inside of the
+    head's range. The optimizer's state is left as it is.
+    """
+    value = critic.head.within(mean_reward)
+    reshard(critic)  # a whole copy of an earlier forward would stay as it was
+    start = start_values(critic.model.get_submodule("score"), critic.head, value)
+    set_model_state_dict(
+        critic,
+        {f"model.score.{name}": values for name, values in start.items()},
+        options=StateDictOptions(full_state_dict=True, strict=False),
+    )
+    return value

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
@@ -227,28 +226,22 @@ def class_with_bias(plain: Any) -> Any:
     return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
 
 
+@torch.no_grad()
 def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
     """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
     if plan.head != ValueHead():
         put_head(model, plan.head)
-    start_head(model, plan.head, plan.mean_reward)
+    score = model.get_submodule("score")
+    for name, values in start_values(score, plan.head, plan.mean_reward).items():
+        score.get_parameter(name).copy_(values)
 
 
-@torch.no_grad()
-def start_head(critic: nn.Module, head: ValueHead, mean_reward: float | None) -> None:
-    """Set the weight to 0 and the bias to that of a mean reward, in place, maybe sharded.
+def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:
+    """The parameters of a head of weight 0 whose bias is that of a mean reward, by name.
 
-    Source: JustRL-II. Every rank must call it; the optimizer's state is left as it is.
-
-    Args:
-        critic: a `Critic`, or the model itself.
+    Source: JustRL-II.
     """
-    prefix = "model.score" if hasattr(critic, "head") else "score"
-    state: dict[str, Any] = {}
-    for name, parameter in critic.get_submodule(prefix).named_parameters():
-        state[f"{prefix}.{name}"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    values = {name: torch.zeros(p.shape, dtype=p.dtype) for name, p in score.named_parameters()}
     if mean_reward is not None:
-        bias = state[f"{prefix}.bias"]
-        bias.copy_(head.bias_at(mean_reward))
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(critic, state, options=options)
+        values["bias"].copy_(head.bias_at(mean_reward))
+    return values

@@ -221,9 +221,8 @@ class VapoModule(L.LightningModule):
         )
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        output, config = self._value_forward(micro), self.config
         return value_objective(
-            output, micro.rows, minibatch, config.critic, config.algorithm, totals
+            self._value_forward(micro), micro.rows, minibatch, self.config, totals
         )
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:

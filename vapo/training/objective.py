@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.config import Hyperparameters
+from vapo.config import FitConfig, Hyperparameters
 from vapo.config.critic import CategoricalHead, CriticConfig
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import (
@@ -190,8 +190,7 @@ def value_objective(
     output: Mapping[str, Tensor],
     rows: TrainingBatch,
     minibatch: Minibatch,
-    critic: CriticConfig,
-    algorithm: AlgorithmConfig,
+    config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
     """These rows' share of the token-mean value loss, by `critic.loss`.
@@ -209,13 +208,13 @@ def value_objective(
         rows.loss_mask,
         denominator=minibatch.num_tokens,
         old_values=rows.old_values,
-        value_clip=algorithm.value_clip,
+        value_clip=config.algorithm.value_clip,
     )
-    if critic.loss == "cross_entropy":
+    if config.critic.loss == "cross_entropy":
         totals.add("critic/squared_error", squared_error)
         loss = categorical_value_loss(
             output["logits"],
-            distributions(targets, critic),
+            distributions(targets, config.critic),
             rows.loss_mask,
             denominator=minibatch.num_tokens,
         )
