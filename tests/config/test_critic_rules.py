@@ -12,7 +12,7 @@ from tests.config.test_validation import problem
 from tests.systems import CONF, CRITIC_FREE, system_config
 from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
-from vapo.config.critic_rules import NOT_A_METHOD, critic_options_have_a_critic
+from vapo.config.critic_conflict_rules import NOT_A_METHOD, critic_options_have_a_critic
 from vapo.config.loading import load_config
 
 SINGLE = "components.group_sampling.enabled=false"
@@ -125,50 +125,6 @@ def test_noise_weights_need_squared_errors(tmp_path: Path) -> None:
     assert "nobody has tested the two together" in message
     assert message.endswith("set critic.weights=none, or critic.loss=squared_error")
     fit_config(tmp_path, CATEGORICAL, "critic.loss=cross_entropy")
-
-
-@pytest.mark.parametrize("head", ["scalar", "bounded"])
-def test_cross_entropy_needs_bins(tmp_path: Path, head: str) -> None:
-    message = problem(tmp_path, "critic.loss=cross_entropy", f"critic.head.kind={head}")
-    assert f"critic.head.kind is {head}: set critic.head.kind=categorical" in message
-
-
-def test_a_value_clip_needs_one_number(tmp_path: Path) -> None:
-    clip = "algorithm.value_clip=0.2"
-    message = problem(tmp_path, clip, CATEGORICAL, "critic.loss=cross_entropy")
-    assert "algorithm.value_clip 0.2 clips the change of one number" in message
-    assert "set algorithm.value_clip=null" in message
-    fit_config(tmp_path, clip)
-    fit_config(tmp_path, clip, "critic.head.kind=bounded")
-
-
-@pytest.mark.parametrize(
-    ("head", "refused", "accepted"),
-    [
-        (("bounded", 0, 1), 1.0, 0.99),
-        (("bounded", 0, 1), 0.0, 0.01),
-        # five midpoints of [0, 1] are 0.1 to 0.9
-        (("categorical", 0, 1, 5, "midpoint"), 0.9, 0.89),
-        (("categorical", 0, 1, 5, "inclusive"), 1.0, 0.99),
-    ],
-)
-def test_a_mean_reward_lies_inside_the_heads_range(
-    tmp_path: Path, head: tuple[object, ...], refused: float, accepted: float
-) -> None:
-    keys = ("kind", "low", "high", "num_bins", "support")
-    chosen = [f"critic.head.{key}={value}" for key, value in zip(keys, head, strict=False)]
-    chosen += [
-        *("critic.head.start=mean_reward", "rewards.incorrect=0.2", "rewards.correct=0.8"),
-        *(["critic.loss=cross_entropy"] if head[0] == "categorical" else []),
-    ]
-    message = problem(tmp_path, *chosen, f"critic.head.mean_reward={refused}")
-    assert f"critic.head.mean_reward {refused:g} must be between" in message
-    fit_config(tmp_path, *chosen, f"critic.head.mean_reward={accepted}")
-
-
-def test_a_scalar_heads_bias_is_any_number(tmp_path: Path) -> None:
-    chosen = ("critic.head.start=mean_reward", "critic.head.mean_reward=-3")
-    fit_config(tmp_path, *chosen)
 
 
 @pytest.mark.parametrize("surrogate", ["dis", "dppo_tv"])

@@ -1,199 +1,204 @@
-"""Rules between the options of the critic, and between them and those of the algorithm."""
+"""Rules on the block `critic`: what contradicts, or would have no effect."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import NamedTuple
 
-from vapo.config.algorithm import AlgorithmConfig, DisSurrogate, DppoSurrogate, Evpo
-from vapo.config.critic import BoundedHead, CategoricalHead, GivenMeanReward
-from vapo.config.hyperparameters import resolve
+from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
+from vapo.config.data_rules import sources_of
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
-GROUP_KEYS = (
-    "components.group_sampling.group_size",
-    "components.group_sampling.enabled",
-)
-WITH_GROUPS = (
-    "set components.group_sampling.group_size to 2 or more and "
-    "components.group_sampling.enabled to true"
-)
-# What a config of any system may say: where a critic starts, and how large and fast it is.
-NOT_A_METHOD = {
-    *("init", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
-    *("attn_implementation", "pretraining_lr", "head_function"),
-}
+_HEAD = "critic.head"
+_KIND = f"{_HEAD}.kind"
+_TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 
-def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
-    """What makes a method of the critic would be ignored without one."""
-    algorithm = config.algorithm
-    if algorithm.has_critic:
+class ValueRange(NamedTuple):
+    """The value targets that a head can learn, its ends included."""
+
+    low: float
+    high: float
+
+    def holds(self, low: float, high: float) -> bool:
+        slack = _TOLERANCE * (self.high - self.low)
+        return self.low - slack <= low and high <= self.high + slack
+
+
+def value_range(critic: CriticConfig) -> ValueRange | None:
+    """The head's range; None: a scalar head's, which has no ends.
+
+    HL-Gauss's targets are clamped to [low, high]; two-hot's, and any expectation, to the centers
+    of the outer bins.
+    """
+    head = critic.head
+    if isinstance(head, BoundedHead):
+        return ValueRange(head.low, head.high)
+    if not isinstance(head, CategoricalHead):
         return None
-    plain, own = FitConfig(), config.critic
-    keys = {
-        f"critic.{name}": (getattr(own, name), getattr(plain.critic, name))
-        for name in vars(plain.critic)
-        if name not in NOT_A_METHOD | {"head", "prompt"}
-    }
-    keys["critic.head.kind"] = (own.head.kind, plain.critic.head.kind)
-    keys["critic.head.start"] = (own.head.start, plain.critic.head.start)
-    keys["critic.prompt.kind"] = (own.prompt.kind, plain.critic.prompt.kind)
-    share = "agreement_mask_share"
-    keys[f"algorithm.{share}"] = (getattr(algorithm, share), getattr(plain.algorithm, share))
-    for key, (value, default) in keys.items():
-        if value != default:
+    smears = critic.loss == "cross_entropy" and head.targets == "hl_gauss"
+    return ValueRange(head.low, head.high) if smears else _centers(head)
+
+
+def _centers(head: CategoricalHead) -> ValueRange:
+    inset = 0.0 if head.support == "inclusive" else (head.high - head.low) / head.num_bins / 2
+    return ValueRange(head.low + inset, head.high - inset)
+
+
+def own_head_is_plain(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.head_function is None:
+        return None
+    for key, value, plain in (
+        (_KIND, critic.head.kind, "scalar"),
+        (f"{_HEAD}.start", critic.head.start, "as_loaded"),
+    ):
+        if value != plain:
             return Problem(
-                (key, "algorithm.advantage_estimator"),
-                f"{key} has no effect: algorithm.advantage_estimator "
-                f"{algorithm.advantage_estimator} has no critic; set {key}={_written(default)}",
+                (key, "critic.head_function"),
+                f"critic.head_function makes the whole head, which outputs the value, and {key} "
+                f"{value} is of the linear one: set {key}={plain}, or critic.head_function=null",
             )
     return None
 
 
-def baseline_has_values(config: FitConfig) -> Problem | None:
-    algorithm = config.algorithm
-    kind, estimator = algorithm.baseline.kind, algorithm.advantage_estimator
-    if kind == "critic" or estimator == "gae":
+def head_has_a_range(config: FitConfig) -> Problem | None:
+    head = config.critic.head
+    if not isinstance(head, (BoundedHead, CategoricalHead)):
+        return None
+    if -math.inf < head.low < head.high < math.inf:
         return None
     return Problem(
-        ("algorithm.baseline.kind", "algorithm.advantage_estimator"),
-        f"algorithm.baseline.kind {kind} weighs the critic's advantages of "
-        f"algorithm.advantage_estimator gae, and the estimator is {estimator}, which has a "
-        "baseline of its own: set algorithm.baseline.kind=critic, or "
-        "algorithm.advantage_estimator=gae",
-    )
-
-
-def baseline_has_groups(config: FitConfig) -> Problem | None:
-    baseline = config.algorithm.baseline
-    alone = isinstance(baseline, Evpo) and baseline.fallback == "batch_mean"
-    if baseline.kind == "critic" or alone or resolve(config).group_size > 1:
-        return None
-    keys, named = ("algorithm.baseline.kind",), f"algorithm.baseline.kind {baseline.kind}"
-    other = "algorithm.baseline.kind=critic"
-    if isinstance(baseline, Evpo):
-        keys = (*keys, "algorithm.baseline.fallback")
-        named += f" with algorithm.baseline.fallback {baseline.fallback}"
-        other = "algorithm.baseline.fallback=batch_mean"
-    return Problem(
-        (*keys, *GROUP_KEYS),
-        f"{named} takes the mean reward of the other responses to a prompt, and there is one "
-        f"response per prompt: {WITH_GROUPS}, or set {other}",
-    )
-
-
-def noise_weights_have_groups(config: FitConfig) -> Problem | None:
-    weights = config.critic.weights
-    if weights == "none" or resolve(config).group_size > 1:
-        return None
-    return Problem(
-        ("critic.weights", *GROUP_KEYS),
-        f"critic.weights {weights} is made of the spread of the rewards of a prompt's responses, "
-        f"and there is one response per prompt: {WITH_GROUPS}, or set critic.weights=none",
+        (f"{_HEAD}.low", f"{_HEAD}.high"),
+        f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be finite, low below high",
     )
 
 
 def cross_entropy_has_bins(config: FitConfig) -> Problem | None:
     critic = config.critic
-    if critic.loss != "cross_entropy" or isinstance(critic.head, CategoricalHead):
+    if critic.loss != "cross_entropy" or critic.head.kind == "categorical":
         return None
     return Problem(
-        ("critic.loss", "critic.head.kind"),
-        f"critic.loss cross_entropy is of a distribution over bins, and critic.head.kind is "
-        f"{critic.head.kind}: set critic.head.kind=categorical, or critic.loss=squared_error",
+        ("critic.loss", _KIND),
+        f"critic.loss cross_entropy is between distributions over bins, and a {critic.head.kind} "
+        f"head has none: set {_KIND}=categorical, or critic.loss=squared_error",
     )
 
 
-def noise_weights_have_squared_errors(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if critic.weights == "none" or critic.loss == "squared_error":
+def target_options_are_used(config: FitConfig) -> Problem | None:
+    critic, head, plain = config.critic, config.critic.head, CategoricalHead()
+    if not isinstance(head, CategoricalHead):
         return None
-    return Problem(
-        ("critic.weights", "critic.loss"),
-        f"critic.weights {critic.weights} is the weight of a squared error by its noise, which "
-        f"says nothing of critic.loss {critic.loss}; nobody has tested the two together: set "
-        "critic.weights=none, or critic.loss=squared_error",
-    )
-
-
-def value_clip_has_one_number(config: FitConfig) -> Problem | None:
-    """A distribution has no value to hold near its old one, and HL-Gauss has no clip."""
-    clip = config.algorithm.value_clip
-    if clip is None or not isinstance(config.critic.head, CategoricalHead):
-        return None
-    return Problem(
-        ("algorithm.value_clip", "critic.head.kind"),
-        f"algorithm.value_clip {clip:g} clips the change of one number, and critic.head.kind "
-        "categorical trains a distribution: set algorithm.value_clip=null, or "
-        "critic.head.kind=scalar or bounded",
-    )
-
-
-def mean_reward_is_in_the_heads_range(config: FitConfig) -> Problem | None:
-    """At an end the bias would be infinite: tan(pi (p - 1/2)), or the logit of p."""
-    head = config.critic.head
-    if not isinstance(head, GivenMeanReward):
-        return None
-    if isinstance(head, CategoricalHead):
-        margin = (head.high - head.low) / head.num_bins / 2 if head.support == "midpoint" else 0.0
-        low, high = head.low + margin, head.high - margin
-        what = "the outermost bins' values"
-    elif isinstance(head, BoundedHead):
-        low, high, what = head.low, head.high, "critic.head.low and critic.head.high"
-    else:
-        return None
-    if low < head.mean_reward < high:
-        return None
-    return Problem(
-        ("critic.head.mean_reward", "critic.head.low", "critic.head.high"),
-        f"critic.head.mean_reward {head.mean_reward:g} must be between {low:g} and {high:g}, "
-        f"{what}: a head that starts at an end of its range has an infinite bias; set a mean "
-        "reward between them, or a wider range",
-    )
-
-
-def own_ratio_is_alone(config: FitConfig) -> Problem | None:
-    """DIS and DPPO divide by the rollout policy and have a band of their own."""
-    algorithm = config.algorithm
-    if not isinstance(algorithm, (DisSurrogate, DppoSurrogate)):
-        return None
-    assert isinstance(algorithm, AlgorithmConfig)
-    if (cap := algorithm.mismatch.tis_cap) is not None:
-        key = "algorithm.mismatch.tis_cap"
-        return Problem(
-            ("algorithm.surrogate", key),
-            f"{key} {cap:g} corrects for the policy that sampled, and algorithm.surrogate "
-            f"{algorithm.surrogate} divides by that policy already, so it would be corrected "
-            f"twice: set {key}=null, or algorithm.surrogate=clipped_ratio",
-        )
-    clips = {
-        "components.clip_higher.enabled": (resolve(config).eps_high != algorithm.eps_low, "false"),
-        "algorithm.dual_clip": (algorithm.dual_clip is not None, "null"),
-    }
-    for key, (is_set, off) in clips.items():
-        if is_set:
+    for name in ("targets", "sigma_ratio"):
+        key, value = f"{_HEAD}.{name}", getattr(head, name)
+        if value == getattr(plain, name):
+            continue
+        if critic.loss == "squared_error":
             return Problem(
-                ("algorithm.surrogate", key),
-                f"{key} has no effect: algorithm.surrogate {algorithm.surrogate} drops tokens "
-                f"outside a band of its own in place of PPO's clip; set {key}={off}, or "
-                "algorithm.surrogate=clipped_ratio",
+                (key, "critic.loss"),
+                f"{key} {value} has no effect: critic.loss squared_error compares the "
+                "expectation with the value target itself; set critic.loss=cross_entropy",
+            )
+        if name == "sigma_ratio" and head.targets == "two_hot":
+            return Problem(
+                (key, f"{_HEAD}.targets"),
+                f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or set "
+                f"{_HEAD}.targets=hl_gauss",
             )
     return None
 
 
-def _written(default: Any) -> str:
-    return "null" if default is None else str(default).lower()
+def value_clip_has_one_output(config: FitConfig) -> Problem | None:
+    clip = config.algorithm.value_clip
+    if clip is None or config.critic.head.kind != "categorical":
+        return None
+    return Problem(
+        ("algorithm.value_clip", _KIND),
+        f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
+        f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded",
+    )
+
+
+def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
+    head = config.critic.head
+    if not isinstance(head, GivenMeanReward):
+        return None
+    mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
+    ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(config.critic)
+    if ends is None:
+        is_inside, where = math.isfinite(mean), "finite"
+    else:
+        is_inside = ends.low < mean < ends.high
+        where = f"between {ends.low:g} and {ends.high:g}, where the head's values are"
+    if is_inside:
+        return None
+    return Problem((key, f"{_HEAD}.low", f"{_HEAD}.high"), f"{key} {mean:g} must be {where}")
+
+
+def range_holds_the_targets(config: FitConfig) -> Problem | None:
+    """What is known before a run; the batches' own targets are checked before each update."""
+    ends, kl, kind = value_range(config.critic), config.algorithm.kl, config.critic.head.kind
+    if ends is None or not config.algorithm.has_critic:
+        return None
+    if kl.coef > 0 and kl.placement == "reward":
+        return Problem(
+            ("algorithm.kl.placement", "algorithm.kl.coef", _KIND),
+            f"algorithm.kl.placement reward adds a penalty without a bound to the value targets, "
+            f"and a {kind} head has a bounded range: set algorithm.kl.placement=loss, or "
+            f"{_KIND}=scalar",
+        )
+    if not gives_configured_rewards(config):
+        return None
+    low, high, parts = _target_range(config)
+    if ends.holds(low, high):
+        return None
+    low_key, high_key = f"{_HEAD}.low", f"{_HEAD}.high"
+    return Problem(
+        (low_key, high_key, *parts),
+        f"the value targets reach from {low:g} to {high:g} ({', '.join(parts)}), and the {kind} "
+        f"head learns values from {ends.low:g} to {ends.high:g}: lower {low_key} or raise "
+        f"{high_key}" + _without_punishment(config),
+    )
+
+
+def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
+    """Of the value targets, and the keys that they follow from."""
+    rewards = config.rewards
+    parts = ["rewards.incorrect", "rewards.correct"]
+    numbers = [rewards.incorrect, rewards.correct]
+    if _punishes(config):
+        parts.append("rewards.overlong.soft_punishment")
+        numbers.append(min(numbers) - 1.0)
+    if config.algorithm.gamma < 1:
+        parts.append("algorithm.gamma")  # a discounted reward lies between 0 and itself
+        numbers.append(0.0)
+    return min(numbers), max(numbers), parts
+
+
+def gives_configured_rewards(config: FitConfig) -> bool:
+    """Whether each reward is `rewards.correct` or `rewards.incorrect`, with no verifier's own."""
+    verifiers = [
+        getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
+        for source in sources_of(config.data, "train").values()
+    ]
+    return all(verifier in ("exact", "regex", "math") for verifier in verifiers)
+
+
+def _punishes(config: FitConfig) -> bool:
+    return config.rewards.overlong.soft_punishment and config.critic.reward != "unshaped"
+
+
+def _without_punishment(config: FitConfig) -> str:
+    return ", or set critic.reward=unshaped" if _punishes(config) else ""
 
 
 CRITIC_RULES: tuple[Rule, ...] = (
-    critic_options_have_a_critic,
-    baseline_has_values,
-    baseline_has_groups,
-    noise_weights_have_groups,
+    own_head_is_plain,
+    head_has_a_range,
     cross_entropy_has_bins,
-    noise_weights_have_squared_errors,
-    value_clip_has_one_number,
-    mean_reward_is_in_the_heads_range,
-    own_ratio_is_alone,
+    target_options_are_used,
+    value_clip_has_one_output,
+    mean_reward_is_in_range,
+    range_holds_the_targets,
 )
