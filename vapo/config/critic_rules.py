@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
@@ -67,11 +66,11 @@ def head_has_a_range(config: FitConfig) -> Problem | None:
     head = config.critic.head
     if not isinstance(head, (BoundedHead, CategoricalHead)):
         return None
-    if -math.inf < head.low < head.high < math.inf:
+    if head.low < head.high:
         return None
     return Problem(
         (f"{_HEAD}.low", f"{_HEAD}.high"),
-        f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be finite, low below high",
+        f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be ascending",
     )
 
 
@@ -125,15 +124,15 @@ def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
     if not isinstance(head, GivenMeanReward):
         return None
     mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
-    ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(config.critic)
-    if ends is None:
-        is_inside, where = math.isfinite(mean), "finite"
-    else:
-        is_inside = ends.low < mean < ends.high
-        where = f"between {ends.low:g} and {ends.high:g}, where the head's values are"
-    if is_inside:
+    is_categorical = isinstance(head, CategoricalHead)
+    ends = _centers(head) if is_categorical else value_range(config.critic)
+    if ends is None or ends.low < mean < ends.high:
         return None
-    return Problem((key, f"{_HEAD}.low", f"{_HEAD}.high"), f"{key} {mean:g} must be {where}")
+    return Problem(
+        (key, f"{_HEAD}.low", f"{_HEAD}.high"),
+        f"{key} {mean:g} must be between {ends.low:g} and {ends.high:g}, where the values of a "
+        f"{head.kind} head are",
+    )
 
 
 def range_holds_the_targets(config: FitConfig) -> Problem | None:
