@@ -67,7 +67,7 @@ def has_loss(
     if minibatch.fault is not None:
         return True
     if network == "critic":
-        return minibatch.num_tokens > 0
+        return minibatch.num_value_tokens > 0
     on_every_token = algorithm.entropy_coef > 0 or (
         algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
     )
@@ -183,15 +183,16 @@ def value_objective(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of the token-mean value loss."""
+    """These rows' share of the value loss, a mean over the tokens that carry it."""
     assert rows.value_targets is not None, "the estimator trains a critic"
     loss = value_loss(
         values,
         rows.value_targets,
-        rows.loss_mask,
-        denominator=minibatch.num_tokens,
+        rows.critic_mask,
+        denominator=minibatch.num_value_tokens,
         old_values=rows.old_values,
         value_clip=algorithm.value_clip,
+        token_weights=None if rows.value_weights is None else rows.value_weights[:, None],
     )
     totals.add("critic/value_loss", loss)
     return loss
