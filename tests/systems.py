@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
@@ -117,7 +118,9 @@ def made_up_batch(
 
 def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:
     """After the advantage stage of a policy iteration."""
-    return estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, resolve(config), config.algorithm)
+    return estimate_advantages(
+        batch, Phase.POLICY_OPTIMIZATION, config, CriticBaseline(config.algorithm.baseline)
+    )
 
 
 def with_columns(batch: RolloutBatch, **columns: Any) -> TrainingBatch:

@@ -141,9 +141,8 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "group_estimator_has_groups": pairs("one_response", "no_critic"),
 }
 IGNORED = {  # not built yet: whoever builds one takes it out
-    *("noise_weights", "anchors", "late_anchor", "truncated_left_out", "bootstrap", "epochs"),
-    *("critic_minibatches", "pretraining_lr", "frozen", "critic_lora", "privileged"),
-    *("two_critics", "agreement", "linear_mix", "tether", "evpo", "evpo_group", "dis", "dppo"),
+    *("epochs", "critic_minibatches", "pretraining_lr", "frozen", "critic_lora", "privileged"),
+    *("two_critics", "agreement", "dis", "dppo"),
 }
 
 

@@ -69,7 +69,7 @@ class FixedRollouts(L.LightningDataModule):
             rollout_logprobs=evaluated.old_logprobs,
             old_logprobs=evaluated.old_logprobs + (evaluated.rollout_logprobs + 0.5),
         )
-        estimated = estimate_advantages(evaluated, module.phase, module.hyperparameters, algorithm)
+        estimated = estimate_advantages(evaluated, module.phase, self.config, module.baseline)
         estimated = correct_mismatch(estimated, algorithm.mismatch)
         self.metrics = iteration_metrics(estimated, module.hyperparameters)
         self.metrics |= correction_metrics(estimated, algorithm.mismatch)

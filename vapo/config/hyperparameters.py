@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vapo.config.algorithm import Evpo, LinearMix, Tether
 from vapo.config.schema import FitConfig
 
 LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
@@ -65,3 +66,13 @@ def resolve(config: FitConfig) -> Hyperparameters:
         eps_low=algorithm.eps_low,
         gamma=algorithm.gamma,
     )
+
+
+def compares_groups(config: FitConfig) -> bool:
+    """Whether the responses to one prompt are compared, so that a group must stay whole."""
+    baseline = config.algorithm.baseline
+    is_of_group = isinstance(baseline, (LinearMix, Tether)) or (
+        isinstance(baseline, Evpo) and baseline.fallback == "group_mean"
+    )
+    is_weighed = config.critic.weights == "prompt_noise"
+    return config.algorithm.compares_groups or is_of_group or is_weighed

@@ -15,7 +15,9 @@ from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.types import Rollout
 
 # The engine's log-probs are in every record, as they came.
-_NOT_TRAINED_ON = ("rollout_logprobs", "old_entropy", "token_rewards", "raw_advantages")
+_NOT_TRAINED_ON = (
+    *("rollout_logprobs", "old_entropy", "token_rewards", "value_rewards", "raw_advantages"),
+)
 _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 

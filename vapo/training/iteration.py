@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig, resolve
+from vapo.config.hyperparameters import compares_groups
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
@@ -34,6 +36,7 @@ class Networks(Protocol):
     pad_id: int
     faults: Faults
     critic: Critic | None
+    baseline: CriticBaseline
 
     @property
     def uses_packed_rows(self) -> bool:
@@ -119,6 +122,8 @@ class IterationRunner:
         batch = self.estimate(checked.batch, start)
         metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            metrics |= self.networks.baseline.metrics
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
         if self.config.training.overlap_rollouts and not self.is_last(start):
             self.rollouts.sample_ahead(start)
@@ -157,7 +162,7 @@ class IterationRunner:
         checked = check_batch(
             batch,
             num_minibatches=self.num_minibatches,
-            by_group=self.config.algorithm.compares_groups,
+            by_group=compares_groups(self.config),
             records=self.networks.faults.rollouts,
             place=place,
         )
@@ -167,9 +172,7 @@ class IterationRunner:
     def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
         """Add advantages, value targets, and the correction of the engine's mismatch."""
         with self.progress.stage("advantages"):
-            estimated = estimate_advantages(
-                batch, start.phase, self.hyperparameters, self.config.algorithm
-            )
+            estimated = estimate_advantages(batch, start.phase, self.config, self.networks.baseline)
             check_value_targets(estimated, self.config.critic)
             return correct_mismatch(estimated, self.config.algorithm.mismatch)
 

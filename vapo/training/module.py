@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.networks.actor import Actor, FrozenBase
@@ -73,6 +74,7 @@ class VapoModule(L.LightningModule):
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.uses_packed_rows = False
         self.lineage = Lineage()
+        self.baseline = CriticBaseline(config.algorithm.baseline)
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -290,6 +292,7 @@ class VapoModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = to_yaml(self.config)
         checkpoint["lineage"] = self.lineage.state_dict()
+        checkpoint["baseline"] = self.baseline.state_dict()
         if not is_sharded(self.trainer.strategy):
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
@@ -297,3 +300,5 @@ class VapoModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "lineage" in checkpoint:  # absent in earlier versions: kept rollouts cannot match
             self.lineage.load_state_dict(checkpoint["lineage"])
+        if "baseline" in checkpoint:
+            self.baseline.load_state_dict(checkpoint["baseline"])

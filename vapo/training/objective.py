@@ -77,7 +77,7 @@ def has_loss(
     if minibatch.fault is not None:
         return True
     if network == "critic":
-        return minibatch.num_tokens > 0
+        return minibatch.num_value_tokens > 0
     on_every_token = algorithm.entropy_coef > 0 or (
         algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
     )
@@ -193,7 +193,7 @@ def value_objective(
     config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of the token-mean value loss, by `critic.loss`.
+    """These rows' share of the value loss by `critic.loss`, a mean over the tokens that carry it.
 
     With cross-entropy the squared error of the expectation is logged beside it, to compare heads.
 
@@ -205,18 +205,19 @@ def value_objective(
     loss = squared_error = value_loss(
         output["values"],
         targets,
-        rows.loss_mask,
-        denominator=minibatch.num_tokens,
+        rows.critic_mask,
+        denominator=minibatch.num_value_tokens,
         old_values=rows.old_values,
         value_clip=config.algorithm.value_clip,
+        token_weights=None if rows.value_weights is None else rows.value_weights[:, None],
     )
     if config.critic.loss == "cross_entropy":
         totals.add("critic/squared_error", squared_error)
         loss = categorical_value_loss(
             output["logits"],
             distributions(targets, config.critic),
-            rows.loss_mask,
-            denominator=minibatch.num_tokens,
+            rows.critic_mask,
+            denominator=minibatch.num_value_tokens,
         )
     totals.add("critic/value_loss", loss)
     return loss

@@ -114,6 +114,7 @@ def _evaluated(
         group_size=config.evaluation.k,
         rewards=config.rewards,
         max_response_tokens=config.rollouts.max_response_tokens,
+        critic_truncated=config.critic.truncated,
     )
     if baseline is not None:
         batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
@@ -132,7 +133,7 @@ def _evaluated(
     if checked.num_left_out:
         left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
     phase = Phase.POLICY_OPTIMIZATION
-    return estimate_advantages(checked.batch, phase, resolve(config), config.algorithm), left_out
+    return estimate_advantages(checked.batch, phase, config), left_out
 
 
 def write_page(
