@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
@@ -38,12 +41,31 @@ CRITIC_FREE = (
     "remax",
     "raft",
 )
-SYSTEMS = ("vapo", "ppo", "vc_ppo", *CRITIC_FREE)
+PRESETS = (
+    "sao",
+    "hl_gauss",
+    "bpco",
+    "bpco_answer",
+    "le_critique",
+    "tether",
+    "evpo",
+    "easyppo",
+    "justrl2",
+    "sp3o",
+)
+"""The critics of 2026."""
+WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)
+SYSTEMS = (*WITH_CRITIC, *CRITIC_FREE)
 MAX_RESPONSE_TOKENS = 10
 
 
 def system_config(name: str, *overrides: str) -> FitConfig:
     """The default with a system's overlay, as `vapo fit` composes them."""
+    return copy.deepcopy(_loaded(name, *overrides))
+
+
+@cache
+def _loaded(name: str, *overrides: str) -> FitConfig:
     files = [CONF / "vapo.yaml", CONF / "algorithm" / f"{name}.yaml"]
     return load_config(FitConfig, files, list(overrides))
 
@@ -96,7 +118,9 @@ def made_up_batch(
 
 def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:
     """After the advantage stage of a policy iteration."""
-    return estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, resolve(config), config.algorithm)
+    return estimate_advantages(
+        batch, Phase.POLICY_OPTIMIZATION, config, CriticBaseline(config.algorithm.baseline)
+    )
 
 
 def with_columns(batch: RolloutBatch, **columns: Any) -> TrainingBatch:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -109,8 +110,10 @@ class RolloutBatch:
     """All rollouts of one iteration with their rewards, response-aligned.
 
     Rows of a group are contiguous. Column t belongs to response token t. `loss_mask` marks the
-    tokens that carry loss; `baseline_rewards` is the reward of the greedy response to the row's
-    prompt, None where the system needs none.
+    tokens that carry loss of the policy, `value_mask` those that carry value loss (None: the
+    same). `unshaped_rewards` are the rewards without the overlong punishment, None where there is
+    none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
+    the system needs none.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -127,6 +130,8 @@ class RolloutBatch:
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None
+    unshaped_rewards: Float[Tensor, " B"] | None = None
+    value_mask: Bool[Tensor, "B T"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -134,6 +139,15 @@ class RolloutBatch:
     @property
     def response_lengths(self) -> Int[Tensor, " B"]:
         return self.response_mask.sum(dim=1)
+
+    @property
+    def critic_mask(self) -> Bool[Tensor, "B T"]:
+        """The tokens that carry value loss."""
+        return self.loss_mask if self.value_mask is None else self.value_mask
+
+    @property
+    def is_truncated(self) -> Bool[Tensor, " B"]:
+        return torch.tensor([r.finish_reason is FinishReason.LENGTH for r in self.rollouts])
 
 
 @dataclass(frozen=True)
@@ -155,10 +169,11 @@ class EvaluatedBatch(RolloutBatch):
 class TrainingBatch(EvaluatedBatch):
     """An evaluated batch with everything that the losses need.
 
-    `token_rewards` places the response's reward and the KL penalty on tokens;
-    `raw_advantages` are those before whitening. `importance_weights` multiply the tokens' policy
-    losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry policy
-    loss. Advantages are None while the policy is not trained, targets without a critic.
+    `token_rewards` places the response's reward and the KL penalty on tokens, `value_rewards`
+    those of the value targets (None: the same); `raw_advantages` are those before whitening.
+    `importance_weights` multiply the tokens' policy losses and `value_weights` the responses'
+    value losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry
+    policy loss. Advantages are None while the policy is not trained, targets without a critic.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
@@ -167,3 +182,10 @@ class TrainingBatch(EvaluatedBatch):
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
     importance_weights: Float[Tensor, "B T"] | None = None
+    value_rewards: Float[Tensor, "B T"] | None = None
+    value_weights: Float[Tensor, " B"] | None = None
+
+    @property
+    def critic_token_rewards(self) -> Float[Tensor, "B T"]:
+        """The rewards that the value targets add up."""
+        return self.token_rewards if self.value_rewards is None else self.value_rewards

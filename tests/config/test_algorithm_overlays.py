@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.config.fits import ROOT, fit_config
 from tests.config.test_validation import CRITIC_FREE as NO_CRITIC
 from tests.config.test_validation import problem
-from tests.systems import CONF, CRITIC_FREE, SYSTEMS, system_config
+from tests.systems import CONF, CRITIC_FREE, PRESETS, SYSTEMS, WITH_CRITIC, system_config
 from vapo.advantages.estimators import ESTIMATORS
 from vapo.config import Components, FitConfig, resolve
 from vapo.config.algorithm import COMPARES_GROUPS, AlgorithmConfig
@@ -23,6 +25,7 @@ SIZES = ("training.", "components.group_sampling.num_prompts", "components.group
 LEFT_TO_THE_TASK = (*SIZES, "data.", "rollouts.", "evaluation.", "trainer.", "seed", "output_dir")
 
 
+@cache
 def default(*overrides: str) -> FitConfig:
     return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], list(overrides))
 
@@ -79,9 +82,10 @@ def test_vapo_and_ppo_do_not_lean_on_the_base() -> None:
 def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
     base, over = values(default()), values(system_config(system))
     changed = {key for key in base if base[key] != over[key] and key.startswith(LEFT_TO_THE_TASK)}
-    demanded = {"rloo": {"training.minibatch_size"}, "remax": {"training.minibatch_size"}}
-    assert changed == demanded.get(system, set())
-    assert "actor.optimizer.lr" not in {key for key in base if base[key] != over[key]}
+    one_step = {"rloo", "remax", "easyppo"}
+    assert changed == ({"training.minibatch_size"} if system in one_step else set())
+    rates = {"actor.optimizer.lr", "critic.optimizer.lr", "critic.pretraining_lr"}
+    assert not rates & {key for key in base if base[key] != over[key]}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -135,6 +139,216 @@ def test_structure(system: str) -> None:
     )
     assert numbers.mu == 0.0
     assert (config.rewards.correct, config.rewards.incorrect) == (1.0, -1.0)
+
+
+PRESET_NUMBERS = {  # reduction, eps_high, lambda_policy or alpha or k, group size, rewards' least
+    "sao": ("token_mean", 0.2, "alpha 1.5", 1, -1.0),
+    "hl_gauss": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
+    "bpco": ("sequence_sum", 0.2, "alpha 0.4", 1, 0.0),
+    "bpco_answer": ("sequence_sum", 0.2, "alpha 0.4", 1, 0.0),
+    "le_critique": ("token_mean", 0.2, "lambda 1.0", 8, 0.0),
+    "tether": ("token_mean", 0.2, "lambda 1.0", 8, 0.0),
+    "evpo": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
+    "easyppo": ("token_mean", 0.28, "lambda 1.0", 8, -1.0),
+    "justrl2": ("token_mean", 0.28, "k 0.5", 8, 0.0),
+    "sp3o": ("sequence_mean", 0.2, "lambda 1.0", 8, -1.0),
+}
+
+
+def lambda_rule(numbers: Hyperparameters) -> str:
+    for name in ("alpha", "k"):
+        if getattr(numbers, name) is not None:
+            return f"{name} {getattr(numbers, name)}"
+    return f"lambda {numbers.lambda_policy}"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_numbers_of_a_preset(preset: str) -> None:
+    config = system_config(preset)
+    numbers, rewards = resolve(config), config.rewards
+    assert PRESET_NUMBERS[preset] == (
+        numbers.loss_reduction,
+        numbers.eps_high,
+        lambda_rule(numbers),
+        numbers.group_size,
+        rewards.incorrect,
+    )
+    assert rewards.correct == 1.0
+    assert numbers.value_pretraining_iterations > 0
+    assert numbers.lambda_critic == 1.0
+    assert numbers.num_prompts * numbers.group_size == 256
+    assert numbers.mu == (0.1 if preset in ("hl_gauss", "evpo") else 0.0)
+
+
+METHOD = ("critic.", "algorithm.")
+DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained critic
+    "sao": {
+        "critic.frozen": '["self_attn."]',
+        "critic.epochs": 2,
+        "algorithm.surrogate": "dis",
+        "algorithm.dis_eps_low": 0.3,
+        "algorithm.dis_eps_high": 5.0,
+    },
+    "hl_gauss": {
+        "critic.head.kind": "categorical",
+        "critic.head.low": -1.1,
+        "critic.head.high": 1.1,
+        "critic.head.num_bins": 101,
+        "critic.head.support": "midpoint",
+        "critic.head.targets": "hl_gauss",
+        "critic.head.sigma_ratio": 0.75,
+        "critic.head.start": "first_batch",
+        "critic.loss": "cross_entropy",
+    },
+    "bpco": {
+        "critic.head.kind": "bounded",
+        "critic.head.low": 0.0,
+        "critic.head.high": 1.0,
+        "critic.head.start": "first_batch",
+        "algorithm.surrogate": "dppo_tv",
+        "algorithm.dppo_delta": 0.2,
+        "algorithm.sequence_reduction": "sum",
+        "algorithm.whiten_advantages": False,
+        "algorithm.value_clip": 0.5,
+    },
+    "le_critique": {
+        "critic.head.kind": "categorical",
+        "critic.head.low": 0.0,
+        "critic.head.high": 1.0,
+        "critic.head.num_bins": 2,
+        "critic.head.support": "inclusive",
+        "critic.head.targets": "two_hot",
+        "critic.head.sigma_ratio": 0.75,
+        "critic.head.start": "first_batch",
+        "critic.loss": "cross_entropy",
+        "critic.prompt.kind": "privileged",
+        "critic.prompt.template": "{answer};{prompt}",
+        "algorithm.baseline.kind": "linear_mix",
+        "algorithm.baseline.weight": 0.5,
+        "algorithm.baseline.group_baseline": "leave_one_out",
+        "algorithm.lambda_policy": 1.0,
+    },
+    "evpo": {
+        "algorithm.baseline.kind": "evpo",
+        "algorithm.baseline.threshold": 0.0,
+        "algorithm.baseline.fallback": "batch_mean",
+    },
+    "easyppo": {
+        "critic.weights": "prompt_noise",
+        "critic.truncated": "train",
+        "critic.minibatch_size": 64,
+        "algorithm.dual_clip": 3.0,
+        "algorithm.kl.coef": 0.001,
+        "algorithm.lambda_policy": 1.0,
+    },
+    "justrl2": {
+        "critic.head.start": "first_batch",
+        "critic.reward": "unshaped",
+        "algorithm.dynamic_sampling_attempts": 4,
+        "algorithm.value_clip": 0.2,
+    },
+    "sp3o": {
+        "critic.anchors": "[0.3, 0.6, 0.9]",
+        "critic.late_anchor": 0.95,
+        "algorithm.lambda_policy": 1.0,
+        "algorithm.value_clip": 0.5,
+    },
+}
+PROMPT = ("critic.prompt.kind", "critic.prompt.template")
+DIFFERENCES["bpco_answer"] = DIFFERENCES["bpco"] | {
+    key: DIFFERENCES["le_critique"][key] for key in PROMPT
+}
+DIFFERENCES["tether"] = {
+    key: value
+    for key, value in DIFFERENCES["le_critique"].items()
+    if key not in PROMPT and not key.startswith("algorithm.baseline.")
+} | {
+    "algorithm.baseline.kind": "tether",
+    "algorithm.baseline.ridge": 1e-6,
+    "algorithm.baseline.decay": 0.9,
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_sets_a_preset_apart(preset: str) -> None:
+    plain, own = flatten(default()), flatten(system_config(preset))
+    changed = {
+        key: value
+        for key, value in own.items()
+        if key.startswith(METHOD) and plain.get(key) != value and key != "critic.init"
+    }
+    assert changed == DIFFERENCES[preset]
+
+
+def written(system: str) -> dict[str, Any]:
+    """The keys that an overlay says, and their values."""
+    tree = OmegaConf.load(CONF / "algorithm" / f"{system}.yaml")
+    return flatten_mapping(OmegaConf.to_container(tree))
+
+
+def flatten_mapping(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {k: v for n, t in tree.items() for k, v in flatten_mapping(t, f"{prefix}.{n}").items()}
+
+
+ALL_KEYS = {key for system in WITH_CRITIC for key in written(system)}
+OF_A_KIND = {  # and the kind or switch without which nothing reads them
+    **dict.fromkeys((".critic.head.low", ".critic.head.high"), (".critic.head.kind", "scalar")),
+    **{
+        f".critic.head.{name}": (".critic.head.kind", "scalar", "bounded")
+        for name in ("num_bins", "support", "targets", "sigma_ratio")
+    },
+    **{
+        f".algorithm.baseline.{name}": (".algorithm.baseline.kind", *other)
+        for name, other in {
+            "weight": ("critic", "tether", "evpo"),
+            "group_baseline": ("critic", "tether", "evpo"),
+            "ridge": ("critic", "linear_mix", "evpo"),
+            "decay": ("critic", "linear_mix", "evpo"),
+            "threshold": ("critic", "linear_mix", "tether"),
+            "fallback": ("critic", "linear_mix", "tether"),
+        }.items()
+    },
+    ".algorithm.dis_eps_low": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),
+    ".algorithm.dis_eps_high": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),
+    ".algorithm.dppo_delta": (".algorithm.surrogate", "clipped_ratio", "dis"),
+    ".critic.prompt.template": (".critic.prompt.kind", "policy"),
+    ".critic.late_anchor_tokens": (".critic.late_anchor", None),
+    ".algorithm.kl.estimator": (".algorithm.kl.coef", 0.0),
+    ".algorithm.kl.placement": (".algorithm.kl.coef", 0.0),
+    ".algorithm.sequence_reduction": (".components.token_level_loss.enabled", True),
+    ".algorithm.lambda_policy": (".components.length_adaptive_gae.enabled", True),
+    ".components.length_adaptive_gae.alpha": (".components.length_adaptive_gae.enabled", False),
+    ".components.length_adaptive_gae.k": (".components.length_adaptive_gae.enabled", False),
+    ".components.clip_higher.eps_high": (".components.clip_higher.enabled", False),
+    ".components.positive_example_lm_loss.mu": (
+        *(".components.positive_example_lm_loss.enabled", False),
+    ),
+    ".components.decoupled_gae.lambda_critic": (".components.decoupled_gae.enabled", False),
+}
+
+
+@pytest.mark.parametrize("system", WITH_CRITIC)
+def test_an_overlay_says_every_key_by_which_systems_with_a_critic_differ(system: str) -> None:
+    """So that it may come after any other. Only sizes of the task are left to what is under it."""
+    own = written(system)
+    left = {key for key in ALL_KEYS - set(own) if not key.startswith((".training.", ".tracking."))}
+    leaves_alpha = system in ("vapo", "hl_gauss", "evpo") or own.get(K) is not None
+    for key in left - ({".components.length_adaptive_gae.alpha"} if leaves_alpha else set()):
+        decides, *values_without = OF_A_KIND[key]
+        assert own[decides] in values_without, key
+
+
+K = ".components.length_adaptive_gae.k"
+
+
+@pytest.mark.parametrize(("under", "system"), [("le_critique", "sao"), ("sao", "justrl2")])
+def test_an_overlay_over_another_is_the_overlay(under: str, system: str) -> None:
+    files = [CONF / "vapo.yaml", *(CONF / f"algorithm/{name}.yaml" for name in (under, system))]
+    alone, over = values(system_config(system)), values(load_config(FitConfig, files, []))
+    changed = {key for key in alone | over if alone.get(key) != over.get(key)}
+    assert changed <= {"algorithm.lambda_policy", "components.length_adaptive_gae.alpha"}
 
 
 def test_dapo_has_all_of_its_parts() -> None:

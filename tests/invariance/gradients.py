@@ -22,10 +22,12 @@ from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.networks.critic import start_head
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
 from vapo.system.sharding import make_strategy
 from vapo.training.datamodule import RolloutDataModule
+from vapo.training.iteration import mean_over_ranks
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
 
@@ -57,6 +59,9 @@ class FixedRollouts(L.LightningDataModule):
             max_response_tokens=32,
         )
         algorithm = self.config.algorithm
+        if self.config.critic.head.start == "first_batch":
+            assert module.critic is not None
+            start_head(module.critic, mean_over_ranks(batch.rewards))
         evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
         assert evaluated.old_logprobs is not None
         evaluated = replace(  # neither of the two ratios is 1
@@ -64,7 +69,7 @@ class FixedRollouts(L.LightningDataModule):
             rollout_logprobs=evaluated.old_logprobs,
             old_logprobs=evaluated.old_logprobs + (evaluated.rollout_logprobs + 0.5),
         )
-        estimated = estimate_advantages(evaluated, module.phase, module.hyperparameters, algorithm)
+        estimated = estimate_advantages(evaluated, module.phase, self.config, module.baseline)
         estimated = correct_mismatch(estimated, algorithm.mismatch)
         self.metrics = iteration_metrics(estimated, module.hyperparameters)
         self.metrics |= correction_metrics(estimated, algorithm.mismatch)

@@ -12,7 +12,7 @@ from tests.systems import SYSTEMS
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 # One optimizer step an iteration where the others take four: a larger one.
-ONE_STEP = {"rloo", "remax"}
+ONE_STEP = {"rloo", "remax", "easyppo"}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.parity.critic_readings import CRITIC_READINGS
 from tests.systems import (
     CRITIC_FREE,
     MAX_RESPONSE_TOKENS,
@@ -42,6 +43,7 @@ class Paper:
         self.finished = [r.finish_reason is FinishReason.STOP for r in batch.rollouts]
         self.new = [logprobs[i, :n] for i, n in enumerate(self.lengths)]
         self.old = self.rows(batch.old_logprobs)
+        self.sampled = self.rows(batch.rollout_logprobs)
         self.ref = self.rows(batch.ref_logprobs)
         self.values = self.rows(batch.old_values)
 
@@ -193,7 +195,7 @@ def raft(p: Paper) -> Tensor:
 
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft
-)}  # fmt: skip
+)} | {"hl_gauss": vapo, **CRITIC_READINGS}  # fmt: skip
 
 
 def overrides(system: str) -> list[str]:

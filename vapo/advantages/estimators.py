@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
-from vapo.config import Hyperparameters
+from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
+from vapo.advantages.value_loss_columns import anchored, value_weights
+from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     decoupled_gae,
     length_adaptive_lambda,
+    length_geometric_lambda,
     monte_carlo_returns,
     whiten,
 )
@@ -25,32 +30,16 @@ from vapo.functional.baselines import (
     leave_one_out_advantages,
     whitened_group_mean_advantages,
 )
-from vapo.functional.losses import kl_penalty
-from vapo.functional.masking import place_at_last_token, zero_outside
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
-
-
-def token_rewards(batch: EvaluatedBatch, algorithm: AlgorithmConfig) -> Float[Tensor, "B T"]:
-    """The response's reward on its last sampled token, less the KL penalty if it goes there.
-
-    Reference log-probs are there only while the policy is trained; before that the policy is
-    the reference, and the penalty 0.
-    """
-    rewards = place_at_last_token(batch.rewards, batch.response_mask)
-    if algorithm.kl.placement == "reward" and batch.ref_logprobs is not None:
-        assert batch.old_logprobs is not None
-        penalty = kl_penalty(
-            batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
-        )
-        rewards = rewards - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
-    return rewards
 
 
 def policy_lambda(
     batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> float | Float[Tensor, "B 1"]:
     """The policy's lambda: one constant, or one number a response."""
+    if hyperparameters.k is not None:
+        return length_geometric_lambda(batch.response_lengths, k=hyperparameters.k)
     if hyperparameters.alpha is None:
         return hyperparameters.lambda_policy
     return length_adaptive_lambda(batch.response_lengths, alpha=hyperparameters.alpha)
@@ -144,35 +133,64 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 def estimate_advantages(
     batch: EvaluatedBatch,
     phase: Phase,
-    hyperparameters: Hyperparameters,
-    algorithm: AlgorithmConfig,
+    config: FitConfig,
+    baseline: CriticBaseline | None = None,
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 
     In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, and
-    there are no advantages. Rows that an estimator does not keep lose their loss.
+    there are no advantages. Rows that an estimator does not keep lose their loss. Every rank must
+    call this.
+
+    Args:
+        baseline: what weighs the critic's advantages; None: they stay as they are.
     """
-    rewards = token_rewards(batch, algorithm)
+    hp, algorithm = resolve(config), config.algorithm
+    rewards, targets_rewards = rewards_of_both(batch, config)
+    columns: dict[str, Any] = {**vars(batch), "token_rewards": rewards}
+    if targets_rewards is not rewards:
+        columns["value_rewards"] = targets_rewards
+    columns["value_weights"] = value_weights(batch, config)
+    if config.critic.bootstrap_truncated:
+        rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
-        targets = monte_carlo_returns(rewards, batch.response_mask, gamma=hyperparameters.gamma)
-        return TrainingBatch(
-            **vars(batch),
-            token_rewards=rewards,
-            policy_mask=batch.loss_mask,
-            value_targets=targets,
+        targets = monte_carlo_returns(targets_rewards, batch.response_mask, gamma=hp.gamma)
+        return TrainingBatch(**columns, policy_mask=batch.loss_mask, value_targets=targets)
+    estimate = estimator_of(algorithm)(batch, rewards, hp)
+    if targets_rewards is not rewards:  # the estimator is gae: critic_rules
+        estimate = estimate._replace(value_targets=gae(batch, targets_rewards, hp).value_targets)
+    raw = advantages = estimate.advantages
+    if baseline is not None and algorithm.advantage_estimator == "gae":
+        raw = advantages = baseline.weigh(
+            advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
-    estimate = estimator_of(algorithm)(batch, rewards, hyperparameters)
-    advantages = estimate.advantages
     if algorithm.whiten_advantages:
         advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
-    loss_mask = batch.loss_mask
+    columns["value_mask"] = anchored(batch, config.critic)
     if estimate.kept is not None:
-        loss_mask = loss_mask & estimate.kept[:, None]
+        for name in ("loss_mask", "value_mask"):
+            if columns[name] is not None:
+                columns[name] = columns[name] & estimate.kept[:, None]
     return TrainingBatch(
-        **{**vars(batch), "loss_mask": loss_mask},
-        token_rewards=rewards,
-        policy_mask=loss_mask,
-        raw_advantages=estimate.advantages,
+        **columns,
+        policy_mask=columns["loss_mask"],
+        raw_advantages=raw,
         advantages=advantages,
         value_targets=estimate.value_targets,
     )
+
+
+def rewards_of_both(
+    batch: EvaluatedBatch, config: FitConfig, *, bootstraps: bool = False
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Token rewards of the advantages and of the value targets: one tensor where they are alike."""
+    finals = (batch.rewards, critic_rewards(batch, config))
+    is_one = finals[0] is finals[1]
+    if bootstraps:
+        gamma = config.algorithm.gamma
+        finals = (
+            bootstrapped(batch, finals[0], gamma=gamma),
+            bootstrapped(batch, finals[1], gamma=gamma),
+        )
+    policy = token_rewards(batch, config.algorithm, finals[0])
+    return policy, policy if is_one else token_rewards(batch, config.algorithm, finals[1])

@@ -12,6 +12,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
+from vapo.config.kinds import make
 
 AdvantageEstimator = Literal[
     "gae",
@@ -92,6 +93,60 @@ class OwnEstimatorOptions:
 
 
 @dataclass
+class LinearMix:
+    """weight * A_gae + (1 - weight) * A_group (Le Critique)."""
+
+    weight: float = option(0.5, "of the critic's advantages", ge=0, le=1)
+    group_baseline: Literal["leave_one_out", "mean"] = option(
+        "leave_one_out", "the mean reward of the other responses to the prompt, or of all"
+    )
+
+
+@dataclass
+class Tether:
+    """The critic's weight beside the group's mean, fitted on earlier rollouts (Le Critique)."""
+
+    ridge: float = option(1e-6, "ridge of the fit, relative", ge=0)
+    decay: float = option(0.9, "of the weight's moving average; it starts at 0", ge=0, lt=1)
+
+
+@dataclass
+class Evpo:
+    """The critic where its explained variance is above a threshold, else a mean (EVPO)."""
+
+    threshold: float = option(0.0, "of the explained variance of the batch", le=1)
+    fallback: Literal["batch_mean", "group_mean"] = option(
+        "batch_mean", "the baseline where the critic is not used"
+    )
+
+
+@dataclass
+class BaselineConfig:
+    kind: Literal["critic", "linear_mix", "tether", "evpo"] = choice(
+        "critic",
+        "critic: values alone; the others weigh the critic against the group's or the batch's mean",
+        linear_mix=LinearMix,
+        tether=Tether,
+        evpo=Evpo,
+    )
+
+
+@dataclass
+class DisSurrogate:
+    """A token whose ratio to the rollout policy leaves (1 - low, 1 + high) has no gradient."""
+
+    dis_eps_low: float = option(0.3, "the band's lower part (SAO: 0.3 reasoning, 0.8 code)", gt=0)
+    dis_eps_high: float = option(5.0, "the band's upper part (SAO: 5 reasoning, 3 code)", gt=0)
+
+
+@dataclass
+class DppoSurrogate:
+    dppo_delta: float = option(
+        0.2, "largest rise (or fall, of a negative advantage) of a token's probability", gt=0, le=1
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     advantage_estimator: AdvantageEstimator = choice(
         "gae",
@@ -101,10 +156,23 @@ class AlgorithmConfig:
         "estimator_function, which says with the keys after it what it needs",
         function=OwnEstimatorOptions,
     )
-    surrogate: Literal["clipped_ratio", "logprob"] = option(
+    baseline: BaselineConfig = section(
+        lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"
+    )
+    surrogate: Literal["clipped_ratio", "logprob", "dis", "dppo_tv"] = choice(
         "clipped_ratio",
         "loss of a token: clipped_ratio is PPO's; logprob is -A * log pi, without old policy or "
-        "clip (RLOO, ReMax, RAFT)",
+        "clip (RLOO, ReMax, RAFT); dis (SAO) and dppo_tv (BPCO) take the ratio to the policy that "
+        "sampled, and drop tokens outside a band of it",
+        dis=DisSurrogate,
+        dppo_tv=DppoSurrogate,
+    )
+    agreement_mask_share: float = option(
+        0.0,
+        "with several critics: this share of the tokens, those on whose value they agree most, "
+        "carries no policy loss (AsyPPO)",
+        ge=0,
+        lt=1,
     )
     sequence_reduction: Literal["mean", "sum", "constant_length"] = option(
         "mean",

@@ -52,6 +52,13 @@ class LengthAdaptiveGAE:
         "the policy's GAE horizon in units of the response (paper: 0.05)",
         gt=0,
     )
+    k: float | None = _option(
+        None,
+        "lambda_policy = k^(1/l) in place of alpha: the reward's weight at the first token is "
+        "k^((l-1)/l); null: alpha decides",
+        gt=0,
+        lt=1,
+    )
 
 
 @dataclass(frozen=True)

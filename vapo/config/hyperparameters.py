@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vapo.config.algorithm import Evpo, LinearMix, Tether
 from vapo.config.schema import FitConfig
 
 LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
@@ -24,12 +25,13 @@ class Hyperparameters:
     """The numbers that the seven components resolve to.
 
     `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
-    policy's lambda is the constant `lambda_policy`.
+    policy's lambda is the constant `lambda_policy`, unless `k` is given (one of the two at most).
     """
 
     value_pretraining_iterations: int
     lambda_critic: float | None
     alpha: float | None
+    k: float | None
     loss_reduction: LossReduction
     eps_high: float
     mu: float
@@ -43,13 +45,14 @@ class Hyperparameters:
 def resolve(config: FitConfig) -> Hyperparameters:
     """Turn the seven switches into numbers: a component that is off gives plain PPO's value."""
     c, algorithm = config.components, config.algorithm
-    group = c.group_sampling
+    group, adaptive = c.group_sampling, c.length_adaptive_gae
     return Hyperparameters(
         value_pretraining_iterations=(
             c.value_pretraining.num_iterations if c.value_pretraining.enabled else 0
         ),
         lambda_critic=c.decoupled_gae.lambda_critic if c.decoupled_gae.enabled else None,
-        alpha=c.length_adaptive_gae.alpha if c.length_adaptive_gae.enabled else None,
+        alpha=adaptive.alpha if adaptive.enabled and adaptive.k is None else None,
+        k=adaptive.k if adaptive.enabled else None,
         loss_reduction=(
             "token_mean"
             if c.token_level_loss.enabled
@@ -63,3 +66,13 @@ def resolve(config: FitConfig) -> Hyperparameters:
         eps_low=algorithm.eps_low,
         gamma=algorithm.gamma,
     )
+
+
+def compares_groups(config: FitConfig) -> bool:
+    """Whether the responses to one prompt are compared, so that a group must stay whole."""
+    baseline = config.algorithm.baseline
+    is_of_group = isinstance(baseline, (LinearMix, Tether)) or (
+        isinstance(baseline, Evpo) and baseline.fallback == "group_mean"
+    )
+    is_weighed = config.critic.weights == "prompt_noise"
+    return config.algorithm.compares_groups or is_of_group or is_weighed

@@ -1,4 +1,4 @@
-"""The options of the two networks, actor and critic."""
+"""The options of the actor, and those of its optimizer and adapters, which the critic has too."""
 
 from __future__ import annotations
 
@@ -46,30 +46,4 @@ class ActorConfig:
     )
     lora: LoraConfig | None = option(
         None, "train low-rank adapters instead of the weights (docs/models.md); null: off"
-    )
-
-
-@dataclass
-class CriticConfig:
-    init: str = option(
-        "reward_model",
-        "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
-        "zero value head), or the folder of a saved critic",
-    )
-    reward_model_path: str | None = option(
-        None, "Hugging Face folder of the reward model, read when init is `reward_model`"
-    )
-    head_function: str | None = option(
-        None,
-        "your own value head, as package.module:function, which is called with hidden_size and "
-        "returns the module (docs/extending.md); null: one linear layer",
-    )
-    optimizer: OptimizerConfig = section(
-        lambda: OptimizerConfig(lr=2e-6),
-        "the critic's optimizer; it must keep pace with the policy",
-    )
-    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
-        "auto", "attention kernel; auto takes what transformers chooses"
     )

@@ -14,11 +14,12 @@ from omegaconf import MISSING
 from vapo.config.algorithm import AlgorithmConfig, KLConfig, MismatchConfig
 from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
+from vapo.config.critic import CriticConfig
 from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmEngine
 from vapo.config.environment import FromEnvironment, environment_field
 from vapo.config.fields import choice, option, section
-from vapo.config.networks import ActorConfig, CriticConfig, OptimizerConfig
+from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
 from vapo.config.training import TrainingConfig
 from vapo.config.value_pages import ValuePagesConfig

@@ -11,7 +11,7 @@ from vapo.config import Hyperparameters
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import explained_variance
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
-from vapo.types import FinishReason, TrainingBatch
+from vapo.types import TrainingBatch
 
 
 def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
@@ -33,14 +33,13 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 
 def response_metrics(batch: TrainingBatch) -> dict[str, float]:
-    truncated = [rollout.finish_reason is FinishReason.LENGTH for rollout in batch.rollouts]
     failed = [verdict.failure is not None for verdict in batch.verdicts]
     columns = torch.stack(
         [
             batch.rewards.double(),
             batch.is_correct.double(),
             batch.response_lengths.double(),
-            torch.tensor(truncated).double(),
+            batch.is_truncated.double(),
             torch.tensor(failed).double(),
             torch.tensor([len(r.prompt.prompt_ids) for r in batch.rollouts]).double(),
         ],
@@ -67,7 +66,7 @@ def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
     if batch.old_values is None:
         return {}
     mask, values = batch.response_mask, batch.old_values
-    returns = monte_carlo_returns(batch.token_rewards, mask, gamma=gamma)
+    returns = monte_carlo_returns(batch.critic_token_rewards, mask, gamma=gamma)
     rows, last = torch.arange(len(batch)), batch.response_lengths - 1
     ends = gather_over_ranks(torch.stack([values[:, 0], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)

@@ -123,8 +123,8 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 
 def achieved_returns(batch: TrainingBatch, gamma: float) -> Float[Tensor, "B T"]:
-    """The Monte-Carlo return from each token on, whatever lambda is."""
-    return monte_carlo_returns(batch.token_rewards, batch.response_mask, gamma=gamma)
+    """The Monte-Carlo return from each token on, as the critic's reward, whatever lambda is."""
+    return monte_carlo_returns(batch.critic_token_rewards, batch.response_mask, gamma=gamma)
 
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from vapo.config.schema import RewardConfig
@@ -23,8 +24,12 @@ def make_rollout_batch(
     group_size: int,
     rewards: RewardConfig,
     max_response_tokens: int,
+    critic_truncated: Literal["as_policy", "train", "leave_out"] = "as_policy",
 ) -> RolloutBatch:
     """Pad responses into tensors and add the overlong shaping to the verifier's rewards.
+
+    Args:
+        critic_truncated: whether truncated responses carry value loss (`critic.truncated`).
 
     Raises:
         ValueError: a rollout without response tokens; not one verdict for each rollout.
@@ -43,16 +48,18 @@ def make_rollout_batch(
         [logprob for r in rollouts for logprob in r.rollout_logprobs]
     )
     reward = torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32)
+    unshaped_rewards = None
     if rewards.overlong.soft_punishment:
+        unshaped_rewards = reward
         reward = reward + soft_overlong_punishment(
             lengths,
             max_response_tokens=max_response_tokens,
             cache_tokens=rewards.overlong.ramp_tokens(max_response_tokens),
         )
-    loss_mask = response_mask
-    if rewards.overlong.filter_truncated:
-        finished = torch.tensor([r.finish_reason is FinishReason.STOP for r in rollouts])
-        loss_mask = response_mask & finished[:, None]
+    finished = torch.tensor([r.finish_reason is FinishReason.STOP for r in rollouts])
+    is_finished = response_mask & finished[:, None]
+    loss_mask = is_finished if rewards.overlong.filter_truncated else response_mask
+    value_masks = {"as_policy": None, "train": response_mask, "leave_out": is_finished}
     return RolloutBatch(
         rollouts=list(rollouts),
         verdicts=list(verdicts),
@@ -64,7 +71,15 @@ def make_rollout_batch(
         is_correct=torch.tensor([verdict.is_correct for verdict in verdicts]),
         group_size=group_size,
         max_response_tokens=max_response_tokens,
+        unshaped_rewards=unshaped_rewards,
+        value_mask=value_masks[critic_truncated],
     )
+
+
+def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
+    """The batch in which the other rows carry no loss, of the policy or the critic."""
+    value_mask = None if batch.value_mask is None else batch.value_mask & rows[:, None]
+    return replace(batch, loss_mask=batch.loss_mask & rows[:, None], value_mask=value_mask)
 
 
 def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:

@@ -12,7 +12,7 @@ from vapo.config import FitConfig, resolve
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import make_rollout_batch, with_loss_on
 from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
@@ -75,9 +75,9 @@ class RolloutCollection:
         )
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
         if num_fillers:
-            carries_loss = torch.ones(len(batch), 1, dtype=torch.bool)
+            carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False
-            batch = replace(batch, loss_mask=batch.loss_mask & carries_loss)
+            batch = with_loss_on(batch, carries_loss)
         if algorithm.needs_greedy_baseline:
             prompts = [group.rollouts[0].prompt for group in groups]
             baseline = self.greedy_rewards(prompts, iteration, stage)
@@ -145,6 +145,7 @@ class RolloutCollection:
             group_size=group_size,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
+            critic_truncated=self.config.critic.truncated,
         )
 
 

@@ -15,7 +15,9 @@ from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.types import Rollout
 
 # The engine's log-probs are in every record, as they came.
-_NOT_TRAINED_ON = ("rollout_logprobs", "old_entropy", "token_rewards", "raw_advantages")
+_NOT_TRAINED_ON = (
+    *("rollout_logprobs", "old_entropy", "token_rewards", "value_rewards", "raw_advantages"),
+)
 _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 
@@ -45,7 +47,8 @@ def inspect_minibatch(
             for name, value in float_columns(rows).items()
             if value.dim() == 2 and name not in _NOT_TRAINED_ON
         }
-        numbers |= {name: value.cpu() for name, value in forward(micro).items()}
+        found = {name: value for name, value in forward(micro).items() if value.dim() == 2}
+        numbers |= {name: value.cpu() for name, value in found.items()}
         bad_rows = {name: _bad_rows(value, micro) for name, value in numbers.items()}
         for name, is_bad in bad_rows.items():
             bad[name] = bad.get(name, 0) + int(is_bad.sum())

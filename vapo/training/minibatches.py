@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from vapo.functional.masking import LossReduction
 from vapo.networks.token_inputs import (
@@ -54,7 +56,8 @@ class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
-    loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
+    loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
+    loss. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
     policy is. A `fault` gives the reason why none of it may be trained on.
     """
@@ -66,6 +69,7 @@ class Minibatch:
     num_policy_tokens: int
     num_policy_responses: int
     num_advantage_tokens: int
+    num_value_tokens: int
     max_response_tokens: int
     fault: str | None = None
 
@@ -109,8 +113,7 @@ def make_minibatches(
     order = torch.randperm(len(batch), generator=generator).tolist()
     if len(order) % num_minibatches:
         raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
-    loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
-    lacks = 2 - loss_mask.any(dim=1).long() - policy_mask.any(dim=1).long()
+    lacks = losses_lacked(batch)
     num_trained = gather_over_ranks((lacks == 0).sum().reshape(1))
     spread = spread_rows(
         order,
@@ -135,20 +138,30 @@ def make_minibatches(
     ]
 
 
+def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
+    """One number for each combination of losses that a row may lack, 0 where it has all.
+
+    In rising order: the surrogate, the critic's, the policy's other losses (by which it lacks the
+    surrogate, too).
+    """
+    masks = (batch.policy_mask, batch.critic_mask, batch.loss_mask)
+    return torch.stack([~mask.any(dim=1) * 2**i for i, mask in enumerate(masks)]).sum(dim=0)
+
+
 def spread_rows(
     order: Sequence[int], lacks: Sequence[int], *, num_minibatches: int, first: int = 0
 ) -> list[list[int]]:
     """Deal rows to equally large minibatches, those that lack the same losses evenly.
 
     Where no row lacks any, minibatch m has the m-th part of `order`. Otherwise the numbers of rows
-    that lack at most k losses differ by 1 at most between minibatches, for each k, so that
+    whose number is at most k differ by 1 at most between minibatches, for each k, so that
     fillers and filtered responses leave no minibatch with next to no loss while others have all
     of theirs. Within a minibatch the rows keep their order, so that a row which only lacks the
     policy's loss changes no sum of the critic's.
 
     Args:
         order: the rows, shuffled; `num_minibatches` divides their number.
-        lacks: of each row, how many of the losses it does not carry.
+        lacks: of each row, which losses it does not carry, as a number; 0 where it has all.
         first: the minibatch at which dealing begins. Each rank begins where the one before it
             ended, so that the numbers are even over all ranks, too.
 
@@ -182,6 +195,7 @@ def _make_minibatch(
         "num_policy_tokens": policy_tokens.sum(),
         "num_policy_responses": (policy_tokens > 0).sum(),
         "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
+        "num_value_tokens": batch.critic_mask[rows].sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from vapo.advantages.baselines import CriticBaseline
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.networks.actor import Actor, FrozenBase
@@ -73,6 +74,7 @@ class VapoModule(L.LightningModule):
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.uses_packed_rows = False
         self.lineage = Lineage()
+        self.baseline = CriticBaseline(config.algorithm.baseline)
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -221,8 +223,9 @@ class VapoModule(L.LightningModule):
         )
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        values = self._value_forward(micro)["values"]
-        return value_objective(values, micro.rows, minibatch, self.config.algorithm, totals)
+        return value_objective(
+            self._value_forward(micro), micro.rows, minibatch, self.config, totals
+        )
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
@@ -232,7 +235,8 @@ class VapoModule(L.LightningModule):
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
-        return {"values": inputs.scatter(self.critic(inputs))}
+        output = self.critic(inputs)._asdict().items()
+        return {name: inputs.scatter(column) for name, column in output if column is not None}
 
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
@@ -288,6 +292,7 @@ class VapoModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = to_yaml(self.config)
         checkpoint["lineage"] = self.lineage.state_dict()
+        checkpoint["baseline"] = self.baseline.state_dict()
         if not is_sharded(self.trainer.strategy):
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
@@ -295,3 +300,5 @@ class VapoModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "lineage" in checkpoint:  # absent in earlier versions: kept rollouts cannot match
             self.lineage.load_state_dict(checkpoint["lineage"])
+        if "baseline" in checkpoint:
+            self.baseline.load_state_dict(checkpoint["baseline"])

@@ -94,9 +94,7 @@ class _FullRollouts(L.LightningDataModule):
         with MemoryTracker() as tracker:
             evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
         module.measured["log-probs"] = module.resting() + tracker.peak
-        estimated = estimate_advantages(
-            evaluated, module.phase, module.hyperparameters, self.config.algorithm
-        )
+        estimated = estimate_advantages(evaluated, module.phase, self.config, module.baseline)
         minibatches = make_minibatches(
             estimated,
             num_minibatches=1,

@@ -143,7 +143,7 @@ def test_value_pretraining_shows_values_against_targets() -> None:
     config = system_config("vapo")
     batch = replace(evaluated(config), old_logprobs=None, old_entropy=None)
     _, data = rendered(
-        estimate_advantages(batch, Phase.VALUE_PRETRAINING, resolve(config), config.algorithm),
+        estimate_advantages(batch, Phase.VALUE_PRETRAINING, config),
         config,
     )
     names = [measure["name"] for measure in data["measures"]]

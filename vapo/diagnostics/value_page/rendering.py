@@ -111,7 +111,7 @@ def _response_data(
         "finish_reason": rollout.finish_reason.value,
         "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
         "failure": verdict.failure and _shortened(verdict.failure, _MAX_ANSWER_CHARS),
-        "carries_loss": bool(batch.loss_mask[row].any()),
+        "carries_loss": bool((batch.loss_mask | batch.critic_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": len(rollout.response_ids),
         "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),

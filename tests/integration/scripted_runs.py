@@ -1,0 +1,158 @@
+"""Two iterations of the real training loop, with nothing around it: no engine, no records.
+
+One process, networks of 20,000 numbers, responses and verdicts by chance: what `vapo fit` runs in
+between is the shipped code, from the Trainer to the saved critic of value pretraining.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers.logger import Logger
+from torch import Tensor
+
+from tests.tiny_model import tiny_tokenizer
+from vapo.commands import fit
+from vapo.config import FitConfig
+from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
+from vapo.config.critic import CriticPromptConfig, HeadConfig
+from vapo.config.kinds import make, own_type
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.rewards.scorer import Scorer
+from vapo.system.progress import Progress
+from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.value_pretraining import ValuePretraining
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
+from vapo.training.trainer import RunCallbacks, make_trainer, num_pretraining_iterations
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+BY_KIND = (HeadConfig, CriticPromptConfig, BaselineConfig, AlgorithmConfig)
+NUM_TOKENS = 30  # of the tiny vocabulary, special tokens left out
+
+
+class ScriptedSampler:
+    """Responses of random tokens, the longest of them cut; log-probs of about a flat policy."""
+
+    def sample(
+        self, prompts: Sequence[Prompt], *, group_size: int, settings: Any, seed: int, **_: Any
+    ) -> list[Rollout]:
+        draw = random.Random(seed)
+        most = settings.max_response_tokens
+        rollouts = []
+        for prompt in prompts:
+            for j in range(group_size):
+                length = most if j % 4 == 3 else draw.randint(1, most - 1)
+                ids = tuple(draw.randrange(2, NUM_TOKENS) for _ in range(length))
+                logprobs = tuple(-3.6 + draw.uniform(-0.5, 0.5) for _ in ids)
+                finish = FinishReason.LENGTH if length == most else FinishReason.STOP
+                rollouts.append(Rollout(prompt, ids, str(j), logprobs, finish))
+        return rollouts
+
+    def sync(self, weights: Any) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ScriptedScorer(Scorer):
+    """Right by chance, more often for some prompts than for others; never when cut."""
+
+    def __init__(self, rewards: Any) -> None:
+        self.rewards = rewards
+
+    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+        verdicts = []
+        for rollout in rollouts:
+            draw = random.Random(str(rollout.response_ids))
+            share = 0.2 + 0.15 * (int(rollout.prompt.prompt_id) % 5)
+            is_correct = rollout.finish_reason is FinishReason.STOP and draw.random() < share
+            reward = self.rewards.correct if is_correct else self.rewards.incorrect
+            verdicts.append(Verdict(is_correct, reward))
+        return verdicts
+
+    def close(self) -> None: ...
+
+
+class NoRecords(RunLogger):
+    """A logger without a store."""
+
+    def __init__(self) -> None:
+        Logger.__init__(self)
+
+    name = version = None
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None: ...
+
+    def finalize(self, status: str = "success") -> None: ...
+
+
+def scripted_prompts(num: int = 16) -> PromptSplit:
+    made = [Prompt(str(i), f"a{i}", (12, 2 + i % 10), str(i % 10)) for i in range(num)]
+    return PromptSplit(TrainingSet.of(made), [], PromptReport(num, 0, 0, 0))
+
+
+def with_values(block: Any, values: Mapping[str, Any]) -> Any:
+    """The block with other values by their dotted keys, in the types of their kinds.
+
+    As `load_config` would make it, which parses and checks for tenths of a second.
+    """
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = value
+        else:
+            own[name] = value
+    own |= {name: with_values(getattr(block, name), rest) for name, rest in nested.items()}
+    base = next((kind for kind in BY_KIND if isinstance(block, kind)), None)
+    if base is None:
+        return dataclasses.replace(block, **own)
+    chosen = vars(block) | own
+    known = {field.name for field in dataclasses.fields(own_type(base, chosen))}
+    return make(base, **{name: value for name, value in chosen.items() if name in known})
+
+
+def train(config: FitConfig, folder: Path) -> VapoModule:
+    """Train all iterations of the config, as `vapo fit` does; the trained module."""
+    torch.manual_seed(0)
+    progress, tokenizer = Progress(enabled=False), tiny_tokenizer()
+    # What stands in `fit.run` between the config and the loop.
+    prepare: Any = getattr(fit, "with_critic_prompts", lambda split, *_: split)
+    check: Any = getattr(fit, "check_frozen", lambda config: None)
+    check(config)
+    module = VapoModule(config, pad_id=0)
+    datamodule = RolloutDataModule(
+        config,
+        prompts=prepare(scripted_prompts(), config, tokenizer),
+        scorer=ScriptedScorer(config.rewards),
+        make_sampler=lambda module: ScriptedSampler(),  # type: ignore[arg-type, return-value]
+        progress=progress,
+    )
+    pretraining = ValuePretraining(
+        config.components.value_pretraining,
+        num_iterations=num_pretraining_iterations(module),
+        critic_dir=folder / "critic",
+        progress=progress,
+    )
+    callbacks = object.__new__(RunCallbacks)
+    callbacks.in_order = [pretraining, Checkpoint()]  # else Lightning writes checkpoints itself
+    trainer = make_trainer(config, module, callbacks, NoRecords())
+    try:
+        trainer.fit(module, datamodule)
+    finally:
+        datamodule.close()
+    return module
+
+
+def weights(module: VapoModule) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}

@@ -1,0 +1,251 @@
+"""Every pair of the critic's options trains for two iterations, or is refused with its reason.
+
+`REFUSED` has the pairs that a rule of the config refuses, by the rule's name. A new refusal and a
+pair that is accepted in silence both fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.scripted_runs import train, weights, with_values
+from tests.systems import system_config
+from tests.tiny_model import save_tiny_folder
+from vapo.config import FitConfig
+from vapo.config.networks import LoraConfig
+from vapo.config.validation import RULES
+from vapo.system.quiet import quiet_libraries
+from vapo.training.module import VapoModule
+
+NO_CLIP_HIGHER = {"components.clip_higher.enabled": False}
+WITHOUT_CRITIC = {
+    f"components.{name}.enabled": False
+    for name in ("value_pretraining", "decoupled_gae", "length_adaptive_gae")
+}
+OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its default
+    "bounded": {"critic.head.kind": "bounded"},
+    "hl_gauss": {"critic.head.kind": "categorical", "critic.loss": "cross_entropy"},
+    "two_bins": {
+        "critic.head.kind": "categorical",
+        "critic.head.num_bins": 2,
+        "critic.head.support": "inclusive",
+        "critic.head.targets": "two_hot",
+        "critic.loss": "cross_entropy",
+    },
+    "bins_squared_error": {"critic.head.kind": "categorical"},
+    "mean_reward": {"critic.head.start": "mean_reward", "critic.head.mean_reward": 0.1},
+    "first_batch": {"critic.head.start": "first_batch"},
+    "noise_weights": {"critic.weights": "prompt_noise"},
+    "anchors": {"critic.anchors": [0.3, 0.6, 0.9]},
+    "late_anchor": {
+        "critic.anchors": [0.3],
+        "critic.late_anchor": 0.95,
+        "critic.late_anchor_tokens": 4,
+    },
+    "unshaped": {"critic.reward": "unshaped", "rewards.overlong.soft_punishment": True},
+    "truncated_for_critic": {
+        "critic.truncated": "train",
+        "rewards.overlong.filter_truncated": True,
+    },
+    "truncated_left_out": {"critic.truncated": "leave_out"},
+    "bootstrap": {"critic.bootstrap_truncated": True},
+    "epochs": {"critic.epochs": 2},
+    "critic_minibatches": {"critic.minibatch_size": 4},
+    "pretraining_lr": {"critic.pretraining_lr": 1e-2},
+    "frozen": {"critic.frozen": ["self_attn."]},
+    "critic_lora": {"critic.lora": LoraConfig(rank=2)},
+    "privileged": {
+        "critic.prompt.kind": "privileged",
+        "critic.prompt.template": "{answer}{prompt}",
+    },
+    "two_critics": {"critic.count": 2},
+    "agreement": {"critic.count": 2, "algorithm.agreement_mask_share": 0.2},
+    "linear_mix": {"algorithm.baseline.kind": "linear_mix"},
+    "tether": {"algorithm.baseline.kind": "tether"},
+    "evpo": {"algorithm.baseline.kind": "evpo"},
+    "evpo_group": {
+        "algorithm.baseline.kind": "evpo",
+        "algorithm.baseline.fallback": "group_mean",
+    },
+    "dis": {"algorithm.surrogate": "dis", **NO_CLIP_HIGHER},
+    "dppo": {"algorithm.surrogate": "dppo_tv", **NO_CLIP_HIGHER},
+    "k": {"components.length_adaptive_gae.k": 0.5},
+    "value_clip": {"algorithm.value_clip": 1e-4},
+    "importance_sampling": {"algorithm.mismatch.tis_cap": 2.0},
+    "sequence_sum": {
+        "components.token_level_loss.enabled": False,
+        "algorithm.sequence_reduction": "sum",
+    },
+    "kl_in_reward": {
+        "algorithm.kl.coef": 0.01,
+        "algorithm.kl.estimator": "k1",
+        "algorithm.kl.placement": "reward",
+    },
+    "one_response": {"components.group_sampling.enabled": False},
+    "no_pretraining": {"components.value_pretraining.enabled": False},
+    "no_critic": {"algorithm.advantage_estimator": "leave_one_out", **WITHOUT_CRITIC},
+}
+PAIRS = [
+    (a, b)
+    for a, b in itertools.combinations(OPTIONS, 2)
+    if all(OPTIONS[a][key] == OPTIONS[b][key] for key in OPTIONS[a].keys() & OPTIONS[b].keys())
+]
+"""Two values of one key are no pair."""
+
+
+def pairs(first: str, *others: str) -> set[frozenset[str]]:
+    return {frozenset((first, other)) for other in others}
+
+
+REFUSED: dict[str, set[frozenset[str]]] = {
+    "range_holds_the_targets": pairs(
+        "kl_in_reward", "bounded", "hl_gauss", "two_bins", "bins_squared_error"
+    ),
+    "critic_options_have_a_critic": pairs(
+        "no_critic",
+        "bounded",
+        "hl_gauss",
+        "two_bins",
+        "bins_squared_error",
+        "mean_reward",
+        "first_batch",
+        "noise_weights",
+        "anchors",
+        "late_anchor",
+        "unshaped",
+        "truncated_for_critic",
+        "truncated_left_out",
+        "bootstrap",
+        "epochs",
+        "critic_minibatches",
+        "frozen",
+        "critic_lora",
+        "privileged",
+        "two_critics",
+        "agreement",
+    ),
+    "noise_weights_have_squared_errors": pairs("noise_weights", "hl_gauss", "two_bins"),
+    "value_clip_has_one_output": pairs("value_clip", "hl_gauss", "two_bins", "bins_squared_error"),
+    "noise_weights_have_groups": pairs("noise_weights", "one_response"),
+    "baseline_has_groups": pairs("one_response", "linear_mix", "tether", "evpo_group"),
+    "baseline_has_values": pairs("no_critic", "linear_mix", "tether", "evpo", "evpo_group"),
+    "own_ratio_is_alone": pairs("importance_sampling", "dis", "dppo"),
+    "critic_free_has_no_critic_parts": pairs("value_clip", "no_critic"),
+    "group_estimator_has_groups": pairs("one_response", "no_critic"),
+}
+IGNORED = {  # not built yet: whoever builds one takes it out
+    *("epochs", "critic_minibatches", "pretraining_lr", "frozen", "critic_lora", "privileged"),
+    *("two_critics", "agreement", "dis", "dppo"),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> FitConfig:
+    """VAPO at a size of tenths of a second: an iteration of value pretraining, and one after it."""
+    quiet_libraries()
+    folder = save_tiny_folder(tmp_path_factory.mktemp("policy"))
+    return system_config(
+        "vapo",
+        f"actor.path={folder}",
+        "critic.init=policy",
+        "components.value_pretraining.num_iterations=1",
+        "components.value_pretraining.min_iterations=1",
+        "components.group_sampling.num_prompts=4",
+        "components.group_sampling.group_size=4",
+        "rollouts.max_response_tokens=12",
+        "training.num_iterations=1",
+        "training.minibatch_size=8",
+        "trainer.num_threads=1",
+        "trainer.accelerator=cpu",
+    )
+
+
+def with_options(base: FitConfig, names: Iterable[str]) -> FitConfig:
+    values = {key: value for name in names for key, value in OPTIONS[name].items()}
+    config = with_values(base, values)
+    assert isinstance(config, FitConfig)
+    return config
+
+
+def refusing_rule(config: FitConfig) -> str | None:
+    """The first rule that the config breaks."""
+    for rule in RULES[FitConfig]:
+        if (problem := rule(config)) is not None:
+            assert problem.keys
+            assert len(problem.message.split()) > 8, "the reason"
+            return rule.__name__
+    return None
+
+
+def check_trained(module: VapoModule, config: FitConfig) -> None:
+    assert module.is_finished
+    assert int(module.policy_iterations) == config.training.num_iterations
+    assert not any(module.faults.totals.values()), module.faults.totals
+    assert {name for name, value in weights(module).items() if not value.isfinite().all()} == set()
+    assert module.minibatch_metrics
+    assert int(module.policy_steps) > 0
+
+
+def test_the_harness_builds_what_loading_builds(base: FitConfig) -> None:
+    overrides = ("algorithm.surrogate=dis", "components.clip_higher.enabled=false")
+    loaded = system_config("vapo", *overrides, "algorithm.baseline.kind=tether")
+    assert with_options(system_config("vapo"), ("dis", "tether")) == loaded
+
+
+def test_refusals_are_the_expected_ones(base: FitConfig) -> None:
+    """Each pair against every rule; alone, each option is accepted."""
+    alone = {name: refusing_rule(with_options(base, [name])) for name in OPTIONS}
+    assert {name: rule for name, rule in alone.items() if rule is not None} == {}
+    found = defaultdict(set)
+    for pair in PAIRS:
+        if (rule := refusing_rule(with_options(base, pair))) is not None:
+            found[rule].add(frozenset(pair))
+    assert dict(found) == REFUSED
+
+
+# The first has the initial policy, from which a KL penalty is 0, and tether's first weight, 0.
+TWO_UPDATES = {"training.num_iterations": 2}
+
+
+@pytest.fixture(scope="module")
+def plain(base: FitConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights after training with every option at its default."""
+    config = with_values(base, TWO_UPDATES)
+    return weights(train(config, tmp_path_factory.mktemp("plain")))
+
+
+def test_the_loop_is_deterministic(
+    base: FitConfig, plain: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    again = weights(train(with_values(base, TWO_UPDATES), tmp_path))
+    assert all(torch.equal(again[name], value) for name, value in plain.items())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_trains_and_changes_what_is_learnt(
+    name: str, base: FitConfig, plain: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    config = with_values(with_options(base, [name]), TWO_UPDATES)
+    module = train(config, tmp_path)
+    check_trained(module, config)
+    own = weights(module)
+    is_same = own.keys() == plain.keys() and all(torch.equal(own[n], plain[n]) for n in plain)
+    assert is_same == (name in IGNORED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", OPTIONS)
+def test_every_accepted_pair_trains(first: str, base: FitConfig, tmp_path: Path) -> None:
+    refused = {pair for of_rule in REFUSED.values() for pair in of_rule}
+    for pair in PAIRS:
+        if pair[0] == first and frozenset(pair) not in refused:
+            config = with_options(base, pair)
+            check_trained(train(config, tmp_path / pair[1]), config)

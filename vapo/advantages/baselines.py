@@ -1,0 +1,152 @@
+"""`algorithm.baseline`: the critic's advantages weighed against a group's or the batch's mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.config.algorithm import BaselineConfig, Evpo, LinearMix, Tether
+from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.baselines import (
+    group_mean_advantages,
+    leave_one_out_advantages,
+    tether_fit,
+)
+from vapo.functional.critic_mixtures import (
+    batch_mean_advantages,
+    explained_variance_gate,
+    lagged_rho,
+    linear_mix,
+    tether_advantages,
+)
+from vapo.functional.masking import zero_outside
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import EvaluatedBatch
+
+
+class CriticBaseline:
+    """The baseline of a run, with what it has learned of earlier rollouts.
+
+    `rho` is tether's weight of the critic, fitted on the policy iterations before; the counts are
+    of those iterations. `metrics` say what the latest batch's advantages are. A checkpoint has the
+    state, so that a resumed run goes on with it.
+    """
+
+    def __init__(self, config: BaselineConfig) -> None:
+        self.config = config
+        self.rho = 0.0
+        self.num_batches = 0
+        self.num_fits = 0
+        self.num_critic = 0
+        self.metrics: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("rho", "num_batches", "num_fits", "num_critic")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def weigh(
+        self,
+        advantages: Float[Tensor, "B T"],
+        batch: EvaluatedBatch,
+        token_rewards: Float[Tensor, "B T"],
+        value_rewards: Float[Tensor, "B T"],
+        *,
+        gamma: float,
+    ) -> Float[Tensor, "B T"]:
+        """The advantages to train the policy on, unwhitened. Every rank must call this.
+
+        Args:
+            advantages: the critic's (GAE).
+            token_rewards: the policy's, whose sum is compared with the other responses'.
+            value_rewards: the critic's, whose returns the values are held against.
+        """
+        config, mask = self.config, batch.response_mask
+        rewards = token_rewards.sum(dim=1)
+        self.metrics = {}
+        if isinstance(config, LinearMix):
+            advantages = linear_mix(
+                advantages,
+                _group_advantages(rewards, batch.group_size, config.group_baseline)[:, None],
+                mask,
+                rho=config.weight,
+            )
+            self.metrics["baseline/critic_weight"] = config.weight
+        elif isinstance(config, Tether):
+            advantages = self._tethered(advantages, batch, rewards, config)
+        elif isinstance(config, Evpo):
+            returns = monte_carlo_returns(value_rewards, mask, gamma=gamma)
+            advantages = self._gated(advantages, batch, rewards, returns, config)
+        self.num_batches += 1
+        return advantages
+
+    def _tethered(
+        self,
+        advantages: Float[Tensor, "B T"],
+        batch: EvaluatedBatch,
+        rewards: Float[Tensor, " B"],
+        config: Tether,
+    ) -> Float[Tensor, "B T"]:
+        """Use the weight of earlier rollouts, then fit this batch's for later ones."""
+        values = batch.old_values
+        assert values is not None, "the estimator is gae"
+        others = rewards - leave_one_out_advantages(rewards, group_size=batch.group_size)
+        columns = (values, others[:, None], advantages)
+        used, tethered = self.rho, tether_advantages(*columns, batch.response_mask, rho=self.rho)
+        fitted = tether_fit(*columns, batch.loss_mask, ridge=config.ridge, reduce=sum_over_ranks)
+        self.rho = lagged_rho(self.rho, float(fitted), decay=config.decay)
+        self.num_fits += math.isfinite(float(fitted))
+        self.metrics = {
+            "baseline/critic_weight": used,
+            "baseline/fitted_weight": float(fitted),
+            "baseline/num_fits": float(self.num_fits),
+        }
+        return tethered
+
+    def _gated(
+        self,
+        advantages: Float[Tensor, "B T"],
+        batch: EvaluatedBatch,
+        rewards: Float[Tensor, " B"],
+        returns: Float[Tensor, "B T"],
+        config: Evpo,
+    ) -> Float[Tensor, "B T"]:
+        """The critic's advantages where it explains enough of the returns, else a mean's."""
+        values, mask = batch.old_values, batch.response_mask
+        assert values is not None, "the estimator is gae"
+        gate = explained_variance_gate(values[mask], returns[mask], reduce=sum_over_ranks)
+        # both before the choice, which a rank with a nan of its own could make another way
+        from_batch = batch_mean_advantages(rewards, reduce=sum_over_ranks)
+        uses_critic = float(gate.explained_variance) > config.threshold
+        self.num_critic += uses_critic
+        self.metrics = {
+            "baseline/critic_weight": float(uses_critic),
+            "baseline/explained_variance": float(gate.explained_variance),
+            "baseline/critic_share": self.num_critic / (self.num_batches + 1),
+        }
+        if uses_critic:
+            return advantages
+        if config.fallback == "group_mean":
+            from_batch = group_mean_advantages(rewards, group_size=batch.group_size)
+        return _on_tokens(from_batch, mask)
+
+
+def _group_advantages(
+    rewards: Float[Tensor, " B"], group_size: int, kind: str
+) -> Float[Tensor, " B"]:
+    if kind == "mean":
+        return group_mean_advantages(rewards, group_size=group_size)
+    return leave_one_out_advantages(rewards, group_size=group_size)
+
+
+def _on_tokens(
+    per_response: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    return zero_outside(per_response[:, None].expand(mask.shape), mask)

@@ -1,0 +1,64 @@
+"""Rewards on tokens: what advantages add up, and what value targets do."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.config import FitConfig
+from vapo.config.schema import AlgorithmConfig
+from vapo.functional.losses import kl_penalty
+from vapo.functional.masking import place_at_last_token, zero_outside
+from vapo.types import EvaluatedBatch
+
+
+def token_rewards(
+    batch: EvaluatedBatch,
+    algorithm: AlgorithmConfig,
+    rewards: Float[Tensor, " B"] | None = None,
+) -> Float[Tensor, "B T"]:
+    """The response's reward on its last sampled token, less the KL penalty if it goes there.
+
+    Reference log-probs are there only while the policy is trained; before that the policy is
+    the reference, and the penalty 0.
+
+    Args:
+        rewards: in place of the batch's.
+    """
+    final = batch.rewards if rewards is None else rewards
+    placed = place_at_last_token(final, batch.response_mask)
+    if algorithm.kl.placement == "reward" and batch.ref_logprobs is not None:
+        assert batch.old_logprobs is not None
+        penalty = kl_penalty(
+            batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
+        )
+        placed = placed - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
+    return placed
+
+
+def critic_rewards(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
+    """The rewards of the value targets: the batch's, or those without the overlong punishment.
+
+    The policy's rewards themselves where the two do not differ. Source: JustRL-II.
+    """
+    if config.critic.reward == "shaped" or batch.unshaped_rewards is None:
+        return batch.rewards
+    return batch.unshaped_rewards
+
+
+def bootstrapped(
+    batch: EvaluatedBatch, rewards: Float[Tensor, " B"], *, gamma: float
+) -> Float[Tensor, " B"]:
+    """Put the value of a truncated response's last state in the place of its reward.
+
+        r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
+
+    Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
+    reward would count beside the value of the same future, and a target V(s_l) + r trained on
+    would run away.
+    """
+    assert batch.old_values is not None
+    last = (batch.response_lengths - 1)[:, None]
+    after = gamma * batch.old_values.gather(1, last)[:, 0]
+    return torch.where(batch.is_truncated, after, rewards)

@@ -1,0 +1,47 @@
+"""What the critic's loss is on: which tokens of a response, and how much the response weighs."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.advantages.token_rewards import critic_rewards
+from vapo.config import FitConfig
+from vapo.config.schema import CriticConfig
+from vapo.functional.advantages import anchor_mask
+from vapo.functional.baselines import prompt_noise_weights
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import EvaluatedBatch
+
+
+def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"] | None:
+    """The weights of the responses in the value loss; None: 1. Every rank must call this.
+
+    They are of the whole rollout batch's rewards, those of truncated responses included.
+    """
+    if config.critic.weights == "none" or batch.group_size == 1:  # one: a held-out page's alone
+        return None
+    return prompt_noise_weights(
+        critic_rewards(batch, config),
+        group_size=batch.group_size,
+        reward_range=reward_range(config),
+        reduce=sum_over_ranks,
+    )
+
+
+def reward_range(config: FitConfig) -> tuple[float, float]:
+    """The least and the largest reward that a value target has in it."""
+    rewards = config.rewards
+    is_punished = rewards.overlong.soft_punishment and config.critic.reward == "shaped"
+    return rewards.incorrect - 1.0 * is_punished, rewards.correct
+
+
+def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"] | None:
+    """The value mask with the anchors alone (SP3O), in the policy phase; None: as it was."""
+    if not critic.anchors:
+        return batch.value_mask
+    kept = anchor_mask(batch.response_mask, fractions=critic.anchors)
+    if critic.late_anchor is not None:
+        late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
+        kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
+    return kept & batch.critic_mask

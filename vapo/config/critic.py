@@ -1,0 +1,164 @@
+"""The block `critic`: where the value model starts, its head, loss, targets and schedule.
+
+The options are independent of each other; `critic_rules` refuses the pairs that contradict one
+another. The defaults are VAPO's. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omegaconf import MISSING
+
+from vapo.config.fields import choice, option, section
+from vapo.config.kinds import kinds_of, make, option_names
+from vapo.config.networks import LoraConfig, OptimizerConfig
+
+
+@dataclass
+class BoundedHead:
+    """V = low + (high - low) (1/2 + atan(z) / pi) (BPCO)."""
+
+    low: float = option(-1.0, "the least value; at most the least value target")
+    high: float = option(1.0, "the largest value; at least the largest value target")
+
+
+@dataclass
+class CategoricalHead:
+    """Logits over bins; the value is their expectation (HL-Gauss, Le Critique)."""
+
+    low: float = option(-1.1, "the support's lower end, somewhat below the least value target")
+    high: float = option(1.1, "the support's upper end, somewhat above the largest value target")
+    num_bins: int = option(101, "logits of the head", ge=2)
+    support: Literal["midpoint", "inclusive"] = option(
+        "midpoint", "bin centers: midpoints of equal bins, or points from low to high inclusive"
+    )
+    targets: Literal["hl_gauss", "two_hot"] = option(
+        "hl_gauss", "a value target as a distribution: Gaussian over bins, or its two neighbours"
+    )
+    sigma_ratio: float = option(0.75, "hl_gauss: the Gaussian's sigma in bin widths", gt=0)
+
+
+@dataclass
+class GivenMeanReward:
+    mean_reward: float = option(MISSING, "the value of every state before the first update")
+
+
+@dataclass
+class HeadConfig:
+    kind: Literal["scalar", "bounded", "categorical"] = choice(
+        "scalar",
+        "what the critic's head computes; bounded and categorical: docs/critics.md",
+        bounded=BoundedHead,
+        categorical=CategoricalHead,
+    )
+    start: Literal["as_loaded", "mean_reward", "first_batch"] = choice(
+        "as_loaded",
+        "the head before the first update: as_loaded; or weight 0 and a bias at a given mean "
+        "reward, or at the mean reward of the first rollout batch",
+        mean_reward=GivenMeanReward,
+    )
+
+
+def as_loaded(head: HeadConfig) -> HeadConfig:
+    """The same head, with the weights of the folder that the critic starts from."""
+    kind = kinds_of(HeadConfig)["kind"].get(head.kind)
+    options = {name: getattr(head, name) for name in ([] if kind is None else option_names(kind))}
+    found: HeadConfig = make(HeadConfig, kind=head.kind, **options)
+    return found
+
+
+@dataclass
+class PrivilegedPrompt:
+    """What the critic reads before the response, in place of the policy's prompt."""
+
+    template: str = option(
+        MISSING,
+        "text with {prompt}, {answer} and any {column} of the row; the policy never sees it",
+    )
+
+
+@dataclass
+class CriticPromptConfig:
+    kind: Literal["policy", "privileged"] = choice(
+        "policy",
+        "the prompt that the critic reads: the policy's own, or one with more in it",
+        privileged=PrivilegedPrompt,
+    )
+
+
+@dataclass
+class CriticConfig:
+    init: str = option(
+        "reward_model",
+        "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
+        "zero value head), or the folder of a saved critic",
+    )
+    reward_model_path: str | None = option(
+        None, "Hugging Face folder of the reward model, read when init is `reward_model`"
+    )
+    head_function: str | None = option(
+        None,
+        "your own value head, as package.module:function, which is called with hidden_size and "
+        "returns the module (docs/extending.md); null: one linear layer",
+    )
+    optimizer: OptimizerConfig = section(
+        lambda: OptimizerConfig(lr=2e-6),
+        "the critic's optimizer; it must keep pace with the policy",
+    )
+    lora: LoraConfig | None = option(
+        None, "train low-rank adapters and the head instead of all weights; null: off"
+    )
+    frozen: list[str] = option(
+        [], "parameters whose names contain one of these texts are not trained, as self_attn."
+    )
+    head: HeadConfig = section(lambda: make(HeadConfig), "the critic's head")
+    loss: Literal["squared_error", "cross_entropy"] = option(
+        "squared_error",
+        "of the value (half the squared error), or of the categorical head's distribution",
+    )
+    weights: Literal["none", "prompt_noise"] = option(
+        "none",
+        "of the responses in the value loss; prompt_noise: one over the spread of the prompt's "
+        "returns (EasyPPO)",
+    )
+    anchors: list[float] = option(
+        [],
+        "the policy phase's value loss is on these places of each response alone, as shares of its "
+        "length (SP3O: 0.3, 0.6, 0.9); empty: on every token",
+    )
+    late_anchor: float | None = option(
+        None, "one more anchor in responses of late_anchor_tokens or more; null: none", ge=0, le=1
+    )
+    late_anchor_tokens: int = option(6144, "from this length on there is a late anchor", ge=1)
+    reward: Literal["shaped", "unshaped"] = option(
+        "shaped",
+        "the reward in the value targets: with rewards.overlong.soft_punishment, or without it",
+    )
+    truncated: Literal["as_policy", "train", "leave_out"] = option(
+        "as_policy",
+        "whether truncated responses carry value loss; as_policy: unless "
+        "rewards.overlong.filter_truncated takes them from the policy's",
+    )
+    bootstrap_truncated: bool = option(
+        False, "the value after a truncated response is that of its last token, not 0 (T-PPO)"
+    )
+    epochs: int = option(1, "passes over the rollout batch in each iteration", ge=1)
+    minibatch_size: int | None = option(
+        None, "responses per optimizer step of the critic; null: training.minibatch_size", ge=1
+    )
+    pretraining_lr: float | None = option(
+        None, "learning rate in value pretraining; null: optimizer.lr", gt=0
+    )
+    prompt: CriticPromptConfig = section(
+        lambda: make(CriticPromptConfig), "what the critic reads before the response"
+    )
+    count: int = option(
+        1, "critics on disjoint prompts, whose mean is the value and whose spread is logged", ge=1
+    )
+    dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
+        "auto", "attention kernel; auto takes what transformers chooses"
+    )
