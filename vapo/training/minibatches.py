@@ -23,6 +23,8 @@ from vapo.rollouts.batch import moved_to, select_rows
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
 from vapo.types import TrainingBatch
 
+NETWORKS = ("actor", "critic")
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -56,7 +58,8 @@ class Minibatch:
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
-    policy is. A `fault` gives the reason why none of it may be trained on.
+    policy is. `networks` are those that it trains. A `fault` gives the reason why none of it may be
+    trained on.
     """
 
     microbatches: Microbatches
@@ -67,6 +70,7 @@ class Minibatch:
     num_policy_responses: int
     num_advantage_tokens: int
     max_response_tokens: int
+    networks: tuple[str, ...] = NETWORKS
     fault: str | None = None
 
     def denominator(self, reduction: LossReduction) -> int:
@@ -93,6 +97,7 @@ def make_minibatches(
     pad_id: int,
     packed: bool = False,
     seed: int,
+    networks: tuple[str, ...] = NETWORKS,
 ) -> list[Minibatch]:
     """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
 
@@ -104,6 +109,7 @@ def make_minibatches(
         max_tokens: token budget of a micro-batch; padded ones count padding.
         packed: without padding, in one row, which both networks must support.
         seed: of the permutation.
+        networks: those that the minibatches train.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(batch), generator=generator).tolist()
@@ -130,6 +136,7 @@ def make_minibatches(
             rows,
             cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
             cut,
+            networks,
         )
         for rows in spread
     ]
@@ -170,6 +177,7 @@ def _make_minibatch(
     rows: list[int],
     chunks: list[list[int]],
     cut: Callable[[list[int]], Microbatch],
+    networks: tuple[str, ...],
 ) -> Minibatch:
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
@@ -187,5 +195,6 @@ def _make_minibatch(
     return Minibatch(
         microbatches=Microbatches(chunks, cut),
         max_response_tokens=batch.max_response_tokens,
+        networks=networks,
         **dict(zip(counts, totals, strict=True)),
     )

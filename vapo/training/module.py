@@ -1,6 +1,6 @@
 """The LightningModule: actor and critic, their forward passes over rollouts, and their updates.
 
-One `training_step` is one minibatch: one optimizer step of each network that the phase trains.
+One `training_step` is one minibatch: one optimizer step of each network that it trains.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from vapo.training.optimizers import (
     make_optimizer,
     make_scheduler,
     number_parameters_as_module,
+    set_learning_rate,
     stepper,
 )
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
@@ -69,7 +70,8 @@ class VapoModule(L.LightningModule):
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
-        self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
+        self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
+        self.minibatches_without_loss: dict[str, int] = {}  # of these
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.uses_packed_rows = False
         self.lineage = Lineage()
@@ -157,6 +159,7 @@ class VapoModule(L.LightningModule):
         self.update_seconds.clear()
         self.update_flops = 0.0
         self.minibatch_metrics.clear()
+        self.num_minibatches = dict.fromkeys(self._losses(), 0)
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
@@ -168,14 +171,16 @@ class VapoModule(L.LightningModule):
         return losses
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
-        """Compute losses and update, one network after the other; return metrics over all ranks.
+        """Compute losses and update the minibatch's networks; return metrics over all ranks.
 
         A network that has a loss on no token is not updated, because a step with gradient 0 would
         move it by Adam's momentum and weight decay.
         """
         totals = Totals()
         metrics: dict[str, float] = {}
-        for index, (name, loss_share) in enumerate(self._losses().items()):
+        losses = {n: loss for n, loss in self._losses().items() if n in minibatch.networks}
+        for index, (name, loss_share) in enumerate(losses.items()):
+            self.num_minibatches[name] += 1
             if not has_loss(name, minibatch, self.hyperparameters, self.config.algorithm):
                 self.minibatches_without_loss[name] += 1
                 if index == 0:
@@ -250,6 +255,8 @@ class VapoModule(L.LightningModule):
         if hasattr(before_clip, "full_tensor"):
             before_clip = before_clip.full_tensor()
         norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
+        if name == "critic" and self.config.critic.pretraining_lr is not None:
+            set_learning_rate(optimizer, scheduler, self._critic_lr())
         lr = optimizer.param_groups[0]["lr"]
         if not is_finite:
             optimizer.zero_grad(set_to_none=True)
@@ -262,6 +269,13 @@ class VapoModule(L.LightningModule):
         else:
             self._skip(name, minibatch, loss, norm)
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
+
+    def _critic_lr(self) -> float:
+        """The critic's learning rate in this iteration's phase, after warmup."""
+        options = self.config.critic
+        if self.start.phase is Phase.VALUE_PRETRAINING and options.pretraining_lr is not None:
+            return options.pretraining_lr
+        return options.optimizer.lr
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
         """Report which numbers were not finite and count the skip; raises after too many."""
