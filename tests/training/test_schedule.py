@@ -83,7 +83,7 @@ def test_each_pass_is_shuffled_anew_and_has_each_row_once() -> None:
     by_pass = [iteration.minibatches[i : i + 2] for i in (0, 2, 4)]
     orders = [[rows_of(m) for m in part] for part in by_pass]
     for order in orders:
-        assert sorted(sum(order, [])) == list(range(len(iteration.batch)))
+        assert sorted(row for rows in order for row in rows) == list(range(len(iteration.batch)))
     assert len({str(order) for order in orders}) == 3
     # the first is bit for bit the one of a run without further passes
     today = make_minibatches(

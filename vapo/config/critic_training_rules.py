@@ -97,6 +97,23 @@ def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
     return None
 
 
+def one_critic(config: FitConfig) -> Problem | None:
+    """AsyPPO's ensemble: the options are there, the networks are not."""
+    if config.critic.count > 1:
+        return Problem(
+            ("critic.count",),
+            f"critic.count {config.critic.count} is not supported yet: one critic is trained; set "
+            "critic.count=1",
+        )
+    if config.algorithm.agreement_mask_share > 0:
+        return Problem(
+            ("algorithm.agreement_mask_share", "critic.count"),
+            "algorithm.agreement_mask_share compares several critics, and there is one: set "
+            "algorithm.agreement_mask_share=0",
+        )
+    return None
+
+
 CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
     critic_minibatches_fill_the_iteration,
@@ -104,4 +121,5 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     pretraining_lr_is_used,
     adapters_are_not_frozen,
     critic_lora_is_one_process,
+    one_critic,
 )

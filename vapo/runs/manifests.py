@@ -31,7 +31,8 @@ class DamagedCheckpointError(UserError):
 class Manifest:
     """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
 
-    `lora`: the options of the actor's adapters, which names and shapes do not tell.
+    `lora` and `critic_lora`: the options of the actor's and the critic's adapters, which names
+    and shapes do not tell.
     """
 
     iteration: int
@@ -41,6 +42,7 @@ class Manifest:
     parameters: Mapping[str, str]
     files: Mapping[str, tuple[int, str]]
     lora: Mapping[str, Any] | None = None
+    critic_lora: Mapping[str, Any] | None = None
     vapo_version: str = __version__
     format: int = FORMAT
 

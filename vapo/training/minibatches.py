@@ -7,7 +7,7 @@ gradient does not depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from vapo.functional.masking import LossReduction
 from vapo.networks.token_inputs import (
     TokenInputs,
     cut_by_tokens,
+    has_critic_prompts,
     rollout_inputs,
     sequence_lengths,
 )
@@ -52,14 +53,41 @@ class Microbatches:
 
 
 @dataclass(frozen=True)
+class MicrobatchCut:
+    """Cuts rows of a batch into micro-batches, by the lengths that the network reads.
+
+    So the privileged text of a critic changes none of the policy's micro-batches.
+    """
+
+    batch: TrainingBatch
+    for_critic: bool
+    max_tokens: int
+    pad_id: int
+    packed: bool
+
+    def __call__(self, rows: list[int]) -> Microbatches:
+        lengths = sequence_lengths(self.batch, for_critic=self.for_critic)
+        chunks = cut_by_tokens(lengths, rows, max_tokens=self.max_tokens, packed=self.packed)
+        return Microbatches(chunks, self.microbatch)
+
+    def microbatch(self, rows: list[int]) -> Microbatch:
+        inputs = rollout_inputs(
+            self.batch, rows, pad_id=self.pad_id, packed=self.packed, for_critic=self.for_critic
+        )
+        width = inputs.response_mask.shape[1]
+        return Microbatch(inputs, select_rows(self.batch, rows, width=width))
+
+
+@dataclass(frozen=True)
 class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
-    policy is. `networks` are those that it trains. A `fault` gives the reason why none of it may be
-    trained on.
+    policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
+    prompts; None: both networks read `microbatches`. A `fault` gives the reason why none of it may
+    be trained on.
     """
 
     microbatches: Microbatches
@@ -71,7 +99,14 @@ class Minibatch:
     num_advantage_tokens: int
     max_response_tokens: int
     networks: tuple[str, ...] = NETWORKS
+    critic_microbatches: Microbatches | None = None
     fault: str | None = None
+
+    def of(self, network: str) -> Microbatches:
+        """The micro-batches of `actor` or `critic`."""
+        if network == "critic" and self.critic_microbatches is not None:
+            return self.critic_microbatches
+        return self.microbatches
 
     def denominator(self, reduction: LossReduction) -> int:
         """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
@@ -124,20 +159,14 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    lengths = sequence_lengths(batch)
-
-    def cut(rows: list[int]) -> Microbatch:
-        inputs = rollout_inputs(batch, rows, pad_id=pad_id, packed=packed)
-        return Microbatch(inputs, select_rows(batch, rows, width=inputs.response_mask.shape[1]))
+    own_critic = [True] if has_critic_prompts(batch) else []
+    cuts = {
+        for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, packed)
+        for for_critic in [False, *own_critic]
+    }
 
     return [
-        _make_minibatch(
-            batch,
-            rows,
-            cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
-            cut,
-            networks,
-        )
+        _make_minibatch(batch, rows, {n: cut(rows) for n, cut in cuts.items()}, networks)
         for rows in spread
     ]
 
@@ -175,8 +204,7 @@ def spread_rows(
 def _make_minibatch(
     batch: TrainingBatch,
     rows: list[int],
-    chunks: list[list[int]],
-    cut: Callable[[list[int]], Microbatch],
+    microbatches: Mapping[bool, Microbatches],
     networks: tuple[str, ...],
 ) -> Minibatch:
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
@@ -193,7 +221,8 @@ def _make_minibatch(
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(
-        microbatches=Microbatches(chunks, cut),
+        microbatches=microbatches[False],
+        critic_microbatches=microbatches.get(True),
         max_response_tokens=batch.max_response_tokens,
         networks=networks,
         **dict(zip(counts, totals, strict=True)),

@@ -204,9 +204,10 @@ class VapoModule(L.LightningModule):
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
-        for index, microbatch in enumerate(minibatch.microbatches):
+        microbatches = minibatch.of("actor" if network is self.actor else "critic")
+        for index, microbatch in enumerate(microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
-            is_last = index == len(minibatch.microbatches) - 1
+            is_last = index == len(microbatches) - 1
             set_gradient_sync(network, is_last or self.config.trainer.reduce_every_microbatch)
             self.manual_backward(loss * world_size())  # data parallelism averages over ranks
             self.update_flops += network.forward_flops.count_update(microbatch.inputs)
@@ -283,7 +284,7 @@ class VapoModule(L.LightningModule):
         reason = minibatch.fault
         if reason is None:
             reason = inspect_minibatch(
-                minibatch,
+                minibatch.of(name),
                 self._policy_forward if name == "actor" else self._value_forward,
                 sums=f"loss {float(sum_over_ranks(loss)):.3g}, gradient norm {norm:.3g}",
                 records=self.faults.rollouts,

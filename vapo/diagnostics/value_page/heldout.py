@@ -76,7 +76,7 @@ def load_forward_networks(
     critic, reference = None, None
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
-        critic = make_critic(config, None)
+        critic = make_critic(config, None, trained=False)
         if checkpoint is not None:
             checkpoint.fill(critic.model, "critic", critic_path(config))
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
