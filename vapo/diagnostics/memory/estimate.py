@@ -55,8 +55,9 @@ class Lengths(NamedTuple):
 class _Network:
     """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
 
-    Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have the dtype of `options`, what is computed and gathered that of the
-    precision, gradients on their way between GPUs float32 where the precision is mixed.
+    Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have
+    the dtype of `options`, what is computed and gathered that of the precision, gradients on their
+    way between GPUs float32 where the precision is mixed.
     """
 
     def __init__(
