@@ -27,7 +27,7 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     sets.append(("evaluation", "heldout", data["heldout"] or data["train"], prompts.heldout))
     return [
         InputData(
-            name=f"{source['task'] or source['path'] or source['kind']} ({name})",
+            name=f"{source.get('task') or source.get('path') or source['kind']} ({name})",
             context=context,
             digest=prompts_digest(kept),
             num_rows=len(kept),
