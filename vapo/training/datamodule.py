@@ -80,7 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
         if module.is_finished:  # Lightning asks before it looks whether there is more to do
             self.progress.note("the run has all its iterations already: nothing is left to do")
             return []
-        if hasattr(self, "loader"):
+        if hasattr(self, "loader") and self.loader.module is module:
             return self.loader
         self.sampler = self.make_sampler(module)
         self.rollouts = self.rollout_source(module)
