@@ -36,6 +36,7 @@ from vapo.training.optimizers import (
     set_learning_rate,
     stepper,
 )
+from vapo.training.schedule import lr_of_phase
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
@@ -256,8 +257,8 @@ class VapoModule(L.LightningModule):
         if hasattr(before_clip, "full_tensor"):
             before_clip = before_clip.full_tensor()
         norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
-        if name == "critic" and self.config.critic.pretraining_lr is not None:
-            set_learning_rate(optimizer, scheduler, self._critic_lr())
+        if (phase_lr := lr_of_phase(self.config, name, self.start.phase)) is not None:
+            set_learning_rate(optimizer, scheduler, phase_lr)
         lr = optimizer.param_groups[0]["lr"]
         if not is_finite:
             optimizer.zero_grad(set_to_none=True)
@@ -270,13 +271,6 @@ class VapoModule(L.LightningModule):
         else:
             self._skip(name, minibatch, loss, norm)
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
-
-    def _critic_lr(self) -> float:
-        """The critic's learning rate in this iteration's phase, after warmup."""
-        options = self.config.critic
-        if self.start.phase is Phase.VALUE_PRETRAINING and options.pretraining_lr is not None:
-            return options.pretraining_lr
-        return options.optimizer.lr
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
         """Report which numbers were not finite and count the skip; raises after too many."""

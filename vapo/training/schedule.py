@@ -83,3 +83,12 @@ def common_minibatches(config: FitConfig) -> int:
 def phases_differ(config: FitConfig) -> bool:
     """Whether iterations of the two phases have different numbers of minibatches."""
     return len({num_steps(config, phase) for phase in Phase}) > 1
+
+
+def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
+    """The learning rate after warmup, where it depends on the phase; None: it does not."""
+    options = config.critic
+    if network != CRITIC or options.pretraining_lr is None:
+        return None
+    is_pretraining = phase is Phase.VALUE_PRETRAINING
+    return options.pretraining_lr if is_pretraining else options.optimizer.lr
