@@ -61,6 +61,7 @@ class Prompt:
     """One problem. `text` is the policy's input, after the template.
 
     `source` is its name in a mixture, else empty; `record` the row of the file it is from.
+    `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
     """
 
     prompt_id: str
@@ -71,6 +72,7 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
+    critic_prompt_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

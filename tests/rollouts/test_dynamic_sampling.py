@@ -17,8 +17,8 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.system.progress import Progress
-from vapo.training.iteration import num_minibatches
 from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.schedule import num_minibatches
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 G, NUM_PROMPTS = 2, 4
@@ -152,7 +152,7 @@ def sample(
 def minibatches(made: RolloutCollection, batch: RolloutBatch) -> list[Minibatch]:
     return make_minibatches(
         with_columns(batch),
-        num_minibatches=num_minibatches(made.config),
+        num_minibatches=num_minibatches(made.config, "actor"),
         max_tokens=made.config.training.microbatch_tokens,
         pad_id=0,
         seed=0,

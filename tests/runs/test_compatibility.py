@@ -83,7 +83,7 @@ def test_adapters_are_compared_by_their_options(manifest: Manifest) -> None:
     adapted = replace(
         manifest,
         parameters=parameters_of(Actor(model), "actor.") | critic,
-        lora=adapter_options(lora),
+        lora=adapter_options(lora, "actor"),
     )
     check_compatible(adapted, lora, name="last")
     with pytest.raises(UserError, match=r"last has no adapters, and actor\.lora asks for .*rank 4"):

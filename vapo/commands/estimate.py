@@ -38,6 +38,11 @@ def run(
         critic = _read(critic_path(config) if model_config is None else path)
     estimate = estimate_memory(config, actor=actor, critic=critic)
     print(render(estimate))
+    if critic is not None and config.critic.prompt.kind == "privileged":
+        print(
+            "the critic's own prompts (critic.prompt.template) are counted as long as "
+            "data.max_prompt_tokens"
+        )
     if gpu_memory_gib is not None:
         print(verdict(estimate, gpu_memory_gib))
     return estimate

@@ -13,10 +13,16 @@ from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.errors import StoppedRun
-from vapo.networks.build import check_tokenizers, check_value_head, critic_path
+from vapo.networks.build import (
+    check_frozen,
+    check_tokenizers,
+    check_value_head,
+    critic_path,
+)
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.networks.token_inputs import TokenInputs
+from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
@@ -64,9 +70,10 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     estimator_of(config.algorithm)
     check_own_head(config)
     check_value_head(config)
+    check_frozen(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
-    prompts = load_prompts(config.data, tokenizer)
+    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
     if checkpoint is not None:

@@ -11,6 +11,7 @@ from vapo.diagnostics.value_page.heldout import check_request, load_forward_netw
 from vapo.evaluation import evaluate
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
+from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
@@ -36,6 +37,8 @@ def run(
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
+    if page is not None:  # the page has the critic's values
+        prompts = with_critic_prompts(prompts, config, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
     checkpoint = None if path is None else Checkpoint(path, read_checkpoint(path, verified=True))
     access, networks = load_policy(config, checkpoint), None

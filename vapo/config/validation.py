@@ -11,6 +11,7 @@ from typing import Any
 from vapo.config.algorithm_rules import ALGORITHM_RULES
 from vapo.config.critic_conflict_rules import CRITIC_CONFLICT_RULES
 from vapo.config.critic_rules import CRITIC_RULES
+from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.engines import VllmEngine, VllmServers
@@ -198,6 +199,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *ALGORITHM_RULES,
         *CRITIC_CONFLICT_RULES,
         *CRITIC_RULES,
+        *CRITIC_TRAINING_RULES,
         *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,

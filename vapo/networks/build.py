@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
@@ -22,6 +22,7 @@ from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
+from vapo.networks.trained_weights import choose_trained, freeze
 from vapo.networks.value_head import plan_head
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
@@ -82,20 +83,36 @@ def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> 
     return make_actor(config, mesh, trained=False)
 
 
-def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:
-    """The value model, sharded over `mesh` if there is one."""
+def make_critic(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Critic:
+    """The value model, sharded over `mesh` if there is one; not `trained`: without adapters."""
     options, path = config.critic, critic_path(config)
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Critic:
         model = load_value_model(path, **kernels, critic=options)
         put_own_head(model, config)
+        return prepared(model)
+
+    def prepared(model: PreTrainedModel) -> Critic:
+        if trained:
+            choose_trained(model, config)
         return Critic(model)
 
-    critic = load() if mesh is None else Critic(empty_value_model(path, options))
+    critic = load() if mesh is None else prepared(empty_value_model(path, options))
     if options.gradient_checkpointing:
         enable_gradient_checkpointing(critic, "critic")
     return _placed(critic, load, mesh, config)
+
+
+def check_frozen(config: FitConfig) -> None:
+    """Try critic.frozen on the critic's config.json alone, before a model is loaded.
+
+    Raises: UserError: a text is in no parameter's name, or nothing would be trained.
+    """
+    options = config.critic
+    if config.algorithm.has_critic and options.frozen:
+        kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+        freeze(empty_model("value_model", critic_path(config), **kernels), options.frozen)
 
 
 def _placed(

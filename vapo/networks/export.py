@@ -8,9 +8,11 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.config.networks import LoraConfig
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.lora import merged
 from vapo.system.distributed import rank
 from vapo.system.sharding import full_state
 
@@ -32,11 +34,12 @@ def save_folder(
         shutil.copymode(Path(folder) / "config.json", weights)
 
 
-def save_network(network: Actor | Critic, tokenizer_path: str, folder: Path) -> None:
-    """Save a live, maybe sharded, network. Every rank calls it; rank 0 writes."""
+def save_network(
+    network: Actor | Critic, tokenizer_path: str, folder: Path, *, lora: LoraConfig | None = None
+) -> None:
+    """Save a live, maybe sharded, network, its adapters merged. Every rank calls it; 0 writes."""
     prefix = "model."
-    state = {
-        name.removeprefix(prefix): tensor.cpu().contiguous() for name, tensor in full_state(network)
-    }
+    whole = ((name.removeprefix(prefix), tensor) for name, tensor in full_state(network))
+    state = {name: tensor.cpu().contiguous() for name, tensor in merged(whole, lora)}
     if rank() == 0:
         save_folder(network.model, state, load_tokenizer(tokenizer_path), folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,13 @@ from torch import Tensor
 
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
-from vapo.networks.token_inputs import cut_by_tokens, rollout_inputs, sequence_lengths
+from vapo.networks.token_inputs import (
+    TokenInputs,
+    cut_by_tokens,
+    has_critic_prompts,
+    rollout_inputs,
+    sequence_lengths,
+)
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 
@@ -37,31 +44,60 @@ def evaluate_rollouts(
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
     log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    networks_of: dict[str, Actor | FrozenBase | Critic | None] = {
+    of_policy = {
         "old_logprobs": networks.actor,
         "ref_logprobs": networks.reference,
-        "old_values": networks.critic,
         "old_entropy": networks.actor if with_entropy else None,
     }
-    columns: dict[str, Any] = {
-        name: torch.zeros(batch.response_mask.shape)
-        for name, network in networks_of.items()
-        if network is not None
-    }
-    packed = networks.packed
-    lengths, max_tokens = sequence_lengths(batch), networks.max_tokens
-    for rows in cut_by_tokens(lengths, range(len(batch)), max_tokens=max_tokens, packed=packed):
-        inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, packed=packed)
-        inputs = inputs.to(networks.device)
-        found: dict[str, Tensor] = {}
-        if networks.actor is not None:
-            found["old_logprobs"], found["old_entropy"] = networks.actor(
-                inputs, temperature=networks.temperature
-            )
-        if networks.reference is not None:
-            found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
-        if networks.critic is not None:
-            found["old_values"] = networks.critic(inputs).values
-        for name in columns:
-            columns[name][rows, : inputs.response_mask.shape[1]] = inputs.scatter(found[name]).cpu()
+    names = [name for name, network in of_policy.items() if network is not None]
+    has_own = networks.critic is not None and has_critic_prompts(batch)
+    columns: dict[str, Any] = {name: torch.zeros(batch.response_mask.shape) for name in names}
+    if networks.critic is not None:
+        columns["old_values"] = torch.zeros(batch.response_mask.shape)
+
+    def values(inputs: TokenInputs) -> dict[str, Tensor]:
+        return {} if networks.critic is None else {"old_values": networks.critic(inputs).values}
+
+    def both(inputs: TokenInputs) -> dict[str, Tensor]:
+        found = _logprobs(inputs, networks)
+        return found if has_own else found | values(inputs)
+
+    if names or not has_own:
+        _fill(columns, batch, networks, both, for_critic=False)
+    if has_own:
+        _fill(columns, batch, networks, values, for_critic=True)
     return EvaluatedBatch(**vars(batch), **columns)
+
+
+def _logprobs(inputs: TokenInputs, networks: ForwardNetworks) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    if networks.actor is not None:
+        found["old_logprobs"], found["old_entropy"] = networks.actor(
+            inputs, temperature=networks.temperature
+        )
+    if networks.reference is not None:
+        found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
+    return found
+
+
+def _fill(
+    columns: dict[str, Tensor],
+    batch: RolloutBatch,
+    networks: ForwardNetworks,
+    forward: Callable[[TokenInputs], dict[str, Tensor]],
+    *,
+    for_critic: bool,
+) -> None:
+    """Run forward passes over all rows, cut by their lengths, and put what they find in place."""
+    lengths, packed = sequence_lengths(batch, for_critic=for_critic), networks.packed
+    chunks = cut_by_tokens(
+        lengths, range(len(batch)), max_tokens=networks.max_tokens, packed=packed
+    )
+    for rows in chunks:
+        inputs = rollout_inputs(
+            batch, rows, pad_id=networks.pad_id, packed=packed, for_critic=for_critic
+        ).to(networks.device)
+        width = inputs.response_mask.shape[1]
+        for name, found in forward(inputs).items():
+            if name in columns:
+                columns[name][rows, :width] = inputs.scatter(found).cpu()

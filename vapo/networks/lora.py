@@ -18,12 +18,15 @@ from transformers import PreTrainedModel
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
 
-_KEY = "actor.lora"
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
-def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> None:
+def add_adapters(
+    model: PreTrainedModel, options: LoraConfig, *, seed: int, key: str = "actor.lora"
+) -> None:
     """Freeze every weight and add a float32 adapter to the chosen ones; it starts at 0.
+
+    `key` is the config's, for errors.
 
     Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
     """
@@ -31,9 +34,9 @@ def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> N
         import peft
     except ImportError:
         raise UserError(
-            f"{_KEY} needs peft, which is not installed: pip install 'vapo[lora]'"
+            f"{key} needs peft, which is not installed: pip install 'vapo[lora]'"
         ) from None
-    targets = _targets(model, options)
+    targets = _targets(model, options, key)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(
@@ -50,15 +53,17 @@ def add_adapters(model: PreTrainedModel, options: LoraConfig, *, seed: int) -> N
         parameter.data = parameter.data.float()
 
 
-def _targets(model: PreTrainedModel, options: LoraConfig) -> list[str]:
+def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
     """Full names of the linear modules in the decoder layers that the options choose.
 
-    Not the output layer: log-probs are computed from its weight alone.
+    Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
+    is trained itself.
     """
+    heads = [model.get_output_embeddings(), getattr(model, "score", None)]
     linear = {
         name: name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
+        if isinstance(module, nn.Linear) and not any(module is head for head in heads)
     }
     known = sorted(set(linear.values()))
     chosen = [name.strip() for name in options.target_modules.split(",")]
@@ -67,7 +72,7 @@ def _targets(model: PreTrainedModel, options: LoraConfig) -> list[str]:
     unknown = [name for name in chosen if name not in known]
     if unknown or not known:
         raise UserError(
-            f"{_KEY}.target_modules: {type(model).__name__} has no linear module "
+            f"{key}.target_modules: {type(model).__name__} has no linear module "
             f"{', '.join(map(repr, unknown))} in its layers; it has {', '.join(known) or 'none'}"
         )
     return [name for name, leaf in linear.items() if leaf in chosen]

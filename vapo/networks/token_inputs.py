@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vapo.system.distributed import max_over_ranks
-from vapo.types import RolloutBatch
+from vapo.types import Prompt, RolloutBatch
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -165,19 +165,44 @@ def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def rollout_inputs(
-    batch: RolloutBatch, rows: Sequence[int], *, pad_id: int, packed: bool = False
+    batch: RolloutBatch,
+    rows: Sequence[int],
+    *,
+    pad_id: int,
+    packed: bool = False,
+    for_critic: bool = False,
 ) -> TokenInputs:
-    """Make the network inputs of some rows of a rollout batch, cut to their longest response."""
+    """Make the network inputs of some rows of a rollout batch, cut to their longest response.
+
+    Args:
+        for_critic: behind the prompts that the critic reads; never those of another network.
+    """
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(len(rollout.response_ids) for rollout in rollouts)
     return token_inputs(
-        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in rollouts],
+        [
+            (critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids, r.response_ids)
+            for r in rollouts
+        ],
         pad_id=pad_id,
         packed=packed,
         response_mask=batch.response_mask[list(rows), :longest],
     )
 
 
-def sequence_lengths(batch: RolloutBatch) -> list[int]:
+def sequence_lengths(batch: RolloutBatch, *, for_critic: bool = False) -> list[int]:
     """Prompt + response length of every row, in tokens."""
-    return [len(r.prompt.prompt_ids) + len(r.response_ids) for r in batch.rollouts]
+    return [
+        len(critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids) + len(r.response_ids)
+        for r in batch.rollouts
+    ]
+
+
+def critic_prompt(prompt: Prompt) -> tuple[int, ...]:
+    """What the critic reads before a response."""
+    return prompt.prompt_ids if prompt.critic_prompt_ids is None else prompt.critic_prompt_ids
+
+
+def has_critic_prompts(batch: RolloutBatch) -> bool:
+    """Whether the critic reads other prompts than the policy."""
+    return any(rollout.prompt.critic_prompt_ids is not None for rollout in batch.rollouts)

@@ -117,7 +117,7 @@ def _read_shards(folder: Path) -> Any:
 def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
     """The weights of `actor` or `critic`, under the names of its Hugging Face model.
 
-    The actor's adapters are merged.
+    Adapters are merged.
     """
     prefix = f"{network}.model."
     state = {
@@ -127,10 +127,8 @@ def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
     }
     if not state:
         raise UserError(f"the checkpoint has no {network}; a critic-free run has only an actor")
-    if network == "critic":
-        return state
     config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
-    return dict(merged(state.items(), config.actor.lora))
+    return dict(merged(state.items(), getattr(config, network).lora))
 
 
 @dataclass(frozen=True)

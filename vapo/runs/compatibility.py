@@ -16,6 +16,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
+from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import Manifest
 
@@ -32,12 +33,14 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             f"is {config.algorithm.advantage_estimator})"
         )
     options = config.actor
-    if manifest.lora != adapter_options(config):
-        raise UserError(
-            f"{name} has {_adapters(manifest.lora)}, and actor.lora asks for "
-            f"{_adapters(adapter_options(config))}: set it as the run had it, or export the "
-            "checkpoint's actor and start from that folder"
-        )
+    for network, theirs in (("actor", manifest.lora), ("critic", manifest.critic_lora)):
+        ours = adapter_options(config, network)
+        if theirs != ours:
+            raise UserError(
+                f"{name} has {_adapters(theirs)}, and {network}.lora asks for "
+                f"{_adapters(ours)}: set it as the run had it, or export the "
+                f"checkpoint's {network} and start from that folder"
+            )
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
     empty = empty_model("causal_lm", options.path, **kernels)
     if options.lora is not None:
@@ -49,6 +52,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
         path, critic = critic_path(config), config.critic
         empty = empty_value_model(path, critic)
         put_own_head(empty, config)
+        choose_trained(empty, config)
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
 
 
@@ -68,9 +72,10 @@ def value_head_options(config: FitConfig) -> dict[str, Any] | None:
     return None if head == ValueHead() else asdict(head)
 
 
-def adapter_options(config: FitConfig) -> dict[str, Any] | None:
+def adapter_options(config: FitConfig, network: str) -> dict[str, Any] | None:
     """As a manifest has them."""
-    return None if config.actor.lora is None else asdict(config.actor.lora)
+    options = getattr(config, network).lora
+    return None if options is None else asdict(options)
 
 
 def _adapters(options: Mapping[str, Any] | None) -> str:

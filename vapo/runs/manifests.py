@@ -31,8 +31,8 @@ class DamagedCheckpointError(UserError):
 class Manifest:
     """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
 
-    `lora`: the options of the actor's adapters, which names and shapes do not tell; `value_head`:
-    what the critic's head computes, None if it is scalar.
+    `lora` and `critic_lora`: the options of the actor's and the critic's adapters, which names
+    and shapes do not tell; `value_head`: what the critic's head computes, None if it is scalar.
     """
 
     iteration: int
@@ -43,6 +43,7 @@ class Manifest:
     files: Mapping[str, tuple[int, str]]
     lora: Mapping[str, Any] | None = None
     value_head: Mapping[str, Any] | None = None
+    critic_lora: Mapping[str, Any] | None = None
     vapo_version: str = __version__
     format: int = FORMAT
 

@@ -20,6 +20,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     # a finished run was resumed: a note of our own says so
     warnings.filterwarnings("ignore", message="Total length of `.*` across ranks is zero.*")
+    # checkpoints are of whole iterations, whose numbers of minibatches may differ by phase
+    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before")
     # vLLM begins a process group of one
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
     # a dependency of reasoning_gym, when it is first compiled

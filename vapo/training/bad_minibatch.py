@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from vapo.rollouts.batch import float_columns
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import sum_over_ranks
-from vapo.training.minibatches import Microbatch, Minibatch
+from vapo.training.minibatches import Microbatch
 from vapo.types import Rollout
 
 # The engine's log-probs are in every record, as they came.
@@ -23,7 +23,7 @@ _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 @torch.no_grad()
 def inspect_minibatch(
-    minibatch: Minibatch,
+    microbatches: Iterable[Microbatch],
     forward: Callable[[Microbatch], dict[str, Tensor]],
     *,
     sums: str,
@@ -40,7 +40,7 @@ def inspect_minibatch(
     suspects: list[tuple[Rollout, dict[str, Any]]] = []
     others: list[tuple[Rollout, dict[str, Any]]] = []
     num_rows = 0
-    for micro in minibatch.microbatches:
+    for micro in microbatches:
         rows = micro.rows
         numbers = {
             name: value

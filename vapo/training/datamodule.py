@@ -19,6 +19,7 @@ from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
 from vapo.training.minibatches import Minibatch
 from vapo.training.module import VapoModule
+from vapo.training.schedule import num_steps
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
@@ -45,6 +46,7 @@ class RolloutDataModule(L.LightningDataModule):
     iteration: Iteration
     sampler: Sampler
     rollouts: RolloutSource
+    loader: IterationLoader
 
     def __init__(
         self,
@@ -67,16 +69,23 @@ class RolloutDataModule(L.LightningDataModule):
         self.safe_point = safe_point
 
     def train_dataloader(self) -> Sized:
-        """Lightning asks once, when networks and optimizers are as the run begins or resumes."""
+        """Lightning asks once, when networks and optimizers are as the run begins or resumes.
+
+        Where the phases differ in their numbers of minibatches it asks before each iteration, and
+        gets the same loader again.
+        """
         assert self.trainer is not None, "the datamodule is used through a Trainer"
         module = self.trainer.lightning_module
         assert isinstance(module, VapoModule)
         if module.is_finished:  # Lightning asks before it looks whether there is more to do
             self.progress.note("the run has all its iterations already: nothing is left to do")
             return []
+        if hasattr(self, "loader") and self.loader.module is module:
+            return self.loader
         self.sampler = self.make_sampler(module)
         self.rollouts = self.rollout_source(module)
-        return IterationLoader(self, module, self.iteration_runner(module))
+        self.loader = IterationLoader(self, module, self.iteration_runner(module))
+        return self.loader
 
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         assert self.trainer is not None
@@ -126,7 +135,8 @@ class IterationLoader:
     runner: IterationRunner
 
     def __len__(self) -> int:
-        return self.runner.num_minibatches
+        """Of the next iteration: those of the two phases may differ."""
+        return num_steps(self.datamodule.config, self.module.phase)
 
     def __iter__(self) -> Iterator[Minibatch]:
         if hasattr(self.datamodule, "iteration"):

@@ -27,6 +27,7 @@ from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.seeding import derive_seed
 from vapo.training.faults import Faults
 from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.schedule import common_minibatches, passes
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, TrainingBatch
 
 
@@ -106,7 +107,6 @@ class IterationRunner:
         self.config = rollouts.config
         self.progress = rollouts.progress
         self.hyperparameters = resolve(self.config)
-        self.num_minibatches = num_minibatches(self.config)
 
     def run(self, start: IterationStart) -> Iteration:
         """Run one iteration: prompts, rollouts, rewards, values, advantages, minibatches."""
@@ -161,7 +161,7 @@ class IterationRunner:
         place = f"iteration {start.number}"
         checked = check_batch(
             batch,
-            num_minibatches=self.num_minibatches,
+            num_minibatches=common_minibatches(self.config),
             by_group=compares_groups(self.config),
             records=self.networks.faults.rollouts,
             place=place,
@@ -179,15 +179,19 @@ class IterationRunner:
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
     ) -> list[Minibatch]:
-        """Shuffle the batch and split it into minibatches; with a `fault` none is trained on."""
-        minibatches = make_minibatches(
-            batch,
-            num_minibatches=self.num_minibatches,
-            max_tokens=self.config.training.microbatch_tokens,
-            pad_id=self.networks.pad_id,
-            packed=self.networks.uses_packed_rows,
-            seed=derive_seed(self.config.seed, "minibatches", start.index, rank()),
-        )
+        """Shuffle the batch and split it, for each pass; with a `fault` none is trained on."""
+        minibatches: list[Minibatch] = []
+        for part in passes(self.config, start.phase):
+            place = (start.index, rank(), part.index) if part.index else (start.index, rank())
+            minibatches += make_minibatches(
+                batch,
+                num_minibatches=part.num_minibatches,
+                max_tokens=self.config.training.microbatch_tokens,
+                pad_id=self.networks.pad_id,
+                packed=self.networks.uses_packed_rows,
+                seed=derive_seed(self.config.seed, "minibatches", *place),
+                networks=part.networks,
+            )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
     def is_last(self, start: IterationStart) -> bool:
@@ -204,13 +208,6 @@ def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:
         torch.stack([finite.sum(), torch.tensor(len(finite), dtype=torch.double)])
     ).tolist()
     return total / max(count, 1.0)
-
-
-def num_minibatches(config: FitConfig) -> int:
-    """The number of optimizer steps in an iteration."""
-    hyperparameters = resolve(config)
-    total = hyperparameters.num_prompts * hyperparameters.group_size
-    return total // (config.training.minibatch_size or total)
 
 
 def is_due(config: FitConfig, start: IterationStart, every_n: int, *, ends_phase: bool) -> bool:

@@ -7,7 +7,7 @@ gradient does not depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +18,15 @@ from vapo.functional.masking import LossReduction
 from vapo.networks.token_inputs import (
     TokenInputs,
     cut_by_tokens,
+    has_critic_prompts,
     rollout_inputs,
     sequence_lengths,
 )
 from vapo.rollouts.batch import moved_to, select_rows
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
 from vapo.types import TrainingBatch
+
+NETWORKS = ("actor", "critic")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,32 @@ class Microbatches:
 
 
 @dataclass(frozen=True)
+class MicrobatchCut:
+    """Cuts rows of a batch into micro-batches, by the lengths that the network reads.
+
+    So the privileged text of a critic changes none of the policy's micro-batches.
+    """
+
+    batch: TrainingBatch
+    for_critic: bool
+    max_tokens: int
+    pad_id: int
+    packed: bool
+
+    def __call__(self, rows: list[int]) -> Microbatches:
+        lengths = sequence_lengths(self.batch, for_critic=self.for_critic)
+        chunks = cut_by_tokens(lengths, rows, max_tokens=self.max_tokens, packed=self.packed)
+        return Microbatches(chunks, self.microbatch)
+
+    def microbatch(self, rows: list[int]) -> Microbatch:
+        inputs = rollout_inputs(
+            self.batch, rows, pad_id=self.pad_id, packed=self.packed, for_critic=self.for_critic
+        )
+        width = inputs.response_mask.shape[1]
+        return Microbatch(inputs, select_rows(self.batch, rows, width=width))
+
+
+@dataclass(frozen=True)
 class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
@@ -59,7 +88,9 @@ class Minibatch:
     loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
     loss. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
-    policy is. A `fault` gives the reason why none of it may be trained on.
+    policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
+    prompts; None: both networks read `microbatches`. A `fault` gives the reason why none of it may
+    be trained on.
     """
 
     microbatches: Microbatches
@@ -71,7 +102,15 @@ class Minibatch:
     num_advantage_tokens: int
     num_value_tokens: int
     max_response_tokens: int
+    networks: tuple[str, ...] = NETWORKS
+    critic_microbatches: Microbatches | None = None
     fault: str | None = None
+
+    def of(self, network: str) -> Microbatches:
+        """The micro-batches of `actor` or `critic`."""
+        if network == "critic" and self.critic_microbatches is not None:
+            return self.critic_microbatches
+        return self.microbatches
 
     def denominator(self, reduction: LossReduction) -> int:
         """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
@@ -97,6 +136,7 @@ def make_minibatches(
     pad_id: int,
     packed: bool = False,
     seed: int,
+    networks: tuple[str, ...] = NETWORKS,
 ) -> list[Minibatch]:
     """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
 
@@ -108,6 +148,7 @@ def make_minibatches(
         max_tokens: token budget of a micro-batch; padded ones count padding.
         packed: without padding, in one row, which both networks must support.
         seed: of the permutation.
+        networks: those that the minibatches train.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(batch), generator=generator).tolist()
@@ -121,19 +162,14 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    lengths = sequence_lengths(batch)
-
-    def cut(rows: list[int]) -> Microbatch:
-        inputs = rollout_inputs(batch, rows, pad_id=pad_id, packed=packed)
-        return Microbatch(inputs, select_rows(batch, rows, width=inputs.response_mask.shape[1]))
+    own_critic = [True] if has_critic_prompts(batch) else []
+    cuts = {
+        for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, packed)
+        for for_critic in [False, *own_critic]
+    }
 
     return [
-        _make_minibatch(
-            batch,
-            rows,
-            cut_by_tokens(lengths, rows, max_tokens=max_tokens, packed=packed),
-            cut,
-        )
+        _make_minibatch(batch, rows, {n: cut(rows) for n, cut in cuts.items()}, networks)
         for rows in spread
     ]
 
@@ -181,8 +217,8 @@ def spread_rows(
 def _make_minibatch(
     batch: TrainingBatch,
     rows: list[int],
-    chunks: list[list[int]],
-    cut: Callable[[list[int]], Microbatch],
+    microbatches: Mapping[bool, Microbatches],
+    networks: tuple[str, ...],
 ) -> Minibatch:
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
@@ -199,7 +235,9 @@ def _make_minibatch(
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(
-        microbatches=Microbatches(chunks, cut),
+        microbatches=microbatches[False],
+        critic_microbatches=microbatches.get(True),
         max_response_tokens=batch.max_response_tokens,
+        networks=networks,
         **dict(zip(counts, totals, strict=True)),
     )

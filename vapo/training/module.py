@@ -1,6 +1,6 @@
 """The LightningModule: actor and critic, their forward passes over rollouts, and their updates.
 
-One `training_step` is one minibatch: one optimizer step of each network that the phase trains.
+One `training_step` is one minibatch: one optimizer step of each network that it trains.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from vapo.training.optimizers import (
     make_optimizer,
     make_scheduler,
     number_parameters_as_module,
+    set_learning_rate,
     stepper,
 )
+from vapo.training.schedule import lr_of_phase
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
@@ -70,7 +72,8 @@ class VapoModule(L.LightningModule):
         self.update_seconds: dict[str, float] = {}  # of this iteration, by network
         self.update_flops = 0.0  # of this iteration, on this rank
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
-        self.minibatches_without_loss: dict[str, int] = {}  # of this iteration, by trained network
+        self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
+        self.minibatches_without_loss: dict[str, int] = {}  # of these
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.uses_packed_rows = False
         self.lineage = Lineage()
@@ -159,6 +162,7 @@ class VapoModule(L.LightningModule):
         self.update_seconds.clear()
         self.update_flops = 0.0
         self.minibatch_metrics.clear()
+        self.num_minibatches = dict.fromkeys(self._losses(), 0)
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
@@ -170,14 +174,16 @@ class VapoModule(L.LightningModule):
         return losses
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
-        """Compute losses and update, one network after the other; return metrics over all ranks.
+        """Compute losses and update the minibatch's networks; return metrics over all ranks.
 
         A network that has a loss on no token is not updated, because a step with gradient 0 would
         move it by Adam's momentum and weight decay.
         """
         totals = Totals()
         metrics: dict[str, float] = {}
-        for index, (name, loss_share) in enumerate(self._losses().items()):
+        losses = {n: loss for n, loss in self._losses().items() if n in minibatch.networks}
+        for index, (name, loss_share) in enumerate(losses.items()):
+            self.num_minibatches[name] += 1
             if not has_loss(name, minibatch, self.hyperparameters, self.config.algorithm):
                 self.minibatches_without_loss[name] += 1
                 if index == 0:
@@ -201,9 +207,10 @@ class VapoModule(L.LightningModule):
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
-        for index, microbatch in enumerate(minibatch.microbatches):
+        microbatches = minibatch.of("actor" if network is self.actor else "critic")
+        for index, microbatch in enumerate(microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
-            is_last = index == len(minibatch.microbatches) - 1
+            is_last = index == len(microbatches) - 1
             set_gradient_sync(network, is_last or self.config.trainer.reduce_every_microbatch)
             self.manual_backward(loss * world_size())  # data parallelism averages over ranks
             self.update_flops += network.forward_flops.count_update(microbatch.inputs)
@@ -254,6 +261,8 @@ class VapoModule(L.LightningModule):
         if hasattr(before_clip, "full_tensor"):
             before_clip = before_clip.full_tensor()
         norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
+        if (phase_lr := lr_of_phase(self.config, name, self.start.phase)) is not None:
+            set_learning_rate(optimizer, scheduler, phase_lr)
         lr = optimizer.param_groups[0]["lr"]
         if not is_finite:
             optimizer.zero_grad(set_to_none=True)
@@ -273,7 +282,7 @@ class VapoModule(L.LightningModule):
         reason = minibatch.fault
         if reason is None:
             reason = inspect_minibatch(
-                minibatch,
+                minibatch.of(name),
                 self._policy_forward if name == "actor" else self._value_forward,
                 sums=f"loss {float(sum_over_ranks(loss)):.3g}, gradient norm {norm:.3g}",
                 records=self.faults.rollouts,

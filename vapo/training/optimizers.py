@@ -52,6 +52,13 @@ def make_scheduler(
     return LambdaLR(optimizer, factor)
 
 
+def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
+    """Take `lr` for the next step, times the schedule's factor at that step."""
+    (factor,) = scheduler.lr_lambdas
+    for group in optimizer.param_groups:
+        group["lr"] = lr * factor(scheduler.last_epoch)
+
+
 def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:
     """Optimizer and scheduler of `actor` or `critic`; Lightning counts steps of the wrapper."""
     index = ("actor", "critic").index(network)

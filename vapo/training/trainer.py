@@ -24,6 +24,7 @@ from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.watch import Watch
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.module import VapoModule
+from vapo.training.schedule import phases_differ
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:
@@ -87,6 +88,7 @@ def make_trainer(
         precision=lightning_precision(config.trainer),
         max_epochs=num_pretraining_iterations(module) + config.training.num_iterations,
         use_distributed_sampler=False,
+        reload_dataloaders_every_n_epochs=int(phases_differ(config)),
         num_sanity_val_steps=0,
         log_every_n_steps=1,
         logger=logger,

@@ -46,8 +46,24 @@ def totals(config: FitConfig) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("training.packing=padded",), CHECKPOINTING, EAGER, ("trainer.precision=bf16-mixed",)],
-    ids=["packed", "padded", "activation checkpointing", "eager", "bf16-mixed"],
+    [
+        (),
+        ("training.packing=padded",),
+        CHECKPOINTING,
+        EAGER,
+        ("trainer.precision=bf16-mixed",),
+        ("critic.frozen=[self_attn.,mlp.]",),
+        ("critic.lora.rank=4",),
+    ],
+    ids=[
+        "packed",
+        "padded",
+        "activation checkpointing",
+        "eager",
+        "bf16-mixed",
+        "frozen critic",
+        "critic's adapters",
+    ],
 )
 def test_within_15_percent_of_a_measured_minibatch(
     folder: Path, overrides: tuple[str, ...]

@@ -19,6 +19,9 @@ from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.errors import UserError
+from vapo.networks.build import critic_path
+from vapo.networks.meta_device import model_of_config
+from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head
 
 GIB = 2**30
@@ -54,8 +57,9 @@ class Lengths(NamedTuple):
 class _Network:
     """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
 
-    Units: bytes. Weights have the dtype of `options`, what is computed and gathered that of the
-    precision, gradients on their way between GPUs float32 where the precision is mixed.
+    Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have
+    the dtype of `options`, what is computed and gathered that of the precision, gradients on their
+    way between GPUs float32 where the precision is mixed.
     """
 
     def __init__(
@@ -84,8 +88,12 @@ class _Network:
         parameter_bytes, self.compute_bytes = _BYTES[options.dtype], _BYTES[dtype]
         self.reduce_bytes = 4 if is_mixed else parameter_bytes
         self.parameters = count
-        self.weights = count.total * parameter_bytes / ranks
-        self.whole_gradients = count.total * self.reduce_bytes
+        trained, adapters = count.total, 0
+        if isinstance(options, CriticConfig) and (options.frozen or options.lora is not None):
+            trained, adapters = _trained_parameters(model, config)
+        self.weights = (count.total * parameter_bytes + adapters * 4) / ranks
+        self.trained = (trained * parameter_bytes + adapters * 4) / ranks
+        self.whole_gradients = trained * self.reduce_bytes
         self.gathered = count.total * self.compute_bytes * self.is_sharded
         # embedding, head and last norm stay whole between a forward and its backward
         self.root_gathered = count.root * self.compute_bytes * self.is_sharded
@@ -120,10 +128,10 @@ def estimate_memory(
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}
     if has_reference:
         resting["reference weights"] = networks[0].weights
-    resting["optimizer states"] = sum(2 * n.weights for n in networks)
+    resting["optimizer states"] = sum(2 * n.trained for n in networks)
     host: Bytes = {}
     if config.trainer.cpu_offload:
-        host, resting = resting | {"gradients": sum(n.weights for n in networks)}, {}
+        host, resting = resting | {"gradients": sum(n.trained for n in networks)}, {}
     if config.checkpoints.save_in_background:
         host |= _checkpoint_copy(networks, config)
     if isinstance(config.rollouts, VllmEngine):
@@ -144,13 +152,25 @@ def estimate_memory(
     return Estimate(stages, parameters, num_processes(config), host)
 
 
+def _trained_parameters(model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
+    """The critic's own weights that are trained, and its adapters', which are float32."""
+    options, path = config.critic, critic_path(config)
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+    empty = model_of_config("value_model", model, path=path, **kernels)
+    own = {id(p) for p in empty.parameters()}
+    choose_trained(empty, config)
+    trained = [p for p in empty.parameters() if p.requires_grad]
+    adapters = sum(p.numel() for p in trained if id(p) not in own)
+    return sum(p.numel() for p in trained) - adapters, adapters
+
+
 def num_processes(config: FitConfig) -> int:
     return config.trainer.devices * config.trainer.num_nodes
 
 
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
     """Weights and two moments: of the shards, or, where one process writes one file, of all."""
-    written = sum(3 * n.weights for n in networks)
+    written = sum(n.weights + 2 * n.trained for n in networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
         return {"copy of a checkpoint": written}
     return {"copy of a checkpoint, first process only": written * num_processes(config)}
@@ -176,8 +196,10 @@ def _local_rollouts(config: FitConfig) -> int:
     return numbers.num_prompts * numbers.group_size // num_processes(config)
 
 
-def _local_minibatch(config: FitConfig) -> int:
+def _local_minibatch(config: FitConfig, network: str) -> int:
     size = config.training.minibatch_size
+    if network == "critic":
+        size = config.critic.minibatch_size or size
     return _local_rollouts(config) if size is None else size // num_processes(config)
 
 
@@ -240,7 +262,7 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
 
 def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
     """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
-    lengths = worst_microbatch(config, _local_minibatch(config))._asdict()
+    lengths = worst_microbatch(config, _local_minibatch(config, network.name))._asdict()
     memory = network.passes.run(FakeNetwork.update, **lengths)
     others = [n for n in networks if n is not network]
     roots = sum(n.root_gathered for n in networks)
@@ -257,11 +279,12 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
 def _gradients(networks: list[_Network], config: FitConfig) -> float:
     """Of both networks; whole ones where they are not reduced before the last micro-batch."""
     lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
-    several = _local_minibatch(config) * lengths > config.training.microbatch_tokens
+    largest = max(_local_minibatch(config, n.name) for n in networks)
+    several = largest * lengths > config.training.microbatch_tokens
     accumulates = networks[0].is_sharded and several and not config.trainer.reduce_every_microbatch
     if accumulates:
         return sum(n.whole_gradients for n in networks)
-    return 0.0 if config.trainer.cpu_offload else sum(n.weights for n in networks)
+    return 0.0 if config.trainer.cpu_offload else sum(n.trained for n in networks)
 
 
 def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
@@ -269,5 +292,5 @@ def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
     if config.trainer.cpu_offload:
         return {}  # it steps on the host, one parameter after the other
     on_cpu = config.trainer.accelerator == "cpu"
-    temporaries = 0.0 if on_cpu else max(n.weights for n in networks)
-    return {"gradients": sum(n.weights for n in networks), "logits, temporaries": temporaries}
+    temporaries = 0.0 if on_cpu else max(n.trained for n in networks)
+    return {"gradients": sum(n.trained for n in networks), "logits, temporaries": temporaries}

@@ -78,7 +78,7 @@ def load_forward_networks(
     critic, reference = None, None
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
-        critic = make_critic(config, None)
+        critic = make_critic(config, None, trained=False)
         if checkpoint is not None:
             theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
             check_value_head(value_head_options(theirs), config, name=str(checkpoint.path))

@@ -191,7 +191,8 @@ class Checkpointing(Checkpoint):
             identity=self.run_dir.identity,
             parameters=parameters_of(module),
             files={},
-            lora=adapter_options(module.config),
+            lora=adapter_options(module.config, "actor"),
+            critic_lora=adapter_options(module.config, "critic"),
             value_head=value_head_options(module.config),
         )
 

@@ -95,9 +95,8 @@ class Recording(Callback):
 
     def note_not_updated(self, module: VapoModule) -> None:
         """One line for each streak of iterations in which nothing has a loss of a network."""
-        num_minibatches = len(module.minibatch_metrics)
         without = module.minibatches_without_loss
-        not_updated = {name for name, number in without.items() if number == num_minibatches}
+        not_updated = {n for n, number in without.items() if number == module.num_minibatches[n]}
         for name in sorted(not_updated - self._not_updated):
             self.progress.note(
                 f"{name}: not updated in iteration {module.start.number}: no token of its "

@@ -64,7 +64,12 @@ class ValuePretraining(Callback):
         assert pl_module.critic is not None
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
-            save_network(pl_module.critic, pl_module.config.actor.path, self.critic_dir)
+            save_network(
+                pl_module.critic,
+                pl_module.config.actor.path,
+                self.critic_dir,
+                lora=pl_module.config.critic.lora,
+            )
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
         self.progress.note(

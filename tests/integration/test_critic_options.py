@@ -1,0 +1,79 @@
+"""A critic of another architecture with adapters, a prompt of its own and two epochs: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from tests.integration.commands import ROOT
+from tests.integration.test_algorithms import folder, metric, tiny_fit
+from tests.runs.comparing import assert_same
+from tests.systems import system_config
+from vapo.commands.validate import run as validate
+from vapo.networks.loading import load_tokenizer
+from vapo.runs.checkpoints import network_state, read_checkpoint
+
+pytest.importorskip("peft")
+__all__ = ["folder"]
+
+
+def other_critic(path: Path) -> Path:
+    tokenizer = load_tokenizer(str(ROOT / "models/state_tracking/policy"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config.num_labels = 1
+    LlamaForSequenceClassification(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_a_run_its_folders_and_its_resumption(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = other_critic(folder / "other_critic")
+    options = [
+        f"critic.init={path}",
+        "critic.reward_model_path=null",
+        "critic.lora.rank=2",
+        "critic.epochs=2",
+        "critic.prompt.kind=privileged",
+        "critic.prompt.template='{prompt}{answer}'",
+        "checkpoints.keep=9",
+    ]
+    whole = tiny_fit("vapo", folder, monkeypatch, *options)
+    last = whole / "checkpoints/last.ckpt"
+    expected = read_checkpoint(last)
+    assert expected["global_step"] == 3 * 4, "two passes of two minibatches in either phase"
+    assert len(metric(whole, folder, "critic/value_loss")) == 12
+    assert len(metric(whole, folder, "actor/policy_loss")) == 4
+    resumed = tiny_fit(
+        "vapo", folder, monkeypatch, *options, ckpt_path=whole / "checkpoints/iteration_000002"
+    )
+    actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(actual[name], expected[name], name)
+    # plain folders and states: the adapters are merged
+    plain = load_file(path / "model.safetensors").keys()
+    saved = load_file(whole / "pretrained_critic/model.safetensors")
+    assert saved.keys() == plain
+    assert network_state(expected, "critic").keys() == plain
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
+    config = system_config("vapo", *few, *where, *options, "trainer.accelerator=cpu")
+    page = folder / "page.html"
+    found = validate(config, ckpt_path=str(last), value_page=str(page))
+    assert page.is_file()
+    assert "critic/explained_variance" in found

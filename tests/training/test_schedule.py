@@ -1,0 +1,144 @@
+"""How often each network goes over an iteration's rollouts, in minibatches of which size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.test_algorithms import folder, metric, tiny_fit
+from tests.runs.comparing import assert_same
+from tests.systems import system_config
+from tests.training.test_iteration import make_runner
+from vapo.runs.checkpoints import read_checkpoint
+from vapo.system.seeding import derive_seed
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.training.optimizers import make_scheduler, set_learning_rate
+from vapo.training.schedule import common_minibatches, num_steps, passes, phases_differ
+from vapo.types import IterationStart, Phase
+
+__all__ = ["folder"]
+SIZES = [
+    "components.group_sampling.num_prompts=16",
+    "components.group_sampling.group_size=4",
+    "training.minibatch_size=64",
+]
+POLICY, PRETRAINING = Phase.POLICY_OPTIMIZATION, Phase.VALUE_PRETRAINING
+BOTH, ACTOR, CRITIC = ("actor", "critic"), ("actor",), ("critic",)
+
+
+@pytest.mark.parametrize(
+    ("system", "overrides", "policy", "pretraining"),
+    [
+        ("vapo", [], [(BOTH, 1)], [(CRITIC, 1)]),
+        ("vapo", ["training.minibatch_size=16"], [(BOTH, 4)], [(CRITIC, 4)]),
+        # SAO: two critic epochs on the batch of one actor step
+        ("vapo", ["critic.epochs=2"], [(BOTH, 1), (CRITIC, 1)], [(CRITIC, 1)] * 2),
+        # EasyPPO: four critic minibatches of the batch of one actor step
+        ("vapo", ["critic.minibatch_size=16"], [(ACTOR, 1), (CRITIC, 4)], [(CRITIC, 4)]),
+        (
+            "vapo",
+            ["training.minibatch_size=32", "critic.minibatch_size=64", "critic.epochs=2"],
+            [(ACTOR, 2), (CRITIC, 1), (CRITIC, 1)],
+            [(CRITIC, 1)] * 2,
+        ),
+        # the same number, given: nothing changes
+        ("vapo", ["critic.minibatch_size=64"], [(BOTH, 1)], [(CRITIC, 1)]),
+        ("grpo", [], [(ACTOR, 1)], None),
+    ],
+)
+def test_passes(system: str, overrides: list[str], policy: object, pretraining: object) -> None:
+    config = system_config(system, *SIZES, *overrides)
+    found = passes(config, POLICY)
+    assert [(p.networks, p.num_minibatches) for p in found] == policy
+    assert [p.index for p in found] == list(range(len(found)))
+    assert num_steps(config, POLICY) == sum(p.num_minibatches for p in found)
+    if pretraining is not None:
+        assert [(p.networks, p.num_minibatches) for p in passes(config, PRETRAINING)] == pretraining
+        differs = num_steps(config, POLICY) != num_steps(config, PRETRAINING)
+        assert phases_differ(config) is differs
+
+
+def test_rows_that_are_left_split_into_either_networks_minibatches() -> None:
+    sizes = ["training.minibatch_size=16", "critic.minibatch_size=32"]
+    assert common_minibatches(system_config("vapo", *SIZES, *sizes)) == 4
+    sizes = [
+        "components.group_sampling.num_prompts=6",
+        "training.minibatch_size=12",
+        "critic.minibatch_size=8",
+    ]
+    assert common_minibatches(system_config("vapo", *SIZES, *sizes)) == 6, "of 2 and 3"
+
+
+def rows_of(minibatch: Minibatch) -> list[int]:
+    return sorted(row for chunk in minibatch.microbatches.chunks for row in chunk)
+
+
+def test_each_pass_is_shuffled_anew_and_has_each_row_once() -> None:
+    start = IterationStart(2, POLICY, policy_iterations=1)
+    runner, networks, _ = make_runner("critic.epochs=3")
+    iteration = runner.run(start)
+    assert [m.networks for m in iteration.minibatches] == [BOTH] * 2 + [CRITIC] * 4
+    by_pass = [iteration.minibatches[i : i + 2] for i in (0, 2, 4)]
+    orders = [[rows_of(m) for m in part] for part in by_pass]
+    for order in orders:
+        assert sorted(row for rows in order for row in rows) == list(range(len(iteration.batch)))
+    assert len({str(order) for order in orders}) == 3
+    # the first is bit for bit the one of a run without further passes
+    today = make_minibatches(
+        iteration.batch,
+        num_minibatches=2,
+        max_tokens=runner.config.training.microbatch_tokens,
+        pad_id=networks.pad_id,
+        seed=derive_seed(runner.config.seed, "minibatches", start.index, 0),
+    )
+    assert [m.microbatches.chunks for m in today] == [m.microbatches.chunks for m in by_pass[0]]
+    # a minibatch of any pass has its own denominators, and they add up to the batch's
+    for part in by_pass:
+        assert sum(m.num_tokens for m in part) == int(iteration.batch.loss_mask.sum())
+
+
+def test_learning_rate_of_a_phase_has_the_schedules_warmup() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = make_scheduler(optimizer, 4)
+    rates = []
+    for step in range(6):
+        set_learning_rate(optimizer, scheduler, 0.5 if step >= 3 else 2.0)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == [0.5, 1.0, 1.5, 0.5, 0.5, 0.5], "warmup counts steps, whatever the phase"
+
+
+EASY = [
+    "critic.minibatch_size=4",
+    "critic.epochs=2",
+    "critic.pretraining_lr=0.004",
+    "critic.optimizer.lr=0.001",
+    "critic.optimizer.warmup_steps=10",
+    "checkpoints.keep=9",
+]
+
+
+def test_a_run_with_more_steps_of_the_critic_resumes_bit_for_bit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 rollouts: two steps of the actor and eight of the critic; pretraining has the eight."""
+    whole = tiny_fit("vapo", folder, monkeypatch, *EASY)
+    expected = read_checkpoint(whole / "checkpoints/last.ckpt")
+    assert expected["global_step"] == 8 + 10 + 10
+    assert int(expected["state_dict"]["policy_steps"]) == 4
+    assert [schedule["last_epoch"] for schedule in expected["lr_schedulers"]] == [4, 24]
+    factors = [min(1.0, (step + 1) / 10) for step in range(24)]
+    rates = [(0.004 if i < 8 else 0.001) * factor for i, factor in enumerate(factors)]
+    assert metric(whole, folder, "critic/lr") == pytest.approx(rates)
+    assert len(metric(whole, folder, "actor/policy_loss")) == 4
+    assert len(metric(whole, folder, "critic/value_loss")) == 24
+    assert metric(whole, folder, "critic/minibatches_without_loss") == [0.0] * 3
+    for iteration in (1, 2):  # before the phase changes, and after it
+        checkpoint = whole / f"checkpoints/iteration_{iteration:06d}"
+        resumed = tiny_fit("vapo", folder, monkeypatch, *EASY, ckpt_path=checkpoint)
+        actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
+        for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+            assert_same(actual[name], expected[name], f"{iteration}/{name}")

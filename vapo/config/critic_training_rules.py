@@ -1,0 +1,125 @@
+"""Rules between the keys of the critic, and between them and those around it."""
+
+from __future__ import annotations
+
+from vapo.config.hyperparameters import resolve
+from vapo.config.problem import Problem, Rule
+from vapo.config.schema import FitConfig
+
+
+def critic_minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
+    numbers, size = resolve(config), config.critic.minibatch_size
+    total = numbers.num_prompts * numbers.group_size
+    if size is None or total % size == 0:
+        return None
+    below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
+    return Problem(
+        (
+            "critic.minibatch_size",
+            "components.group_sampling.num_prompts",
+            "components.group_sampling.group_size",
+        ),
+        f"critic.minibatch_size {size} does not divide the {total} responses of an iteration "
+        f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that does "
+        f"is {below}",
+    )
+
+
+def ranks_share_critic_minibatches(config: FitConfig) -> Problem | None:
+    ranks, size = config.trainer.devices * config.trainer.num_nodes, config.critic.minibatch_size
+    if size is None or size % ranks == 0:
+        return None
+    return Problem(
+        ("critic.minibatch_size", "trainer.devices", "trainer.num_nodes"),
+        f"critic.minibatch_size {size} cannot be shared evenly by trainer.devices x "
+        f"trainer.num_nodes = {ranks} processes: make it a multiple of {ranks}",
+    )
+
+
+def pretraining_lr_is_used(config: FitConfig) -> Problem | None:
+    lr = config.critic.pretraining_lr
+    if lr is None or resolve(config).value_pretraining_iterations > 0:
+        return None
+    return Problem(
+        (
+            "critic.pretraining_lr",
+            "components.value_pretraining.enabled",
+            "components.value_pretraining.num_iterations",
+        ),
+        f"critic.pretraining_lr {lr:g} has no effect: there is no value pretraining; set "
+        "critic.pretraining_lr=null, or components.value_pretraining.enabled=true with "
+        "num_iterations above 0",
+    )
+
+
+def adapters_are_not_frozen(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.lora is None or not critic.frozen:
+        return None
+    return Problem(
+        ("critic.frozen", "critic.lora"),
+        "critic.lora freezes all weights but its adapters and the head already, and critic.frozen "
+        "would take adapters from it: set critic.frozen=[] and choose modules with "
+        "critic.lora.target_modules, or set critic.lora=null",
+    )
+
+
+def critic_lora_is_one_process(config: FitConfig) -> Problem | None:
+    if config.critic.lora is None or config.trainer.strategy == "auto":
+        return None
+    return Problem(
+        ("trainer.strategy", "critic.lora"),
+        "critic.lora is not supported with trainer.strategy=fsdp: set critic.lora=null, or train "
+        "in one process with trainer.strategy=auto",
+    )
+
+
+def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
+    """What would be ignored without a critic."""
+    if config.algorithm.has_critic:
+        return None
+    critic = config.critic
+    changed = {
+        "critic.epochs": (critic.epochs != 1, "1"),
+        "critic.minibatch_size": (critic.minibatch_size is not None, "null"),
+        "critic.frozen": (bool(critic.frozen), "[]"),
+        "critic.lora": (critic.lora is not None, "null"),
+        "critic.prompt.kind": (critic.prompt.kind != "policy", "policy"),
+        "critic.count": (critic.count != 1, "1"),
+    }
+    for key, (is_set, off) in changed.items():
+        if is_set:
+            return Problem(
+                (key, "algorithm.advantage_estimator"),
+                f"{key} has no effect: algorithm.advantage_estimator "
+                f"{config.algorithm.advantage_estimator} has no critic; set {key}={off}",
+            )
+    return None
+
+
+def one_critic(config: FitConfig) -> Problem | None:
+    """AsyPPO's ensemble: the options are there, the networks are not."""
+    if config.critic.count > 1:
+        return Problem(
+            ("critic.count",),
+            f"critic.count {config.critic.count} is not supported yet: one critic is trained; set "
+            "critic.count=1",
+        )
+    if config.algorithm.agreement_mask_share > 0:
+        return Problem(
+            ("algorithm.agreement_mask_share", "critic.count"),
+            "algorithm.agreement_mask_share compares several critics, and there is one: set "
+            "algorithm.agreement_mask_share=0",
+        )
+    return None
+
+
+CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
+    critic_options_have_a_critic,
+    critic_minibatches_fill_the_iteration,
+    ranks_share_critic_minibatches,
+    pretraining_lr_is_used,
+    adapters_are_not_frozen,
+    critic_lora_is_one_process,
+    one_critic,
+)

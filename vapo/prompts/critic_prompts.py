@@ -1,0 +1,121 @@
+"""What the critic alone reads before a response: a text with more in it than the policy's prompt.
+
+Rendered and tokenized once for each prompt. The ids stand beside the policy's own in `Prompt`, and
+only the critic's inputs are made of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.config.critic import PrivilegedPrompt
+from vapo.errors import UserError
+from vapo.networks.build import critic_path
+from vapo.networks.loading import read_model_config
+from vapo.networks.saved_tokenizers import start_ids
+from vapo.prompts.load import PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.types import Prompt
+
+_KEY = "critic.prompt.template"
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+
+def with_critic_prompts(
+    split: PromptSplit, config: FitConfig, tokenizer: PreTrainedTokenizerBase
+) -> PromptSplit:
+    """Add the critic's own prompts to both sets; unchanged where it reads the policy's.
+
+    Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
+        length do not fit the critic's positions.
+    """
+    own = config.critic.prompt
+    if not config.algorithm.has_critic or not isinstance(own, PrivilegedPrompt):
+        return split
+    budget, of_evaluation = config.rollouts.max_response_tokens, config.evaluation
+    heldout_budget = max(budget, of_evaluation.max_response_tokens or 0)
+    text_config = read_model_config(critic_path(config)).get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    prefix = () if config.data.chat_template else start_ids(tokenizer)
+
+    def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
+        made = [_with_ids(prompt, own.template, tokenizer, prefix) for prompt in prompts]
+        _check_lengths(made, max_response_tokens, positions)
+        return made
+
+    sources = [
+        replace(
+            source,
+            stages=tuple(replace(s, prompts=added(s.prompts, budget)) for s in source.stages),
+        )
+        for source in split.training.sources
+    ]
+    training = TrainingSet(tuple(sources))
+    return replace(split, training=training, heldout=added(split.heldout, heldout_budget))
+
+
+def render(template: str, prompt: Prompt) -> str:
+    """Put the prompt's text, its answer and columns of its row in their places, as they are.
+
+    {prompt} is the policy's whole input text, a chat template's marks included. What is put in is
+    not searched for places again.
+
+    Raises: UserError: the row has no such column, or no text or number in it.
+
+    >>> render("{prompt} Answer: {answer}", Prompt("file:1", "1+1={x}", (3,), "2"))
+    '1+1={x} Answer: 2'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "prompt":
+            return prompt.text
+        if name == "answer":
+            return prompt.answer
+        found = prompt.record.get(name)
+        if isinstance(found, (str, int, float)):
+            return str(found)
+        lacks = "no such column"
+        if name in prompt.record:
+            lacks = f"{found!r:.40} in that column, which is no text or number"
+        columns = ", ".join(["prompt", "answer", *map(str, prompt.record)])
+        raise UserError(
+            f"{_KEY} has {{{name}}}, and {prompt.prompt_id} has {lacks}; places are {columns}"
+        )
+
+    return _PLACE.sub(value, template)
+
+
+def _with_ids(
+    prompt: Prompt, template: str, tokenizer: PreTrainedTokenizerBase, prefix: tuple[int, ...]
+) -> Prompt:
+    text = render(template, prompt)
+    try:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # `tokenizers` raises Exception itself
+        raise UserError(
+            f"{_KEY}: {prompt.prompt_id}: the tokenizer cannot write {text!r:.60}: {error}"
+        ) from None
+    if not ids:
+        raise UserError(f"{_KEY}: {prompt.prompt_id}: the tokenizer makes nothing of {text!r:.60}")
+    return replace(prompt, critic_prompt_ids=(*prefix, *ids))
+
+
+def _check_lengths(prompts: list[Prompt], max_response_tokens: int, positions: int | None) -> None:
+    """It is never truncated: the answer is at its end."""
+    if positions is None:
+        return
+    for prompt in prompts:
+        length = len(prompt.critic_prompt_ids or ())
+        if length + max_response_tokens > positions:
+            raise UserError(
+                f"{_KEY}: {prompt.prompt_id} has a critic's prompt of {length} tokens, and with a "
+                f"response of {max_response_tokens} it does not fit the critic's {positions} "
+                "positions: shorten the template, leave the row out, or lower "
+                "rollouts.max_response_tokens"
+            )
