@@ -128,6 +128,11 @@ COMMANDS = {
         option("--num_responses K", "responses to each prompt", type=positive, default=8),
         option("--output FILE", "JSONL; default: a name of its own in output_dir"),
     ),
+    "rollouts": _configured(
+        "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
+        option("--num N", "rollouts, in whole groups", type=positive, default=1024),
+        option("--output FILE", "Parquet; default: a name of its own in output_dir"),
+    ),
     "estimate": _configured(
         "estimate", "the memory that a config needs on each GPU",
         option("--gpu_memory_gib N", "does it fit?", type=float),

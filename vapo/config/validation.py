@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
+from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.engines import VllmEngine, VllmServers
@@ -194,6 +195,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *FUNCTION_RULES,
         *ALGORITHM_RULES,
+        *CRITIC_RULES,
         *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,
