@@ -25,7 +25,14 @@ from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
-from vapo.sweep.report.critics import Curve, as_csv, figure, markdown, summarize
+from vapo.sweep.report.critics import (
+    Curve,
+    as_csv,
+    figure,
+    markdown,
+    mean_curves,
+    summarize,
+)
 from vapo.system.atomic_files import sha256, write_text, write_whole
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
@@ -218,6 +225,8 @@ def write_report(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunL
         save = partial(drawn.savefig, format=suffix, bbox_inches="tight")
         write_whole(folder / f"curves.{suffix}", save)
     pyplot.close(drawn)
-    for row in table:
-        logger.log_metrics({f"critics/{row.critic}/explained_variance": row.best}, step=0)
+    for name, points in mean_curves(curves).items():
+        for step, mean, _ in points:
+            key = f"critic_{name}/heldout_explained_variance"
+            logger.log_metrics({key: mean}, step=step)
     return texts["table.md"]

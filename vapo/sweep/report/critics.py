@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -71,8 +72,7 @@ def _summary(
     name: str, curves: Sequence[Curve], speeds: Mapping[str, float], reference: str
 ) -> Summary:
     columns = list(zip(*(curve.points for curve in curves), strict=True))
-    means = [statistics.fmean(point[3] for point in column) for column in columns]
-    spreads = [_spread([point[3] for point in column]) for column in columns]
+    _, means, spreads = zip(*mean_curves(curves)[name], strict=True)
     tokens = [round(statistics.fmean(point[1] for point in column)) for column in columns]
     best = max(range(len(means)), key=means.__getitem__)
     nearly = (i for i, mean in enumerate(means) if mean >= NEARLY * means[best])
@@ -93,6 +93,18 @@ def _summary(
         relative_speed=speeds[name] / speed if speed else 0.0,
         oracle=statistics.fmean(oracles) if oracles else None,
     )
+
+
+def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, float]]]:
+    """Critic -> (optimizer step, mean over the seeds, standard deviation) of each measurement."""
+    means: dict[str, list[tuple[int, float, float]]] = {}
+    for name in dict.fromkeys(curve.critic for curve in curves):
+        found = [curve.points for curve in curves if curve.critic == name]
+        for column in zip(*found, strict=True):
+            values = [point[3] for point in column]
+            point = (column[0][0], statistics.fmean(values), _spread(values))
+            means.setdefault(name, []).append(point)
+    return means
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -138,20 +150,15 @@ def as_csv(table: Sequence[Summary]) -> str:
 def figure(curves: Sequence[Curve], *, reference: str) -> Figure:
     """Held-out explained variance against optimizer steps: a line a critic, the mean of its
     seeds, with a band of one standard deviation; the oracle's dashed. Close it when written."""
-    names = list(dict.fromkeys(curve.critic for curve in curves))
-    styles = line_styles(names, reference if reference in names else None)
+    means = mean_curves(curves)
+    styles = line_styles(list(means), reference if reference in means else None)
     with house_style():
         drawn, axes = pyplot.subplots(figsize=(7.1, 3.6), layout="constrained")
-        for name in names:
-            found = [curve for curve in curves if curve.critic == name]
-            columns = list(zip(*(curve.points for curve in found), strict=True))
-            steps = [column[0][0] for column in columns]
-            means = [statistics.fmean(point[3] for point in column) for column in columns]
-            spreads = [_spread([point[3] for point in column]) for column in columns]
-            axes.plot(steps, means, label=name, **styles[name])
-            low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-            high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-            axes.fill_between(steps, low, high, color=styles[name]["color"], alpha=0.12, lw=0)
+        for name, points in means.items():
+            steps, values, spreads = (np.array(column) for column in zip(*points, strict=True))
+            axes.plot(steps, values, label=name, **styles[name])
+            shade = {"color": styles[name]["color"], "alpha": 0.12, "linewidth": 0}
+            axes.fill_between(steps, values - spreads, values + spreads, **shade)
         oracles = [curve.oracle for curve in curves if curve.oracle is not None]
         if oracles:
             mean = statistics.fmean(oracles)
