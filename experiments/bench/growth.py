@@ -88,7 +88,7 @@ def update(
         rows = [sequence] * len(chunk)
         inputs = token_inputs(rows, pad_id=0, packed=len(rows) > 1).to(device)
         logprobs = inputs.scatter(actor(inputs, temperature=1.0)[0])
-        values = inputs.scatter(critic(inputs))
+        values = inputs.scatter(critic(inputs).values)
         mask = inputs.response_mask
         rewards = torch.zeros_like(values)
         rewards[:, -1] = 1.0

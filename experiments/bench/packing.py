@@ -87,7 +87,7 @@ def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.d
                 logprobs, entropy = network(inputs, temperature=1.0)
                 loss = (logprobs - 0.01 * entropy).sum()
             else:
-                loss = (network(inputs) - 1.0).square().sum()
+                loss = (network(inputs).values - 1.0).square().sum()
             loss.backward()
         squares += float(nn.utils.clip_grad_norm_(network.parameters(), 1.0)) ** 2
         network.optimizer.step()

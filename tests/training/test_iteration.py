@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeSampler, G, collection
+from vapo.networks.critic import Critic
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
@@ -22,6 +23,7 @@ class PlainNetworks:
     uses_packed_rows: bool = False
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
     pad_id: int = 0
+    critic: Critic | None = None
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
 
     def evaluate_rollouts(

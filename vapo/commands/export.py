@@ -32,10 +32,12 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
             "vapo.runs.checkpoints.network_state has its weights"
         )
     state = network_state(contents, network)
-    load = load_causal_lm if network == "actor" else load_value_model
-    dtype = config.actor.dtype if network == "actor" else config.critic.dtype
-    folder = config.actor.path if network == "actor" else critic_path(config)
-    model = load(folder, dtype=dtype, attn_implementation="auto")
+    if network == "actor":
+        options = {"dtype": config.actor.dtype, "attn_implementation": "auto"}
+        model = load_causal_lm(config.actor.path, **options)
+    else:
+        options = {"dtype": config.critic.dtype, "attn_implementation": "auto"}
+        model = load_value_model(critic_path(config), **options, critic=config.critic)
     model.load_state_dict(state)
     save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), output_dir)
     print(output_dir)

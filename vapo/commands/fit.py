@@ -13,7 +13,7 @@ from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.errors import StoppedRun
-from vapo.networks.build import check_tokenizers, critic_path
+from vapo.networks.build import check_tokenizers, check_value_head, critic_path
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.networks.token_inputs import TokenInputs
@@ -64,6 +64,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     check_engine(config)
     estimator_of(config.algorithm)
     check_own_head(config)
+    check_value_head(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
     prompts = load_prompts(config.data, tokenizer)

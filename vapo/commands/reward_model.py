@@ -15,7 +15,7 @@ from torch import Tensor
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
-from vapo.networks.critic import Critic
+from vapo.networks.critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
@@ -154,7 +154,7 @@ def cut_scored(examples: Sequence[Scored], pad_id: int, *, max_tokens: int) -> S
 
 def summed_squared_error(critic: Critic, scored: ScoredInputs) -> Tensor:
     """1/2 (score - reward)^2, summed over responses."""
-    errors = cast(Tensor, critic(scored.inputs)) - scored.rewards
+    errors = cast(CriticOutput, critic(scored.inputs)).values - scored.rewards
     return 0.5 * errors.square().sum()
 
 
@@ -167,12 +167,12 @@ def value_report(critic: Critic, scored: Sequence[Scored], pad_id: int) -> dict[
     """
     device = next(critic.parameters()).device
     end = collate_scored(scored, pad_id)
-    scores = critic(end.inputs.to(device)).cpu()
+    scores = critic(end.inputs.to(device)).values.cpu()
     every = token_inputs(
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in scored],
         pad_id=pad_id,
     )
-    values = every.scatter(critic(every.to(device)).cpu())
+    values = every.scatter(critic(every.to(device)).values.cpu())
     mask = every.response_mask
     returns = end.rewards[:, None].expand_as(values)
     last = mask.sum(dim=1) - 1

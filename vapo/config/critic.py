@@ -12,7 +12,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import kinds_of, make, option_names
 from vapo.config.networks import LoraConfig, OptimizerConfig
 
 
@@ -59,6 +59,14 @@ class HeadConfig:
         "reward, or at the mean reward of the first rollout batch",
         mean_reward=GivenMeanReward,
     )
+
+
+def as_loaded(head: HeadConfig) -> HeadConfig:
+    """The same head, with the weights of the folder that the critic starts from."""
+    kind = kinds_of(HeadConfig)["kind"].get(head.kind)
+    options = {name: getattr(head, name) for name in ([] if kind is None else option_names(kind))}
+    found: HeadConfig = make(HeadConfig, kind=head.kind, **options)
+    return found
 
 
 @dataclass

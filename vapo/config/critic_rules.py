@@ -1,66 +1,224 @@
-"""Rules between the keys of the critic and of its pretraining."""
+"""Rules on the block `critic`: what contradicts, or would have no effect."""
 
 from __future__ import annotations
 
-from vapo.config.components import ValuePretraining
+import math
+from typing import NamedTuple
+
+from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
+from vapo.config.data_rules import sources_of
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
-_PRETRAINING = "components.value_pretraining"
+_HEAD = "critic.head"
+_KIND = f"{_HEAD}.kind"
+_TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 
-def stored_rollouts_have_a_file(config: FitConfig) -> Problem | None:
-    """What is said of stored rollouts is read only where there are some."""
-    settings, defaults = config.components.value_pretraining, ValuePretraining()
-    if settings.data is not None:
+class ValueRange(NamedTuple):
+    """The value targets that a head can learn, its ends included."""
+
+    low: float
+    high: float
+
+    def holds(self, low: float, high: float) -> bool:
+        slack = _TOLERANCE * (self.high - self.low)
+        return self.low - slack <= low and high <= self.high + slack
+
+
+def value_range(critic: CriticConfig) -> ValueRange | None:
+    """The head's range; None: a scalar head's, which has no ends.
+
+    HL-Gauss's targets are clamped to [low, high]; two-hot's, and any expectation, to the centers
+    of the outer bins.
+    """
+    head = critic.head
+    if isinstance(head, BoundedHead):
+        return ValueRange(head.low, head.high)
+    if not isinstance(head, CategoricalHead):
         return None
-    for name in ("epochs", "heldout_share", "patience"):
-        if getattr(settings, name) != getattr(defaults, name):
+    smears = critic.loss == "cross_entropy" and head.targets == "hl_gauss"
+    return ValueRange(head.low, head.high) if smears else _centers(head)
+
+
+def _centers(head: CategoricalHead) -> ValueRange:
+    inset = 0.0 if head.support == "inclusive" else (head.high - head.low) / head.num_bins / 2
+    return ValueRange(head.low + inset, head.high - inset)
+
+
+def head_options_have_a_critic(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if config.algorithm.has_critic:
+        return None
+    keys = {
+        _KIND: critic.head.kind != "scalar",
+        f"{_HEAD}.start": critic.head.start != "as_loaded",
+        "critic.loss": critic.loss != "squared_error",
+    }
+    for key, is_set in keys.items():
+        if is_set:
             return Problem(
-                (f"{_PRETRAINING}.{name}",),
-                f"{_PRETRAINING}.{name} is about the rollouts of a file: set {_PRETRAINING}.data "
-                "to one that `vapo rollouts` wrote, or leave it out",
+                (key, "algorithm.advantage_estimator"),
+                f"{key} has no effect: algorithm.advantage_estimator "
+                f"{config.algorithm.advantage_estimator} has no critic; leave it out",
             )
     return None
 
 
-def patience_has_heldout_prompts(config: FitConfig) -> Problem | None:
-    settings = config.components.value_pretraining
-    if settings.patience is None or settings.heldout_share > 0:
+def own_head_is_plain(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.head_function is None:
+        return None
+    for key, value, plain in (
+        (_KIND, critic.head.kind, "scalar"),
+        (f"{_HEAD}.start", critic.head.start, "as_loaded"),
+    ):
+        if value != plain:
+            return Problem(
+                (key, "critic.head_function"),
+                f"critic.head_function makes the whole head, which outputs the value, and {key} "
+                f"{value} is of the linear one: set {key}={plain}, or critic.head_function=null",
+            )
+    return None
+
+
+def head_has_a_range(config: FitConfig) -> Problem | None:
+    head = config.critic.head
+    if not isinstance(head, (BoundedHead, CategoricalHead)):
+        return None
+    if -math.inf < head.low < head.high < math.inf:
         return None
     return Problem(
-        (f"{_PRETRAINING}.patience", f"{_PRETRAINING}.heldout_share"),
-        f"{_PRETRAINING}.patience waits for a better explained variance on held-out prompts, and "
-        f"{_PRETRAINING}.heldout_share is 0: set it above 0, or patience to null",
+        (f"{_HEAD}.low", f"{_HEAD}.high"),
+        f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be finite, low below high",
     )
 
 
-def stored_rollouts_are_read_by_one_process(config: FitConfig) -> Problem | None:
-    trainer = config.trainer
-    is_alone = trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto"
-    if config.components.value_pretraining.data is None or is_alone:
+def cross_entropy_has_bins(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.loss != "cross_entropy" or critic.head.kind == "categorical":
         return None
     return Problem(
-        (f"{_PRETRAINING}.data", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
-        f"{_PRETRAINING}.data is read by one process, which keeps the best weights whole: pretrain "
-        "the critic with trainer.devices=1, trainer.num_nodes=1, trainer.strategy=auto and "
-        "training.num_iterations=0, and give its folder to this run as critic.init",
+        ("critic.loss", _KIND),
+        f"critic.loss cross_entropy is between distributions over bins, and a {critic.head.kind} "
+        f"head has none: set {_KIND}=categorical, or critic.loss=squared_error",
     )
 
 
-def stored_rollouts_keep_their_rewards(config: FitConfig) -> Problem | None:
-    if config.components.value_pretraining.data is None or not config.rewards.shuffle:
+def target_options_are_used(config: FitConfig) -> Problem | None:
+    critic, head, plain = config.critic, config.critic.head, CategoricalHead()
+    if not isinstance(head, CategoricalHead):
+        return None
+    for name in ("targets", "sigma_ratio"):
+        key, value = f"{_HEAD}.{name}", getattr(head, name)
+        if value == getattr(plain, name):
+            continue
+        if critic.loss == "squared_error":
+            return Problem(
+                (key, "critic.loss"),
+                f"{key} {value} has no effect: critic.loss squared_error compares the "
+                "expectation with the value target itself; set critic.loss=cross_entropy",
+            )
+        if name == "sigma_ratio" and head.targets == "two_hot":
+            return Problem(
+                (key, f"{_HEAD}.targets"),
+                f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or set "
+                f"{_HEAD}.targets=hl_gauss",
+            )
+    return None
+
+
+def value_clip_has_one_output(config: FitConfig) -> Problem | None:
+    clip = config.algorithm.value_clip
+    if clip is None or config.critic.head.kind != "categorical":
         return None
     return Problem(
-        (f"{_PRETRAINING}.data", "rewards.shuffle"),
-        f"rewards.shuffle does not reach the rewards of {_PRETRAINING}.data: set it to false, or "
-        "data to null",
+        ("algorithm.value_clip", _KIND),
+        f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
+        f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded",
     )
+
+
+def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
+    head = config.critic.head
+    if not isinstance(head, GivenMeanReward):
+        return None
+    mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
+    ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(config.critic)
+    if ends is None:
+        is_inside, where = math.isfinite(mean), "finite"
+    else:
+        is_inside = ends.low < mean < ends.high
+        where = f"between {ends.low:g} and {ends.high:g}, where the head's values are"
+    if is_inside:
+        return None
+    return Problem((key, f"{_HEAD}.low", f"{_HEAD}.high"), f"{key} {mean:g} must be {where}")
+
+
+def range_holds_the_targets(config: FitConfig) -> Problem | None:
+    """What is known before a run; the batches' own targets are checked before each update."""
+    ends, kl, kind = value_range(config.critic), config.algorithm.kl, config.critic.head.kind
+    if ends is None or not config.algorithm.has_critic:
+        return None
+    if kl.coef > 0 and kl.placement == "reward":
+        return Problem(
+            ("algorithm.kl.placement", "algorithm.kl.coef", _KIND),
+            f"algorithm.kl.placement reward adds a penalty without a bound to the value targets, "
+            f"and a {kind} head has a bounded range: set algorithm.kl.placement=loss, or "
+            f"{_KIND}=scalar",
+        )
+    if not gives_configured_rewards(config):
+        return None
+    low, high, parts = _target_range(config)
+    if ends.holds(low, high):
+        return None
+    low_key, high_key = f"{_HEAD}.low", f"{_HEAD}.high"
+    return Problem(
+        (low_key, high_key, *parts),
+        f"the value targets reach from {low:g} to {high:g} ({', '.join(parts)}), and the {kind} "
+        f"head learns values from {ends.low:g} to {ends.high:g}: lower {low_key} or raise "
+        f"{high_key}" + _without_punishment(config),
+    )
+
+
+def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
+    """Of the value targets, and the keys that they follow from."""
+    rewards = config.rewards
+    parts = ["rewards.incorrect", "rewards.correct"]
+    numbers = [rewards.incorrect, rewards.correct]
+    if _punishes(config):
+        parts.append("rewards.overlong.soft_punishment")
+        numbers.append(min(numbers) - 1.0)
+    if config.algorithm.gamma < 1:
+        parts.append("algorithm.gamma")  # a discounted reward lies between 0 and itself
+        numbers.append(0.0)
+    return min(numbers), max(numbers), parts
+
+
+def gives_configured_rewards(config: FitConfig) -> bool:
+    """Whether each reward is `rewards.correct` or `rewards.incorrect`, with no verifier's own."""
+    verifiers = [
+        getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
+        for source in sources_of(config.data, "train").values()
+    ]
+    return all(verifier in ("exact", "regex", "math") for verifier in verifiers)
+
+
+def _punishes(config: FitConfig) -> bool:
+    return config.rewards.overlong.soft_punishment and config.critic.reward != "unshaped"
+
+
+def _without_punishment(config: FitConfig) -> str:
+    return ", or set critic.reward=unshaped" if _punishes(config) else ""
 
 
 CRITIC_RULES: tuple[Rule, ...] = (
-    stored_rollouts_have_a_file,
-    patience_has_heldout_prompts,
-    stored_rollouts_are_read_by_one_process,
-    stored_rollouts_keep_their_rewards,
+    head_options_have_a_critic,
+    own_head_is_plain,
+    head_has_a_range,
+    cross_entropy_has_bins,
+    target_options_are_used,
+    value_clip_has_one_output,
+    mean_reward_is_in_range,
+    range_holds_the_targets,
 )

@@ -16,11 +16,13 @@ from vapo.networks.loading import (
     load_causal_lm,
     load_tokenizer,
     load_value_model,
+    read_model_config,
 )
 from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import empty_model
+from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
+from vapo.networks.value_head import plan_head
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
 
@@ -34,6 +36,16 @@ def critic_path(config: FitConfig) -> str:
         assert config.critic.reward_model_path is not None
         return config.critic.reward_model_path
     return config.actor.path if init == "policy" else init
+
+
+def check_value_head(config: FitConfig) -> None:
+    """Compare the head of the folder that the critic starts from with the config's, unloaded.
+
+    Raises: UserError naming both.
+    """
+    if config.algorithm.has_critic:
+        path = critic_path(config)
+        plan_head(read_model_config(path), path, config.critic)
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -76,11 +88,11 @@ def make_critic(config: FitConfig, mesh: DeviceMesh | None) -> Critic:
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Critic:
-        model = load_value_model(path, **kernels)
+        model = load_value_model(path, **kernels, critic=options)
         put_own_head(model, config)
         return Critic(model)
 
-    critic = load() if mesh is None else Critic(empty_model("value_model", path, **kernels))
+    critic = load() if mesh is None else Critic(empty_value_model(path, options))
     if options.gradient_checkpointing:
         enable_gradient_checkpointing(critic, "critic")
     return _placed(critic, load, mesh, config)

@@ -61,7 +61,7 @@ def evaluate_rollouts(
         if networks.reference is not None:
             found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
         if networks.critic is not None:
-            found["old_values"] = networks.critic(inputs)
+            found["old_values"] = networks.critic(inputs).values
         for name in columns:
             columns[name][rows, : inputs.response_mask.shape[1]] = inputs.scatter(found[name]).cpu()
     return EvaluatedBatch(**vars(batch), **columns)

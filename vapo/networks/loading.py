@@ -27,9 +27,11 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
+from vapo.config.critic import CriticConfig
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import read_tokenizer
+from vapo.networks.value_head import begin_head, class_with_bias, has_classifier, plan_head
 from vapo.networks.weight_files import check_weight_files
 
 logger = logging.getLogger(__name__)
@@ -124,39 +126,44 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
     return model
 
 
-def load_value_model(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
-    """Load a backbone with a scalar head `score`, from a reward model, critic or causal-LM folder.
+def load_value_model(
+    path: str, *, dtype: str, attn_implementation: str, critic: CriticConfig | None = None
+) -> PreTrainedModel:
+    """Load a backbone with a head `score`, from a reward model, critic or causal-LM folder.
 
     A sequence-classification folder must bring its head; from any other folder the backbone is
     taken and the head starts at zero, so that every value is 0 before training. Dropout is 0.
 
+    Args:
+        critic: asks for a head, and how it starts; None: the folder's, else a scalar one.
+
     Raises:
-        UserError: the folder cannot be loaded, or its head has more than one label.
+        UserError: the folder cannot be loaded, or its head is not the one that is asked for.
     """
     config = read_model_config(path)
     architecture = _architecture(config)
-    has_head = architecture.endswith("ForSequenceClassification")
+    has_head = has_classifier(config)
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):
         raise UserError(
             f"{path}: a value model starts from a sequence classifier or a causal language "
             f"model, not from {architecture or 'a folder without architectures in config.json'}"
         )
-    if has_head and config.num_labels != 1:
-        raise UserError(
-            f"{path}: the head has {config.num_labels} labels; a reward model or critic has one"
-        )
-    config.num_labels = 1
-    model, missing = _load_weights(
-        AutoModelForSequenceClassification, path, config, dtype, attn_implementation
-    )
+    plan = plan_head(config, path, critic)
+    if not has_head:
+        config.num_labels = 1
+    auto: Any = AutoModelForSequenceClassification
+    if plan.keeps_weights and plan.head.has_bias:
+        with refusals(path, "model"), torch.device("meta"):
+            plain = auto.from_config(config, trust_remote_code=False)
+        auto = class_with_bias(type(plain))
+    model, missing = _load_weights(auto, path, config, dtype, attn_implementation)
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UserError(f"{path}: {type(model).__name__} has no linear head named `score`")
     head = {f"score.{name}" for name, _ in score.named_parameters()}
-    _check_complete(path, missing if has_head else missing - head)
-    if not has_head:
-        for parameter in score.parameters():
-            nn.init.zeros_(parameter)
+    _check_complete(path, missing - (set() if plan.keeps_weights else head))
+    if not plan.keeps_weights:
+        begin_head(model, plan)
     remove_dropout(model)
     return model
 

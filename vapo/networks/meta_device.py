@@ -15,7 +15,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from vapo.config.critic import CriticConfig
 from vapo.networks.loading import check_supported, read_model_config, refusals, remove_dropout
+from vapo.networks.value_head import head_in, plan_head, put_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
 
@@ -28,8 +30,26 @@ def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) 
     config = read_model_config(path)
     if kind == "causal_lm":
         check_supported(path, config)
+    else:
+        write_head(config, plan_head(config, path, None).head)
     return model_of_config(
         kind, config, path=path, dtype=dtype, attn_implementation=attn_implementation
+    )
+
+
+def empty_value_model(path: str, critic: CriticConfig) -> PreTrainedModel:
+    """The same of a run's critic, with the head that its config asks for.
+
+    Raises: UserError when config.json cannot be loaded, or its head is another one.
+    """
+    config = read_model_config(path)
+    write_head(config, plan_head(config, path, critic).head)
+    return model_of_config(
+        "value_model",
+        config,
+        path=path,
+        dtype=critic.dtype,
+        attn_implementation=critic.attn_implementation,
     )
 
 
@@ -42,14 +62,20 @@ def model_of_config(
     attn_implementation: str,
     device: str = "meta",
 ) -> PreTrainedModel:
-    """The empty model of a config that has been loaded; `path` is named in errors."""
+    """The empty model of a config that has been loaded; `path` is named in errors.
+
+    A value model has the head that `write_head` put into the config, else a scalar one.
+    """
     auto: Any = AutoModelForCausalLM
+    head = head_in(config)
     if kind == "value_model":
-        auto, config.num_labels = AutoModelForSequenceClassification, 1
+        auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
     with refusals(path, "model"), torch.device(device):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
+        if kind == "value_model" and head.has_bias:
+            put_head(model, head)
     remove_dropout(model)
     return model

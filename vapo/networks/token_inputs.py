@@ -40,10 +40,13 @@ class TokenInputs:
     state_columns: Int[Tensor, " n"]
     targets: Int[Tensor, " n"]
 
-    def scatter(self, flat: Float[Tensor, " n"]) -> Float[Tensor, "b T"]:
+    def scatter(self, flat: Float[Tensor, " n *K"]) -> Float[Tensor, "b T *K"]:
         """Put token values back in response alignment, 0 where there is no token."""
-        zeros = flat.new_zeros(self.response_mask.shape)
-        return zeros.masked_scatter(self.response_mask, flat)
+        mask, more = self.response_mask, flat.shape[1:]
+        zeros = flat.new_zeros(*mask.shape, *more)
+        if more:  # the K logits of a token lie together
+            mask = mask.reshape(*mask.shape, *[1] * len(more)).expand_as(zeros)
+        return zeros.masked_scatter(mask, flat)
 
     def to(self, device: torch.device) -> TokenInputs:
         tensors: dict[str, Any] = {

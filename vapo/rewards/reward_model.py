@@ -81,7 +81,7 @@ class RewardModel:
             inputs = end_inputs(
                 [((), rows[index]) for index in batch], pad_id=int(self.tokenizer.pad_token_id)
             )
-            found = self.critic(inputs.to(self.device)).tolist()
+            found = self.critic(inputs.to(self.device)).values.tolist()
             for index, score in zip(batch, found, strict=True):
                 scores[index] = score
             advance(len(batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
@@ -14,8 +14,9 @@ from vapo.networks.actor import Actor
 from vapo.networks.build import critic_path
 from vapo.networks.critic import Critic
 from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import empty_model
+from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
+from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import Manifest
 
 _SHOWN = 3
@@ -44,11 +45,27 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     actor = parameters_of(Actor(empty), "actor.")
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
+        check_value_head(manifest.value_head, config, name=name)
         path, critic = critic_path(config), config.critic
-        kernels = {"dtype": critic.dtype, "attn_implementation": critic.attn_implementation}
-        empty = empty_model("value_model", path, **kernels)
+        empty = empty_value_model(path, critic)
         put_own_head(empty, config)
         _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
+
+
+def check_value_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming both heads, if they compute other values of the same numbers."""
+    found, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
+    if found != ours:
+        raise UserError(
+            f"{name} has the value head {found.describe()}, and critic.head is "
+            f"{ours.describe()}: set critic.head as the run had it"
+        )
+
+
+def value_head_options(config: FitConfig) -> dict[str, Any] | None:
+    """As a manifest has them. Whether there is a bias the parameters tell."""
+    head = replace(head_of(config.critic), has_bias=False)
+    return None if head == ValueHead() else asdict(head)
 
 
 def adapter_options(config: FitConfig) -> dict[str, Any] | None:

@@ -31,7 +31,8 @@ class DamagedCheckpointError(UserError):
 class Manifest:
     """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
 
-    `lora`: the options of the actor's adapters, which names and shapes do not tell.
+    `lora`: the options of the actor's adapters, which names and shapes do not tell; `value_head`:
+    what the critic's head computes, None if it is scalar.
     """
 
     iteration: int
@@ -41,6 +42,7 @@ class Manifest:
     parameters: Mapping[str, str]
     files: Mapping[str, tuple[int, str]]
     lora: Mapping[str, Any] | None = None
+    value_head: Mapping[str, Any] | None = None
     vapo_version: str = __version__
     format: int = FORMAT
 

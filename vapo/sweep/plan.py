@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import FitConfig, resolve
+from vapo.config.critic import as_loaded
 from vapo.config.flattening import Scalar, flatten_written
 from vapo.config.layers import read_file, read_overrides
 from vapo.config.loading import compose_layers
@@ -179,8 +180,13 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
 
 
 def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
-    """The row's own run, after its value pretraining: the component stays on."""
+    """The row's own run, after its value pretraining: the component stays on.
+
+    It starts with the trained head, whatever that started at.
+    """
     config = set_key(copy.deepcopy(config), "critic.init", critic)
+    if config.critic.head.start != "as_loaded":
+        config = set_key(config, "critic.head", as_loaded(config.critic.head))
     return set_key(config, "components.value_pretraining.num_iterations", 0)
 
 

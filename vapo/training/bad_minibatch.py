@@ -45,7 +45,8 @@ def inspect_minibatch(
             for name, value in float_columns(rows).items()
             if value.dim() == 2 and name not in _NOT_TRAINED_ON
         }
-        numbers |= {name: value.cpu() for name, value in forward(micro).items()}
+        found = {name: value for name, value in forward(micro).items() if value.dim() == 2}
+        numbers |= {name: value.cpu() for name, value in found.items()}
         bad_rows = {name: _bad_rows(value, micro) for name, value in numbers.items()}
         for name, is_bad in bad_rows.items():
             bad[name] = bad.get(name, 0) + int(is_bad.sum())

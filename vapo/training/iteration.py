@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
+from vapo.networks.critic import Critic, start_head
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.source import RolloutSource
-from vapo.system.distributed import all_ranks, rank
+from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.seeding import derive_seed
 from vapo.training.faults import Faults
 from vapo.training.minibatches import Minibatch, make_minibatches
@@ -26,6 +33,7 @@ class Networks(Protocol):
 
     pad_id: int
     faults: Faults
+    critic: Critic | None
 
     @property
     def uses_packed_rows(self) -> bool:
@@ -104,6 +112,7 @@ class IterationRunner:
         rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
         self.safe_point()
         self.rollouts.collection.sampler.sleep()
+        metrics |= self.start_head(rollouts, start)
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
         checked = self.check(evaluated, start)
@@ -114,6 +123,24 @@ class IterationRunner:
         if self.config.training.overlap_rollouts and not self.is_last(start):
             self.rollouts.sample_ahead(start)
         return Iteration(start, minibatches, metrics, batch, checked)
+
+    def start_head(self, batch: RolloutBatch, start: IterationStart) -> dict[str, float]:
+        """Let the critic start at the mean reward of all ranks, with `critic.head.start`
+        first_batch in the run's first iteration.
+
+        A resumed run is past it: a checkpoint is written at an iteration's end.
+        """
+        waits = self.config.critic.head.start == "first_batch" and start.number == 1
+        if not waits or self.networks.critic is None:
+            return {}
+        mean = mean_over_ranks(batch.rewards)
+        value = start_head(self.networks.critic, mean)
+        held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
+        self.progress.note(
+            f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "
+            f"mean reward of the first rollout batch, {mean:.4f}{held}"
+        )
+        return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""
@@ -143,6 +170,7 @@ class IterationRunner:
             estimated = estimate_advantages(
                 batch, start.phase, self.hyperparameters, self.config.algorithm
             )
+            check_value_targets(estimated, self.config.critic)
             return correct_mismatch(estimated, self.config.algorithm.mismatch)
 
     def cut(
@@ -164,6 +192,15 @@ class IterationRunner:
         if start.phase is Phase.POLICY_OPTIMIZATION:
             return start.policy_iterations + 1 >= self.config.training.num_iterations
         return start.number >= self.total
+
+
+def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:
+    """The mean of the finite rewards of all ranks; 0 without one."""
+    finite = rewards[torch.isfinite(rewards)].double()
+    total, count = sum_over_ranks(
+        torch.stack([finite.sum(), torch.tensor(len(finite), dtype=torch.double)])
+    ).tolist()
+    return total / max(count, 1.0)
 
 
 def num_minibatches(config: FitConfig) -> int:

@@ -221,8 +221,9 @@ class VapoModule(L.LightningModule):
         )
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        values = self._value_forward(micro)["values"]
-        return value_objective(values, micro.rows, minibatch, self.config.algorithm, totals)
+        return value_objective(
+            self._value_forward(micro), micro.rows, minibatch, self.config, totals
+        )
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
@@ -232,7 +233,8 @@ class VapoModule(L.LightningModule):
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
-        return {"values": inputs.scatter(self.critic(inputs))}
+        output = self.critic(inputs)._asdict().items()
+        return {name: inputs.scatter(column) for name, column in output if column is not None}
 
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool

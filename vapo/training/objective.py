@@ -6,14 +6,19 @@ over micro-batches and ranks is exact.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.config import Hyperparameters
+from vapo.config import FitConfig, Hyperparameters
+from vapo.config.critic import CategoricalHead, CriticConfig
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import (
     aggregate,
+    categorical_value_loss,
     clipped_surrogate,
     kl_penalty,
     logprob_surrogate,
@@ -21,6 +26,11 @@ from vapo.functional.losses import (
     value_loss,
 )
 from vapo.functional.metrics import approx_kl, clip_fractions
+from vapo.functional.value_heads import (
+    categorical_centers,
+    hl_gauss_targets,
+    two_hot_targets,
+)
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.training.minibatches import Minibatch
 from vapo.types import TrainingBatch
@@ -177,21 +187,50 @@ def add_ratio_statistics(
 
 
 def value_objective(
-    values: Float[Tensor, "b T"],
+    output: Mapping[str, Tensor],
     rows: TrainingBatch,
     minibatch: Minibatch,
-    algorithm: AlgorithmConfig,
+    config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of the token-mean value loss."""
-    assert rows.value_targets is not None, "the estimator trains a critic"
-    loss = value_loss(
-        values,
-        rows.value_targets,
+    """These rows' share of the token-mean value loss, by `critic.loss`.
+
+    With cross-entropy the squared error of the expectation is logged beside it, to compare heads.
+
+    Args:
+        output: `values` [b, T], and of a categorical head `logits` [b, T, K].
+    """
+    targets = rows.value_targets
+    assert targets is not None, "the estimator trains a critic"
+    loss = squared_error = value_loss(
+        output["values"],
+        targets,
         rows.loss_mask,
         denominator=minibatch.num_tokens,
         old_values=rows.old_values,
-        value_clip=algorithm.value_clip,
+        value_clip=config.algorithm.value_clip,
     )
+    if config.critic.loss == "cross_entropy":
+        totals.add("critic/squared_error", squared_error)
+        loss = categorical_value_loss(
+            output["logits"],
+            distributions(targets, config.critic),
+            rows.loss_mask,
+            denominator=minibatch.num_tokens,
+        )
     totals.add("critic/value_loss", loss)
     return loss
+
+
+def distributions(
+    value_targets: Float[Tensor, "b T"], critic: CriticConfig
+) -> Float[Tensor, "b T K"]:
+    """Value targets as distributions over the bins of the categorical head."""
+    head = critic.head
+    assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
+    bins: dict[str, Any] = {
+        name: getattr(head, name) for name in ("low", "high", "num_bins", "support")
+    }
+    if head.targets == "two_hot":
+        return two_hot_targets(value_targets, categorical_centers(**bins))
+    return hl_gauss_targets(value_targets, **bins, sigma_ratio=head.sigma_ratio)

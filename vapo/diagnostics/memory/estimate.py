@@ -7,6 +7,7 @@ that the config allows: every prompt and response as long as it may be.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -18,6 +19,7 @@ from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.errors import UserError
+from vapo.networks.value_head import plan_head, write_head
 
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -111,6 +113,8 @@ def estimate_memory(
     """Estimate the memory of a config; the model configs are those that its paths name."""
     networks = [_Network("actor", config.actor, actor, config)]
     if critic is not None:
+        critic = copy.deepcopy(critic)
+        write_head(critic, plan_head(critic, str(critic.name_or_path), config.critic).head)
         networks.append(_Network("critic", config.critic, critic, config))
     has_reference = config.algorithm.kl.coef > 0
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}

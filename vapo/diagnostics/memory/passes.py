@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, PreTrainedConfig
 
 from vapo.diagnostics.memory.tracking import MemoryTracker
+from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor import Actor
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.critic import Critic
@@ -194,9 +195,18 @@ class FakeNetwork:
     def _forward(self, rows: int, prompt_tokens: int, response_tokens: int) -> Tensor:
         inputs = self._inputs(rows, prompt_tokens, response_tokens)
         if isinstance(self.network, Critic):
-            return self.network(inputs).sum()
+            return self._value_loss(inputs)
         logprobs, entropy = self.network(inputs, temperature=1.0)
         return logprobs.sum() + entropy.sum()
+
+    def _value_loss(self, inputs: TokenInputs) -> Tensor:
+        """Of a categorical head with the targets' distributions beside its logits."""
+        output = self.network(inputs)
+        if output.logits is None or not torch.is_grad_enabled():
+            return output.values.sum()
+        logits = inputs.scatter(output.logits)
+        targets = torch.empty_like(logits, requires_grad=False)
+        return categorical_value_loss(logits, targets, inputs.response_mask, denominator=1)
 
     def _inputs(self, rows: int, prompt_tokens: int, response_tokens: int) -> TokenInputs:
         from torch.utils._mode_utils import no_dispatch

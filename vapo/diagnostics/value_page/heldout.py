@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
+from vapo.config.loading import from_yaml
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.position_profiles import position_profile
 from vapo.diagnostics.value_page.contents import (
@@ -35,6 +36,7 @@ from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
+from vapo.runs.compatibility import check_value_head, value_head_options
 from vapo.system.atomic_files import write_text
 from vapo.types import Phase, TrainingBatch
 
@@ -78,6 +80,8 @@ def load_forward_networks(
         check_tokenizers(config, tokenizer)
         critic = make_critic(config, None)
         if checkpoint is not None:
+            theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
+            check_value_head(value_head_options(theirs), config, name=str(checkpoint.path))
             checkpoint.fill(critic.model, "critic", critic_path(config))
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
         reference = make_actor(config, None, trained=False)

@@ -22,7 +22,7 @@ from vapo.runs.checkpoint_saving import (
     write_checkpoint,
 )
 from vapo.runs.checkpoints import FOLDERS, checkpoint_name, iteration_of
-from vapo.runs.compatibility import adapter_options, parameters_of
+from vapo.runs.compatibility import adapter_options, parameters_of, value_head_options
 from vapo.runs.manifests import Manifest
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
 from vapo.system.atomic_files import point_link
@@ -192,6 +192,7 @@ class Checkpointing(Checkpoint):
             parameters=parameters_of(module),
             files={},
             lora=adapter_options(module.config),
+            value_head=value_head_options(module.config),
         )
 
     def _tidy(self, name: str, best_name: str | None) -> None:

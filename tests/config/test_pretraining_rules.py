@@ -1,4 +1,4 @@
-"""Rules between the keys of the critic and of its pretraining."""
+"""Rules between the keys of value pretraining from stored rollouts."""
 
 from __future__ import annotations
 

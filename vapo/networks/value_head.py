@@ -1,0 +1,247 @@
+"""The critic's head: what its outputs mean, which of the two a folder brings, and how it starts.
+
+The head is the linear layer `score` of a sequence classifier. What is computed from its outputs
+stands in config.json under `vapo_value_head`, so that a saved critic says what it is; a folder
+without that key has a scalar head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
+from vapo.errors import UserError
+from vapo.functional.value_heads import (
+    Support,
+    bounded_bias,
+    bounded_value,
+    categorical_bias,
+    categorical_centers,
+    categorical_value,
+)
+
+KEY = "vapo_value_head"  # of config.json
+_MARGIN = 0.01  # of the head's range, in which no head starts: its gradient would be next to 0
+
+
+@dataclass(frozen=True)
+class ValueHead:
+    """What a head's outputs mean. `low` and `high` are the scalar head's no more than its bins."""
+
+    kind: Literal["scalar", "bounded", "categorical"] = "scalar"
+    low: float | None = None
+    high: float | None = None
+    num_bins: int | None = None
+    support: Support | None = None
+    has_bias: bool = False
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_bins or 1
+
+    @property
+    def centers(self) -> Float[Tensor, " K"]:
+        """The value of each bin of a categorical head."""
+        assert self.low is not None
+        assert self.high is not None
+        assert self.num_bins is not None
+        assert self.support is not None
+        return categorical_centers(
+            low=self.low, high=self.high, num_bins=self.num_bins, support=self.support
+        )
+
+    def values(self, outputs: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
+        """The values of states with these outputs, in float32."""
+        if self.kind == "categorical":
+            return categorical_value(outputs.float(), self.centers)
+        values = outputs.squeeze(-1).float()
+        if self.kind == "bounded":
+            assert self.low is not None
+            assert self.high is not None
+            values = bounded_value(values, low=self.low, high=self.high)
+        return values.clone()  # a view would warn under FSDP2
+
+    def within(self, mean_reward: float) -> float:
+        """The nearest value that a head of weight 0 may start at."""
+        if self.kind == "scalar":
+            return mean_reward
+        low, high = self.low, self.high
+        if self.kind == "categorical":
+            low, high = float(self.centers[0]), float(self.centers[-1])
+        assert low is not None
+        assert high is not None
+        margin = _MARGIN * (high - low)
+        return min(max(mean_reward, low + margin), high - margin)
+
+    def bias_at(self, mean_reward: float) -> Float[Tensor, " K"]:
+        """The bias with which a head of weight 0 has this value in every state.
+
+        Raises: ValueError: it is not inside of the head's range.
+        """
+        if self.kind == "categorical":
+            return categorical_bias(mean_reward, self.centers)
+        if self.kind == "bounded":
+            assert self.low is not None
+            assert self.high is not None
+            return torch.tensor([bounded_bias(mean_reward, low=self.low, high=self.high)])
+        return torch.tensor([float(mean_reward)])
+
+    def describe(self) -> str:
+        """As `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)[1:-1]}
+        options = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+        return f"{self.kind} ({options})" if options else self.kind
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """The head of a critic, and whether its weights are those of the folder that it starts from.
+
+    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0).
+    """
+
+    head: ValueHead
+    keeps_weights: bool
+    mean_reward: float | None = None
+
+
+def head_of(critic: CriticConfig) -> ValueHead:
+    """The head that a config asks for. With a given start it needs a bias, whatever it is."""
+    options, has_bias = critic.head, critic.head.start != "as_loaded"
+    if isinstance(options, CategoricalHead):
+        low, high, bins, support = options.low, options.high, options.num_bins, options.support
+        return ValueHead("categorical", low, high, bins, support, has_bias=True)
+    if isinstance(options, BoundedHead):
+        return ValueHead("bounded", options.low, options.high, has_bias=True)
+    return ValueHead(has_bias=has_bias)
+
+
+def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -> HeadPlan:
+    """What becomes of the folder's head under a config; without a config it is as the folder says.
+
+    The start `as_loaded` takes the folder's head, which must then be the config's. Any other start
+    takes the backbone alone. A folder without a head (a causal language model) gives a zero one.
+
+    Raises: UserError naming both heads.
+    """
+    saved = saved_head(model, path) if has_classifier(model) else None
+    wanted = (saved or ValueHead()) if critic is None else head_of(critic)
+    if saved is None or (critic is not None and critic.head.start != "as_loaded"):
+        given = critic is not None and isinstance(critic.head, GivenMeanReward)
+        return HeadPlan(wanted, False, critic.head.mean_reward if given else None)  # type: ignore[union-attr]
+    if replace(saved, has_bias=False) != replace(wanted, has_bias=False):
+        raise UserError(
+            f"{path}: its value head is {saved.describe()}, and critic.head is "
+            f"{wanted.describe()}: set critic.head as the folder has it; or take the backbone "
+            "alone, with a head of weight 0: critic.head.start=first_batch or mean_reward"
+        )
+    return HeadPlan(saved, True)
+
+
+def has_classifier(model: PreTrainedConfig) -> bool:
+    """Whether a folder brings a head."""
+    return (model.architectures or [""])[0].endswith("ForSequenceClassification")
+
+
+def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
+    """The head of a sequence classifier's folder.
+
+    Raises: UserError: it has several labels and is none of our critics, or the key is damaged.
+    """
+    found: Any = getattr(model, KEY, None)
+    if found is None:
+        if model.num_labels != 1:
+            raise UserError(
+                f"{path}: the head has {model.num_labels} labels; a reward model or critic has one"
+            )
+        return ValueHead()
+    head = _parsed(found)
+    if head is None or head.num_outputs != model.num_labels:
+        raise UserError(
+            f"{path}: {KEY} in config.json is no value head of {model.num_labels} outputs: {found}"
+        )
+    return head
+
+
+def _parsed(found: Any) -> ValueHead | None:
+    if not isinstance(found, Mapping) or not found.keys() <= {f.name for f in fields(ValueHead)}:
+        return None
+    try:
+        head = ValueHead(**found)
+        if head.kind not in ("scalar", "bounded", "categorical"):
+            return None
+        if head.kind != "scalar":
+            head.bias_at(head.within((head.low or 0.0) / 2 + (head.high or 0.0) / 2))
+    except (AssertionError, TypeError, ValueError):
+        return None
+    return head
+
+
+def head_in(model: PreTrainedConfig) -> ValueHead:
+    """The head of a live model or its config, as `write_head` left it."""
+    found = getattr(model, KEY, None)
+    return ValueHead() if found is None else ValueHead(**found)
+
+
+def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
+    """Put the head into a model's config. A plain scalar one leaves no mark."""
+    model.num_labels = head.num_outputs
+    if head != ValueHead():
+        setattr(model, KEY, {k: v for k, v in asdict(head).items() if v is not None})
+    elif hasattr(model, KEY):
+        delattr(model, KEY)
+
+
+def put_head(model: PreTrainedModel, head: ValueHead) -> None:
+    """Give the model a new linear head, of weights yet to be filled."""
+    write_head(model.config, head)
+    old = model.get_submodule("score")
+    assert isinstance(old, nn.Linear)
+    model.score = nn.Linear(
+        old.in_features,
+        head.num_outputs,
+        bias=head.has_bias,
+        dtype=old.weight.dtype,
+        device=old.weight.device,
+    )
+
+
+def class_with_bias(plain: Any) -> Any:
+    """A sequence classifier's class whose head has a bias, for `from_pretrained` to fill.
+
+    Transformers makes the heads of decoders without one and would leave the folder's out.
+    """
+
+    def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
+        plain.__init__(self, config, *args, **options)
+        self.score = nn.Linear(self.score.in_features, self.score.out_features, bias=True)
+
+    return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
+
+
+@torch.no_grad()
+def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
+    """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
+    if plan.head != ValueHead():
+        put_head(model, plan.head)
+    score = model.get_submodule("score")
+    for name, values in start_values(score, plan.head, plan.mean_reward).items():
+        score.get_parameter(name).copy_(values)
+
+
+def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:
+    """The parameters of a head of weight 0 whose bias is that of a mean reward, by name.
+
+    Source: JustRL-II.
+    """
+    values = {name: torch.zeros(p.shape, dtype=p.dtype) for name, p in score.named_parameters()}
+    if mean_reward is not None:
+        values["bias"].copy_(head.bias_at(mean_reward))
+    return values
