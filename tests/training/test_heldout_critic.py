@@ -52,7 +52,8 @@ def test_patience_and_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (best.best, best.best_pass) == (0.3, 2)
     best.restore(module)
     assert module.critic is not None
-    assert set(module.critic.model.score.weight.flatten().tolist()) == {2.0}
+    weight = module.critic.state_dict()["model.score.weight"]
+    assert set(weight.flatten().tolist()) == {2.0}
 
 
 def test_a_number_that_is_none_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
