@@ -99,7 +99,7 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     for flag, example in command.needs:
         if not options[flag]:
             raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}")
-    if name == "sweep":  # it composes a config for each row
+    if command.composes_rows:
         _load_command(command.module)(overrides=overrides, **options)
         return
     if options.pop("profile", False):

@@ -337,7 +337,7 @@ def test_an_overlay_says_every_key_by_which_systems_with_a_critic_differ(system:
     leaves_alpha = system in ("vapo", "hl_gauss", "evpo") or own.get(K) is not None
     for key in left - ({".components.length_adaptive_gae.alpha"} if leaves_alpha else set()):
         decides, *values_without = OF_A_KIND[key]
-        assert own[decides] in values_without, key
+        assert own[str(decides)] in values_without, key
 
 
 K = ".components.length_adaptive_gae.k"

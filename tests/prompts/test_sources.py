@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from vapo.config.kinds import make

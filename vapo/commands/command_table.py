@@ -35,6 +35,7 @@ class Command:
         needs: flags that have to be given, each with an example. They name files.
         one_of: options of which exactly one has to be given.
         more: the rest of the help's first part.
+        composes_rows: it gets the config files and overrides themselves, for a grid of configs.
     """
 
     module: str
@@ -45,6 +46,7 @@ class Command:
     needs: tuple[tuple[str, str], ...] = ()
     more: str = ""
     epilog: str | None = None
+    composes_rows: bool = False
 
     def make_parser(self, name: str) -> Parser:
         needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
@@ -128,6 +130,11 @@ COMMANDS = {
         option("--num_responses K", "responses to each prompt", type=positive, default=8),
         option("--output FILE", "JSONL; default: a name of its own in output_dir"),
     ),
+    "rollouts": _configured(
+        "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
+        option("--num N", "rollouts, in whole groups", type=positive, default=1024),
+        option("--output FILE", "Parquet; default: a name of its own in output_dir"),
+    ),
     "estimate": _configured(
         "estimate", "the memory that a config needs on each GPU",
         option("--gpu_memory_gib N", "does it fit?", type=float),
@@ -172,10 +179,36 @@ COMMANDS = {
             option("--no_report", "write no table and figures", **_SWITCH),
         ),
         schema="FitConfig",
+        composes_rows=True,
         needs=(("config", "conf/vapo.yaml"), ("grid", "conf/sweep/ablation.yaml")),
         more="\n\nEvery row of the grid runs with every seed, each run in a process of its own; "
         "then the table\nand figures are written. Overrides change the base config, below the rows."
         " Finished runs are\nnot run again, interrupted ones resume. See docs/sweeps.md.",
+    ),
+    "critics": Command(
+        "critics", "train every critic of a grid on the same rollouts, and compare them",
+        (
+            option("--config FILE", "YAML file of the base config; may be repeated", **_FILES),
+            option("--rollouts FILE", "what `vapo rollouts` wrote", type=Path),
+            option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
+            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+            option(
+                "--every_n_iterations N", "measured so often; default: about 20 times",
+                type=positive,
+            ),
+            option("--output_dir DIR", "default: OUTPUT_DIR/critics_GRID", type=Path),
+        ),
+        schema="FitConfig",
+        composes_rows=True,
+        needs=(
+            ("config", "conf/vapo.yaml"),
+            ("rollouts", "runs/rollouts.parquet"),
+            ("grid", "conf/sweep/critics.yaml"),
+        ),
+        more="\n\nEvery critic is trained for components.value_pretraining.num_iterations with "
+        "every seed, one after\nthe other in this process; table and figure of the held-out "
+        "explained variance are written.\nWhat was trained is not trained again. See "
+        "docs/critics.md.",
     ),
     "report": Command(
         "report", "table and figures of a sweep, or of any recorded runs",

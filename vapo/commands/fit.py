@@ -27,6 +27,7 @@ from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.runs.checkpoints import path_for_lightning
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import read_manifest
@@ -74,6 +75,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
     prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
+    stored = open_stored(config, tokenizer)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
     if checkpoint is not None:
@@ -83,7 +85,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
         closing(open_run_dir(config, run_name(config), resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        return train(config, run_dir, checkpoint, tokenizer, prompts, stopping, started)
+        return train(config, run_dir, checkpoint, tokenizer, prompts, stored, stopping, started)
 
 
 def train(
@@ -92,6 +94,7 @@ def train(
     checkpoint: Path | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: PromptSplit,
+    stored: StoredRollouts | None,
     stopping: Stopping,
     started: float,
 ) -> Path:
@@ -115,6 +118,9 @@ def train(
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
         begin_record(config, run_dir, prompts, logger, progress)
+        if stored is not None:
+            progress.note(stored.describe())
+            logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
         datamodule = RolloutDataModule(
@@ -124,6 +130,7 @@ def train(
             make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress=progress,
             kept=kept,
+            stored=stored,
             safe_point=stopping.safe_point,
         )
         callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)

@@ -32,6 +32,27 @@ class ValuePretraining:
         "null: not asked",
         gt=0,
     )
+    data: str | None = _option(
+        None,
+        "Parquet file of rollouts to train on, as `vapo rollouts` writes it (docs/critics.md); "
+        "null: each iteration samples its own",
+    )
+    epochs: int | None = _option(
+        None, "data: end after so many passes over its rollouts; null: num_iterations decides", ge=1
+    )
+    heldout_share: float = _option(
+        0.1,
+        "data: share of its prompts that is not trained on; explained variance is measured on "
+        "them after each pass, and the best weights are kept",
+        ge=0,
+        lt=1,
+    )
+    patience: int | None = _option(
+        None,
+        "data: end after so many passes without a better explained variance on the held-out "
+        "prompts; null: never",
+        ge=1,
+    )
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def baseline_has_groups(config: FitConfig) -> Problem | None:
     alone = isinstance(baseline, Evpo) and baseline.fallback == "batch_mean"
     if baseline.kind == "critic" or alone or resolve(config).group_size > 1:
         return None
-    keys, named = ("algorithm.baseline.kind",), f"algorithm.baseline.kind {baseline.kind}"
+    keys: tuple[str, ...] = ("algorithm.baseline.kind",)
+    named = f"algorithm.baseline.kind {baseline.kind}"
     other = "algorithm.baseline.kind=critic"
     if isinstance(baseline, Evpo):
         keys = (*keys, "algorithm.baseline.fallback")

@@ -17,6 +17,7 @@ from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.engines import VllmEngine, VllmServers
 from vapo.config.function_rules import FUNCTION_RULES
 from vapo.config.hyperparameters import resolve
+from vapo.config.pretraining_rules import PRETRAINING_RULES
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
@@ -200,6 +201,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *CRITIC_CONFLICT_RULES,
         *CRITIC_RULES,
         *CRITIC_TRAINING_RULES,
+        *PRETRAINING_RULES,
         *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -67,3 +70,9 @@ def end_token_ids(
     elif isinstance(configured, int):
         configured = [configured]
     return frozenset([int(tokenizer.eos_token_id), *map(int, configured)])
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """12 hex digits, equal where ids mean the same: the vocabulary, begin and end token."""
+    said = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]

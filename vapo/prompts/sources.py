@@ -119,8 +119,8 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     file = _existing_file(source.path, key)
     try:

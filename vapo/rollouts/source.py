@@ -1,4 +1,4 @@
-"""Provide an iteration's rollouts: sampled now, sampled ahead, or saved by a stopped run."""
+"""Provide an iteration's rollouts: sampled now or ahead, saved by a stopped run, or of a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from vapo.config import FitConfig
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
 from vapo.rollouts.sampling_ahead import SampledRollouts, Stage, WorkAhead
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import all_ranks, rank, world_size
 from vapo.system.progress import Progress
-from vapo.types import IterationStart, RolloutBatch
+from vapo.types import IterationStart, Phase, RolloutBatch
 
 
 class RolloutSource:
@@ -18,6 +19,7 @@ class RolloutSource:
     Args:
         lineage: identifies the weights with which saved rollouts must have been sampled.
         kept: the saved rollouts; None: rollouts are not saved.
+        stored: the rollouts that value pretraining trains on; None: it samples.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class RolloutSource:
         lineage: Lineage,
         progress: Progress,
         kept: KeptRollouts | None = None,
+        stored: StoredRollouts | None = None,
     ) -> None:
         self.config = config
         self.collection = collection
         self.lineage = lineage
         self.progress = progress
         self.kept = kept
+        self.stored = stored
         self._ahead = WorkAhead()
 
     def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
@@ -41,6 +45,8 @@ class RolloutSource:
         Rollouts of value pretraining, which keeps all prompts, do not serve dynamic sampling.
         Every rank must call this.
         """
+        if (stored := self._stored(start)) is not None:
+            return stored.batch(start.index)
         found = self._ahead.take()
         times = {} if found is None else {"rollout/ahead_s": self._ahead.seconds}
         found = found or self._kept_rollouts(start.index)
@@ -56,6 +62,10 @@ class RolloutSource:
         metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
         return found.batch, metrics | times
 
+    def _stored(self, start: IterationStart) -> StoredRollouts | None:
+        """The file that has the iteration's rollouts."""
+        return self.stored if start.phase is Phase.VALUE_PRETRAINING else None
+
     def _new_rollouts(
         self, iteration: int, start: IterationStart, stage: Stage | None = None
     ) -> SampledRollouts:
@@ -67,8 +77,11 @@ class RolloutSource:
     def sample_ahead(self, start: IterationStart) -> None:
         """Start sampling the rollouts of the next iteration in a thread.
 
-        The engine's weights are its own, and stay until `wait` has returned.
+        The engine's weights are its own, and stay until `wait` has returned. Beside value
+        pretraining from a file nothing is sampled.
         """
+        if self._stored(start) is not None:
+            return
         self._ahead.start(lambda stage: self._new_rollouts(start.index + 1, start, stage))
 
     def wait(self) -> None:

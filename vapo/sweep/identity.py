@@ -15,7 +15,8 @@ from vapo.prompts.fingerprint import fingerprint
 _PACKAGE = Path(vapo.__file__).parent
 # Parts of the package that no training process loads: changing them reruns nothing.
 _AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
-               "commands/sweep.py", "commands/report.py")  # fmt: skip
+               "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
+               "commands/critics.py")  # fmt: skip
 
 
 def task_identity(config: FitConfig) -> str:

@@ -108,16 +108,7 @@ def make_plan(
 
     Raises: UserError for a config that is wrong; a row's names the row.
     """
-    entries = describe(FitConfig)
-    layers = [*map(read_file, files), read_overrides(overrides, entries)]
-    base = compose_layers(FitConfig, layers).config
-    row_configs = {}
-    for row in grid.rows:
-        try:
-            own = [*map(read_file, row.configs), read_overrides(row.overrides, entries)]
-            row_configs[row.name] = compose_layers(FitConfig, [*layers, *own]).config
-        except UserError as error:
-            raise UserError(f"row '{row.name}' of the grid: {error}") from None
+    base, row_configs = compose_rows(grid, files, overrides)
     assigned: dict[tuple[str, int], str] = {}
     tasks: dict[str, Task] = {}
     for seed in seeds:
@@ -129,6 +120,26 @@ def make_plan(
             tasks.setdefault(task.identity, task)
             assigned[row.name, seed] = task.identity
     return Plan(grid, tuple(seeds), base, row_configs, tuple(tasks.values()), assigned)
+
+
+def compose_rows(
+    grid: Grid, files: Sequence[Path], overrides: Sequence[str]
+) -> tuple[FitConfig, dict[str, FitConfig]]:
+    """The base config (files, then overrides), and every row's over it.
+
+    Raises: UserError for a config that is wrong; a row's names the row.
+    """
+    entries = describe(FitConfig)
+    layers = [*map(read_file, files), read_overrides(overrides, entries)]
+    base = compose_layers(FitConfig, layers).config
+    row_configs = {}
+    for row in grid.rows:
+        try:
+            own = [*map(read_file, row.configs), read_overrides(row.overrides, entries)]
+            row_configs[row.name] = compose_layers(FitConfig, [*layers, *own]).config
+        except UserError as error:
+            raise UserError(f"row '{row.name}' of the grid: {error}") from None
+    return base, row_configs
 
 
 def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[Task | None, Task]:

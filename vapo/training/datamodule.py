@@ -15,6 +15,7 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
 from vapo.training.minibatches import Minibatch
@@ -40,6 +41,7 @@ class RolloutDataModule(L.LightningDataModule):
     Args:
         make_sampler: the engine of a run that has something to do.
         kept: the rollouts on the disk; None: they are not kept.
+        stored: the rollouts that value pretraining trains on; None: it samples.
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -57,6 +59,7 @@ class RolloutDataModule(L.LightningDataModule):
         make_sampler: Callable[[VapoModule], Sampler],
         progress: Progress,
         kept: KeptRollouts | None = None,
+        stored: StoredRollouts | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
@@ -66,6 +69,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.make_sampler = make_sampler
         self.progress = progress
         self.kept = kept
+        self.stored = stored
         self.safe_point = safe_point
 
     def train_dataloader(self) -> Sized:
@@ -100,7 +104,9 @@ class RolloutDataModule(L.LightningDataModule):
             sampler=self.sampler,
             progress=self.progress,
         )
-        return RolloutSource(self.config, collection, module.lineage, self.progress, self.kept)
+        return RolloutSource(
+            self.config, collection, module.lineage, self.progress, self.kept, self.stored
+        )
 
     def transfer_batch_to_device(
         self, batch: Minibatch, device: torch.device, dataloader_idx: int

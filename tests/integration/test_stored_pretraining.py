@@ -1,0 +1,266 @@
+"""`vapo rollouts`, value pretraining from its file, and `vapo critics`, on the small policy."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+
+from tests.integration.commands import SMALL, store, vapo
+from tests.runs.comparing import assert_same
+from vapo.commands import critics as critics_command
+from vapo.commands import rollouts as rollouts_command
+from vapo.networks.loading import load_value_model
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.runs.checkpoints import network_state, read_checkpoint
+
+BASE = ("--config", "conf/vapo.yaml", *SMALL)
+NUM = 80  # 20 groups of 4
+
+
+def where(folder: Path) -> list[str]:
+    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
+
+
+def run(*args: str) -> str:
+    result = vapo(*args)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
+
+
+def sample(folder: Path, *more: str, name: str = "rollouts.parquet") -> str:
+    path = folder / name
+    return run("rollouts", *BASE, *where(folder), "--num", str(NUM), "--output", str(path), *more)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    assert "80 rollouts in 20 groups, pass rate 0." in sample(folder)
+    return folder / "rollouts.parquet"
+
+
+def test_the_file_says_what_was_sampled(data: Path) -> None:
+    table = pyarrow.parquet.read_table(data)
+    rows = table.to_pylist()
+    assert [row["group"] for row in rows] == [i // 4 for i in range(NUM)]
+    assert len({row["prompt"] for row in rows}) == 20
+    for row in rows:
+        answer = row["response"].rpartition(";")[2]
+        assert row["is_correct"] == (answer == row["answer"])
+        assert row["reward"] == (1.0 if row["is_correct"] else -1.0)
+        assert len(row["rollout_logprobs"]) == len(row["response_ids"])
+        assert len(row["oracle_state"]) == len(row["response_ids"])
+        last = row["oracle_state"][-1]
+        assert (
+            row["finish_reason"] == "length"
+            or last == ("right" if row["is_correct"] else "wrong")
+            or ";" not in row["response"]
+        )
+        assert json.loads(row["record"])["answer"] == row["answer"]
+    metadata = json.loads(table.schema.metadata[b"vapo.rollouts"])
+    assert (metadata["schema_version"], metadata["group_size"], metadata["num_groups"]) == (
+        1,
+        4,
+        20,
+    )
+    assert not data.with_name("rollouts.parquet.parts").exists()
+
+
+def test_a_killed_command_samples_the_rest(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of 4 groups, and the third is not finished: the file is the uninterrupted one."""
+    chunks = ["rollouts.max_concurrent_sequences=8"]
+    whole = [tmp_path / "whole", tmp_path / "stopped"]
+    for folder in whole:
+        folder.mkdir()
+    real, calls = rollouts_command.sample_and_score, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["seed"])
+        if len(calls) == 3 and stops:
+            raise RuntimeError("killed")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(rollouts_command, "sample_and_score", counted)
+    stops = False
+    sample(whole[0], *chunks)
+    seeds, stops = list(calls), True
+    calls.clear()
+    with pytest.raises(RuntimeError, match="killed"):
+        sample(whole[1], *chunks)
+    assert not (whole[1] / "rollouts.parquet").exists()
+    stops = False
+    calls.clear()
+    sample(whole[1], *chunks)
+    assert calls == seeds[2:]
+    tables = [pyarrow.parquet.read_table(folder / "rollouts.parquet") for folder in whole]
+    assert tables[0].equals(tables[1])
+    assert "there already" in sample(whole[1], *chunks, "critic.optimizer.lr=1e-5")
+    args = ["--num", str(NUM), "--output", str(whole[1] / "rollouts.parquet"), "seed=7"]
+    result = vapo("rollouts", *BASE, *where(tmp_path), *chunks, *args)
+    assert result.returncode == 2
+    assert "a file of other settings" in result.stderr
+
+
+# ---- value pretraining -----------------------------------------------------------------------
+
+
+def stored_fit(folder: Path, data: Path, *more: str) -> Path:
+    out = run(
+        "fit",
+        *BASE,
+        *where(folder),
+        f"components.value_pretraining.data={data}",
+        "components.value_pretraining.num_iterations=6",
+        "components.value_pretraining.heldout_share=0.2",
+        "training.num_iterations=0",
+        *more,
+    )
+    return Path(out.strip().splitlines()[-1])
+
+
+def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    return network_state(read_checkpoint(run_dir / "checkpoints/last.ckpt"), "critic")
+
+
+def test_a_resumed_run_ends_in_the_same_weights(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 groups, 8 an iteration: 3 passes. Killed in the second; nothing is ever sampled."""
+
+    def no_sampling(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("value pretraining from a file sampled")
+
+    monkeypatch.setattr(RolloutCollection, "sample_batch", no_sampling)
+    whole = stored_fit(tmp_path / "whole", data)
+    real = StoredRollouts.batch
+
+    def stops(self: StoredRollouts, index: int) -> Any:
+        if index == 3:
+            raise RuntimeError("killed")
+        return real(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRollouts, "batch", stops)
+        with pytest.raises(RuntimeError, match="killed"):
+            stored_fit(tmp_path / "stopped", data)
+    resumed = stored_fit(tmp_path / "stopped", data, "--ckpt_path", "last")
+    contents = [read_checkpoint(r / "checkpoints/last.ckpt") for r in (whole, resumed)]
+    assert_same(contents[1]["state_dict"], contents[0]["state_dict"])
+    assert_same(contents[1]["optimizer_states"], contents[0]["optimizer_states"])
+    [name] = [name for name in contents[0]["callbacks"] if name.startswith("ValuePretraining")]
+    assert_same(contents[1]["callbacks"][name], contents[0]["callbacks"][name])
+    assert contents[0]["callbacks"][name]["passes"] == 3
+    # the saved critic is the one that the run goes on with
+    saved = load_value_model(
+        str(whole / "pretrained_critic"), dtype="float32", attn_implementation="auto"
+    )
+    assert_same(dict(saved.state_dict()), critic_of(whole))
+
+
+def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
+    run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
+    assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
+
+
+def test_a_wrong_file_is_said_before_a_run_begins(data: Path, tmp_path: Path) -> None:
+    result = vapo(
+        "fit", *BASE, *where(tmp_path), f"components.value_pretraining.data={data}",
+        "components.group_sampling.group_size=8",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "group 0 has 4 rollouts" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- critics side by side --------------------------------------------------------------------
+
+GRID = """
+full_system: scalar
+rows:
+  - row: scalar
+  - row: from policy
+    overrides: {critic.init: policy}
+"""
+
+
+def compare(folder: Path, data: Path, *more: str, seeds: str = "0") -> str:
+    grid = folder / "grid.yaml"
+    grid.write_text(GRID)
+    files = ["--rollouts", str(data), "--grid", str(grid), "--seeds", seeds]
+    return run("critics", *BASE, *where(folder), *files, "--output_dir", str(folder / "out"), *more)
+
+
+def test_critics_side_by_side(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[str, int]] = []
+    real = critics_command.train_critic
+
+    def counted(config: Any, *args: Any, **kwargs: Any) -> Any:
+        trained.append((config.critic.init, config.seed))
+        return real(config, *args, **kwargs)
+
+    monkeypatch.setattr(critics_command, "train_critic", counted)
+    out = compare(tmp_path, data)
+    assert trained == [("reward_model", 0), ("policy", 0)]
+    assert "knows most" in out
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
+    assert [row["critic"] for row in rows] == ["scalar", "from policy"]
+    assert rows[0]["relative_speed"] == "1.0"
+    assert -1 < float(rows[0]["oracle"]) < 1
+    curves = json.loads((tmp_path / "out" / "curves.json").read_text())
+    steps, tokens, _, values = zip(*curves[1]["points"], strict=True)
+    assert steps == (0, 2, 4), "2 iterations of 2 minibatches"
+    assert tokens[0] == 0 < tokens[1] < tokens[2]
+    assert abs(values[0]) < 1e-6, "the policy's critic begins at 0 everywhere"
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    trained.clear()
+    compare(tmp_path, data, seeds="0,1")
+    assert trained == [("reward_model", 1), ("policy", 1)], "seed 0 is not trained again"
+    trained.clear()
+    compare(tmp_path, data, "critic.optimizer.lr=1e-4")
+    assert len(trained) == 2, "another critic"
+
+
+def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None:
+    """The same config in `vapo fit` has the same held-out explained variance, to the last bit."""
+    settings = ["components.value_pretraining.heldout_share=0.2"]
+    compare(tmp_path, data, *settings)
+    curves = json.loads((tmp_path / "out" / "curves.json").read_text())
+    run_dir = stored_fit(tmp_path, data, "components.value_pretraining.num_iterations=2")
+    [state] = [
+        state
+        for name, state in read_checkpoint(run_dir / "checkpoints/last.ckpt")["callbacks"].items()
+        if name.startswith("ValuePretraining")
+    ]
+    assert curves[0]["points"][-1][3] == state["best"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["components.value_pretraining.enabled=false"], "pretrains no critic"),
+        (["components.value_pretraining.patience=2"], "leave them out"),
+        (["components.value_pretraining.heldout_share=0"], "nothing to measure"),
+        (["components.group_sampling.group_size=2", "training.minibatch_size=8"], "group 0 has 4"),
+    ],
+)
+def test_what_the_comparison_refuses(
+    data: Path, tmp_path: Path, overrides: Sequence[str], message: str
+) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRID)
+    result = vapo(
+        "critics", *BASE, *where(tmp_path), "--rollouts", str(data), "--grid", str(grid), *overrides
+    )
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "row 'scalar' of the grid" in result.stderr

@@ -1,0 +1,145 @@
+"""The best critic of a pretraining from stored rollouts, and the oracle's explained variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from tests.components.test_value_pretraining import make_module
+from tests.config.fits import fit_config
+from vapo.config.components import ValuePretraining as Settings
+from vapo.diagnostics.oracle import oracle_explained_variance
+from vapo.errors import UserError
+from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.training import heldout_critic
+from vapo.training.heldout_critic import BestCritic
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+
+def stored_stub(heldout: Sequence[Any] = ("group",)) -> Any:
+    """A pass is two iterations."""
+    stub = MagicMock(spec=StoredRollouts)
+    stub.passes = lambda finished: finished // 2
+    stub.heldout, stub.digest, stub.name = heldout, "abc", "f.parquet"
+    return stub
+
+
+def follow(
+    best: BestCritic, module: Any, monkeypatch: pytest.MonkeyPatch, found: Sequence[float]
+) -> int:
+    """Set the head's weight to the pass's number, measure; the passes until it is over."""
+    for number, value in enumerate(found, start=1):
+        monkeypatch.setattr(
+            heldout_critic, "heldout_explained_variance", lambda module, stored, v=value: v
+        )
+        with torch.no_grad():
+            module.critic.model.score.weight.fill_(number)
+        best.measure(module, stored_stub(), 2 * number)
+        if best.is_over():
+            return number
+    return 0
+
+
+def test_patience_and_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, module = BestCritic(Settings(data="f", patience=2)), make_module()
+    assert follow(best, module, monkeypatch, [0.1, 0.3, 0.3, 0.2, 0.9]) == 4
+    assert (best.best, best.best_pass) == (0.3, 2)
+    best.restore(module)
+    assert module.critic is not None
+    weight = module.critic.state_dict()["model.score.weight"]
+    assert set(weight.flatten().tolist()) == {2.0}
+
+
+def test_a_number_that_is_none_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, module = BestCritic(Settings(data="f", patience=3)), make_module()
+    assert follow(best, module, monkeypatch, [-0.5, float("nan"), 0.1]) == 0
+    assert (best.best, best.best_pass) == (0.1, 3)
+
+
+def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, module = BestCritic(Settings(data="f", epochs=3)), make_module()
+    assert follow(best, module, monkeypatch, [0.1, 0.2, 0.3, 0.4]) == 3
+    stored = stored_stub()
+    assert [best.due(stored, n, is_last=False) for n in range(1, 6)] == [
+        False, True, False, True, False
+    ]  # fmt: skip
+    assert best.due(stored, 5, is_last=True)
+
+
+def test_nothing_held_out_keeps_the_last_weights() -> None:
+    best, module = BestCritic(Settings(data="f", epochs=1, heldout_share=0.0)), make_module()
+    assert best.measure(module, stored_stub(heldout=()), 2) is None
+    assert best.is_over()
+    assert module.critic is not None
+    before = {k: v.clone() for k, v in module.critic.state_dict().items()}
+    best.restore(module)
+    assert all(torch.equal(v, before[k]) for k, v in module.critic.state_dict().items())
+
+
+def test_another_file_is_refused_when_a_run_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, again, module = BestCritic(Settings()), BestCritic(Settings()), make_module()
+    follow(best, module, monkeypatch, [0.1])
+    again.load_state_dict(best.state_dict())
+    other = stored_stub()
+    again.check_same_file(other)
+    other.digest = "xyz"
+    with pytest.raises(UserError, match="not the one that the run began with"):
+        again.check_same_file(other)
+
+
+# ---- oracle ----------------------------------------------------------------------------------
+
+
+def row(
+    prompt: int, reward: float, states: str = "", oracle: Sequence[float] = ()
+) -> StoredRollout:
+    length = len(states) or len(oracle) or 1
+    rollout = Rollout(
+        Prompt(f"p{prompt}", "", (prompt,), ""), (5,) * length, "", (0.0,) * length,
+        FinishReason.STOP,
+    )  # fmt: skip
+    return StoredRollout(
+        rollout,
+        Verdict(reward > 0, reward),
+        str(prompt),
+        tuple(oracle) or None,
+        tuple(states) or None,
+    )
+
+
+def stored_of(folder: Path, training: list[StoredRollout], heldout: list[StoredRollout]) -> Any:
+    config = fit_config(
+        folder,
+        "components.group_sampling.enabled=false",
+        "components.value_pretraining.data=f",
+    )
+    stored = StoredRollouts(config, [*training, *heldout], name="f")
+    stored.training, stored.heldout = [[r] for r in training], [[r] for r in heldout]
+    return stored
+
+
+def test_the_oracles_table_is_of_the_training_rollouts(tmp_path: Path) -> None:
+    """Training returns: a 1, 1, 0; b 0; their mean is 1/2, which counts as one token more.
+
+    So V(a) = (2 + 1/2) / 4 = 5/8, V(b) = 1/4, V(c) = 1/2. Held out: a 1, c 0, so R = 1, 0 and
+    V = 5/8, 1/2: 1 - Var(3/8, -1/2) / Var(1, 0) = 1 - (7/16)^2 / (1/2)^2 = 15/64.
+    """
+    training = [row(1, 1.0, "a"), row(2, 1.0, "a"), row(3, 0.0, "a"), row(4, 0.0, "b")]
+    heldout = [row(5, 1.0, "a"), row(6, 0.0, "c")]
+    found = oracle_explained_variance(stored_of(tmp_path, training, heldout))
+    assert found == pytest.approx(15 / 64, abs=1e-6)
+
+
+def test_given_values_come_first(tmp_path: Path) -> None:
+    """R = 1, 1, 0, V = 1, 1/2, 1/2: errors 0, 1/2, -1/2; 1 - (1/6) / (2/9) = 1/4."""
+    training = [row(1, 1.0, "a"), row(2, 0.0, "a")]
+    heldout = [row(3, 1.0, oracle=[1.0, 0.5]), row(4, 0.0, oracle=[0.5])]
+    found = oracle_explained_variance(stored_of(tmp_path, training, heldout))
+    assert found == pytest.approx(0.25, abs=1e-6)
+    assert oracle_explained_variance(stored_of(tmp_path, training, [row(5, 1.0)])) is None

@@ -1,0 +1,232 @@
+"""`vapo critics`: every critic of a grid on the same rollouts, and what each comes to know."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+
+from vapo.config import FitConfig, resolve
+from vapo.config.flattening import to_yaml
+from vapo.diagnostics.oracle import oracle_explained_variance
+from vapo.errors import UserError
+from vapo.networks.build import check_tokenizers
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.own_head import check_own_head
+from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.sweep.grid import Grid, read_grid
+from vapo.sweep.identity import task_identity
+from vapo.sweep.plan import compose_rows
+from vapo.sweep.report.critics import (
+    Curve,
+    as_csv,
+    figure,
+    markdown,
+    mean_curves,
+    summarize,
+)
+from vapo.system.atomic_files import sha256, write_text, write_whole
+from vapo.system.devices import set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.tracking.inputs import model_tags, params, recorded_tracking
+from vapo.tracking.logger import RunLogger
+from vapo.training.critic_comparison import train_critic
+
+_DATA = "components.value_pretraining.data"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One critic with one seed. The result's file belongs to its identity alone."""
+
+    critic: str
+    config: FitConfig
+    path: Path
+
+    def result(self) -> Curve | None:
+        """What was measured; None where it was not, or the file is damaged."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            points = tuple((int(s), int(t), float(u), float(v)) for s, t, u, v in found["points"])
+            return Curve(self.critic, self.config.seed, points, found["oracle"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, points: Sequence[Any], oracle: float | None) -> None:
+        about = {"critic": self.critic, "seed": self.config.seed, "oracle": oracle}
+        found = {**about, "points": [astuple(point) for point in points]}
+        write_text(self.path, json.dumps(found) + "\n")
+
+
+def run(
+    *,
+    config: Sequence[Path],
+    rollouts: Path,
+    grid: Path,
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    every_n_iterations: int | None = None,
+    output_dir: Path | None = None,
+) -> Path:
+    """Train the critics that have no result yet, one after the other; write table and figure."""
+    quiet_libraries()
+    read = read_grid(grid)
+    base, configs = compose_rows(read, config, [*overrides, f"{_DATA}={rollouts}"])
+    for name, own in configs.items():
+        _check(name, own, rollouts)
+    set_threads(base.trainer)
+    folder = output_dir or Path(base.output_dir) / f"critics_{read.name}"
+    tokenizer = load_tokenizer(base.actor.path, key="actor.path")
+    digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
+    rows, other = read_rollouts(base, rollouts, tokenizer)
+    every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
+    cells = [
+        _cell(name, replace(own, seed=seed), folder, [digest, every_n])
+        for name, own in configs.items()
+        for seed in seeds
+    ]
+    for name, own in configs.items():  # before the first critic is trained
+        try:
+            check_tokenizers(own, tokenizer)
+            check_own_head(own)
+            StoredRollouts(own, rows, name=str(rollouts))
+        except UserError as error:
+            raise UserError(f"row '{name}' of the grid: {error}") from None
+    folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
+    with (
+        Progress() as progress,
+        RunLogger(
+            recorded_tracking(base),
+            run_name=base.tracking.run_name or f"critics-{read.name}",
+            tags={"command": "critics", _DATA: f"{rollouts} ({digest})", **model_tags(base, None)},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(base), params(base))
+        if other:
+            progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
+        progress.note(describe_cost(cells, rows))
+        curves = train_cells(cells, rows, rollouts, int(tokenizer.pad_token_id), every_n, progress)
+        text = write_report(folder, curves, read, logger)
+        recorded = logger.describe()
+    print(f"{text}\n{recorded}\n{folder}")
+    return folder
+
+
+def _check(name: str, config: FitConfig, rollouts: Path) -> None:
+    """What this command does not do."""
+    settings, where = config.components.value_pretraining, f"row '{name}' of the grid: "
+    if settings.data != str(rollouts):
+        raise UserError(f"{where}{_DATA}: every critic reads --rollouts; leave the key out")
+    if not config.algorithm.has_critic or resolve(config).value_pretraining_iterations == 0:
+        raise UserError(
+            f"{where}it pretrains no critic: set components.value_pretraining.enabled=true and "
+            "num_iterations above 0, with an estimator that has one"
+        )
+    if (settings.epochs, settings.patience) != (None, None):
+        raise UserError(
+            f"{where}components.value_pretraining.epochs and patience: every critic is trained "
+            "for num_iterations, so that the curves can be compared; leave them out"
+        )
+    if settings.heldout_share == 0:
+        raise UserError(
+            f"{where}components.value_pretraining.heldout_share is 0: there is nothing to "
+            "measure the critics on"
+        )
+
+
+def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:
+    """Its data is known by their digest, wherever the file lies."""
+    pretraining = replace(config.components.value_pretraining, data=None)
+    plain = replace(config, components=replace(config.components, value_pretraining=pretraining))
+    text = json.dumps([task_identity(plain), *more])
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Cell(name, config, folder / "cells" / f"{key}.json")
+
+
+def describe_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
+    """What is to be done, before it is begun."""
+    left = [cell for cell in cells if cell.result() is None]
+    mean_tokens = sum(len(row.rollout.response_ids) for row in rows) / len(rows)
+    names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
+    numbers = [resolve(cell.config) for cell in left]
+    num_rollouts = sum(
+        n.value_pretraining_iterations * n.num_prompts * n.group_size for n in numbers
+    )
+    return (
+        f"{len(names)} critics x {len(seeds)} seeds: {len(cells)} trainings, "
+        f"{len(cells) - len(left)} done, {len(left)} to do with {num_rollouts:,} rollouts or about "
+        f"{num_rollouts * mean_tokens:,.0f} response tokens in all"
+    )
+
+
+def train_cells(
+    cells: Sequence[Cell],
+    rows: Sequence[StoredRollout],
+    rollouts: Path,
+    pad_id: int,
+    every_n: int,
+    progress: Progress,
+) -> list[Curve]:
+    """Each cell's curve; what was measured before is read."""
+    curves, started, num_trained = [], time.monotonic(), 0
+    left = sum(cell.result() is None for cell in cells)
+    for cell in cells:
+        curve = cell.result()
+        if curve is None:
+            stored = StoredRollouts(cell.config, rows, name=str(rollouts))
+            total = resolve(cell.config).value_pretraining_iterations
+            name = f"{cell.critic}, seed {cell.config.seed}"
+            with progress.stage(name, total=total, unit="iterations") as advance:
+                points = train_critic(
+                    cell.config,
+                    stored,
+                    pad_id=pad_id,
+                    every_n=every_n,
+                    advance=advance,
+                )
+            cell.write(points, oracle_explained_variance(stored))
+            curve = cell.result()
+            num_trained += 1
+            each = (time.monotonic() - started) / num_trained
+            assert curve is not None
+            progress.note(
+                f"{name}: held-out explained variance {curve.points[-1][3]:.3f} "
+                f"({num_trained}/{left}, about {each * (left - num_trained):.0f} s left)"
+            )
+        curves.append(curve)
+    return curves
+
+
+def write_report(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:
+    """Table and figure, in the folder and in MLflow; the table."""
+    reference = grid.full_system or grid.rows[0].name
+    table = summarize(curves, reference=reference)
+    texts = {
+        "table.md": markdown(table, reference=reference),
+        "table.csv": as_csv(table),
+        "curves.json": json.dumps([vars(curve) for curve in curves]) + "\n",
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        logger.log_text(text, name)
+    drawn = figure(curves, reference=reference)
+    for suffix in ("png", "svg"):
+        logger.log_figure(drawn, f"curves.{suffix}")
+        save = partial(drawn.savefig, format=suffix, bbox_inches="tight")
+        write_whole(folder / f"curves.{suffix}", save)
+    pyplot.close(drawn)
+    for name, points in mean_curves(curves).items():
+        for step, mean, _ in points:
+            key = f"critic_{name}/heldout_explained_variance"
+            logger.log_metrics({key: mean}, step=step)
+    return texts["table.md"]

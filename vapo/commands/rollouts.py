@@ -1,0 +1,231 @@
+"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from vapo.commands.pass_rate_file import chunk_prompts, settings_of
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig, resolve
+from vapo.config.data import GeneratedSource
+from vapo.config.flattening import config_hash, to_yaml
+from vapo.errors import UserError
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.saved_tokenizers import tokenizer_fingerprint
+from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.hidden_states import HIDDEN_STATES
+from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.collection import sample_and_score
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.rollout_file import SCHEMA_VERSION, read_table, rollout_table, write_table
+from vapo.system.atomic_files import write_text
+from vapo.system.devices import set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.system.seeding import derive_seed
+from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
+from vapo.tracking.logger import RunLogger
+from vapo.types import Rollout
+
+
+def run(config: FitConfig, *, num: int, output: str | None = None) -> Path:
+    """Sample, score and write what is not written yet; the file."""
+    quiet_libraries()
+    _check(config)
+    set_threads(config.trainer)
+    check_engine(config)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    prompts = load_prompts(config.data, tokenizer)
+    num_groups = -(-num // resolve(config).group_size)
+    metadata = metadata_of(config, prompts, tokenizer, num_groups)
+    key = hashlib.sha256(_settings_text(metadata).encode()).hexdigest()[:12]
+    name = output or Path(config.output_dir) / "rollouts" / f"{key}.parquet"
+    path = Path(name)
+    if path.exists():
+        if _settings_text(read_table(path, key="--output")[1]) != _settings_text(metadata):
+            raise UserError(
+                f"--output {path}: there is a file of other settings; give another name, or "
+                "remove it"
+            )
+        print(f"all {num_groups} groups are there already\n{path}")
+        return path
+    with (
+        Progress() as progress,
+        RunLogger(
+            recorded_tracking(config),
+            run_name=config.tracking.run_name or f"rollouts-seed{config.seed}",
+            tags={"command": "rollouts", **model_tags(config, None)},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), params(config))
+        logger.log_inputs(dataset_inputs(config, prompts))
+        progress.note(prompts.report.describe())
+        started = time.monotonic()
+        parts = sample_parts(config, prompts, tokenizer, path, metadata, progress)
+        table = pa.concat_tables(read_table(part, key="--output")[0] for part in parts)
+        write_table(path, table, metadata)
+        shutil.rmtree(_folder(path))
+        metrics = summary_metrics(table, time.monotonic() - started)
+        logger.log_metrics(metrics, step=0)
+        recorded = logger.describe()
+    print(
+        f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
+        f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
+        f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "
+        f"{metrics['rollouts/sampling_s']:.1f} s\n"
+        f"train a critic on them with components.value_pretraining.data={path}\n{recorded}\n{path}"
+    )
+    return path
+
+
+def _check(config: FitConfig) -> None:
+    """What this command does not do, before anything is read."""
+    trainer = config.trainer
+    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
+        raise UserError(
+            "vapo rollouts is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
+
+
+def metadata_of(
+    config: FitConfig, prompts: PromptSplit, tokenizer: PreTrainedTokenizerBase, num_groups: int
+) -> dict[str, Any]:
+    """What the file says of itself; but for `config_hash` equal where the rollouts are."""
+    size = resolve(config).group_size
+    settings = settings_of(config, prompts.train, size)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "policy": settings.pop("weights"),
+        "group_size": size,
+        "num_groups": num_groups,
+        "reward": [config.rewards.correct, config.rewards.incorrect],
+        "config_hash": config_hash(config),
+        "sampling": settings,
+    }
+
+
+def sample_parts(
+    config: FitConfig,
+    prompts: PromptSplit,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    metadata: dict[str, Any],
+    progress: Progress,
+) -> list[Path]:
+    """One file for each chunk of groups, which a run that was killed does not sample again.
+
+    A chunk depends on (seed, chunk) only.
+    """
+    size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
+    chunk = min(chunk_prompts(config, size), num_groups)
+    parts = [_folder(path) / f"{number:06d}.parquet" for number in range(-(-num_groups // chunk))]
+    _open_folder(path, metadata)
+    missing = [number for number, part in enumerate(parts) if not part.is_file()]
+    progress.note(
+        f"{path}: {num_groups} groups of {size}; {len(parts) - len(missing)} of {len(parts)} "
+        f"parts are there, each of up to {chunk} groups"
+    )
+    if not missing:
+        return parts
+    with (
+        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
+        Scorer(
+            config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            data=config.data,
+        ) as scorer,
+        progress.stage("rollouts", total=len(missing), unit="parts") as advance,
+    ):
+        for number in missing:
+            chosen = group_sampling(
+                prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
+            )[: num_groups - number * chunk]
+            rollouts, verdicts = sample_and_score(
+                chosen,
+                sampler,
+                scorer,
+                progress.stage,
+                group_size=size,
+                settings=sampling_settings(config.rollouts),
+                seed=derive_seed(config.seed, "stored rollouts", number),
+            )
+            groups = [number * chunk + row // size for row in range(len(rollouts))]
+            states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
+            write_table(parts[number], rollout_table(rollouts, verdicts, groups, states), metadata)
+            advance(1)
+    return parts
+
+
+def _settings_text(metadata: dict[str, Any]) -> str:
+    """What decides the rollouts; the config's hash also has what does not, as the critic."""
+    kept = {name: value for name, value in metadata.items() if name != "config_hash"}
+    return json.dumps(kept, indent=1, sort_keys=True) + "\n"
+
+
+def _folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.parts")
+
+
+def _open_folder(path: Path, metadata: dict[str, Any]) -> None:
+    """The folder of the parts, which belongs to these settings alone."""
+    about = _folder(path) / "settings.json"
+    text = _settings_text(metadata)
+    try:
+        about.parent.mkdir(parents=True, exist_ok=True)
+        if about.exists() and about.read_text(encoding="utf-8") != text:
+            raise UserError(
+                f"--output {path}: {about.parent} has rollouts of other settings; give another "
+                "name, or remove it"
+            )
+        write_text(about, text)
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
+
+
+def oracle_states(
+    config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> Sequence[str] | None:
+    """The hidden state before each response token; None where the task has no such function, or
+    tokens are not the response's text one after the other."""
+    source = config.data.train
+    task = source.task if isinstance(source, GeneratedSource) else None
+    function = HIDDEN_STATES.get(str(task))
+    problem = str(rollout.prompt.record.get("prompt", ""))
+    states = None if function is None else function(problem, rollout.response_text)
+    if states is None:
+        return None
+    places = [0]
+    for token in rollout.response_ids:
+        text = tokenizer.decode([token], skip_special_tokens=True)
+        places.append(places[-1] + len(text))
+    return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
+
+
+def summary_metrics(table: pa.Table, seconds: float) -> dict[str, float]:
+    """What the file says of the policy; keys as docs/metrics.md has them."""
+    lengths = [len(ids) for ids in table.column("response_ids").to_pylist()]
+    correct, rewards = (table.column(name).to_pylist() for name in ("is_correct", "reward"))
+    return {
+        "rollouts/num_rollouts": float(table.num_rows),
+        "rollouts/pass_rate": sum(correct) / table.num_rows,
+        "rollouts/reward_mean": sum(rewards) / table.num_rows,
+        "rollouts/num_response_tokens": float(sum(lengths)),
+        "rollouts/sampling_s": seconds,
+    }

@@ -1,0 +1,110 @@
+"""The Parquet file of scored rollouts: its columns, its metadata, writing and reading it whole.
+
+docs/critics.md describes the format for other programs. One row is one rollout; the metadata are
+one JSON text. `rollout_rows` checks the contents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from vapo.errors import UserError
+from vapo.system.atomic_files import write_whole
+from vapo.types import Rollout, Verdict
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"vapo.rollouts"
+_IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+SCHEMA = pa.schema(
+    {
+        "group": pa.int64(),
+        "prompt_id": pa.string(),
+        "prompt": pa.string(),
+        "prompt_ids": _IDS,
+        "response": pa.string(),
+        "response_ids": _IDS,
+        "rollout_logprobs": _NUMBERS,
+        "finish_reason": pa.string(),
+        "is_correct": pa.bool_(),
+        "reward": pa.float64(),
+        "failure": pa.string(),
+        "source": pa.string(),
+        "answer": pa.string(),
+        "record": pa.string(),
+        "oracle": _NUMBERS,
+        "oracle_state": pa.list_(pa.string()),
+    }
+)
+
+
+def rollout_table(
+    rollouts: Sequence[Rollout],
+    verdicts: Sequence[Verdict],
+    groups: Sequence[int],
+    oracle_states: Sequence[Sequence[str] | None],
+) -> pa.Table:
+    """One row a rollout, in the columns of `SCHEMA`; `oracle` is for other programs to fill."""
+    rows = [
+        {
+            "group": group,
+            "prompt_id": rollout.prompt.prompt_id,
+            "prompt": rollout.prompt.text,
+            "prompt_ids": rollout.prompt.prompt_ids,
+            "response": rollout.response_text,
+            "response_ids": rollout.response_ids,
+            "rollout_logprobs": rollout.rollout_logprobs,
+            "finish_reason": rollout.finish_reason.value,
+            "is_correct": verdict.is_correct,
+            "reward": verdict.reward,
+            "failure": verdict.failure,
+            "source": rollout.prompt.source,
+            "answer": rollout.prompt.answer,
+            "record": json.dumps(dict(rollout.prompt.record), default=str),
+            "oracle": None,
+            "oracle_state": states,
+        }
+        for rollout, verdict, group, states in zip(
+            rollouts, verdicts, groups, oracle_states, strict=True
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> None:
+    """Write the file whole, or not at all."""
+    said = {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()}
+    table = table.replace_schema_metadata(said)
+    write_whole(path, lambda aside: parquet.write_table(table, aside, compression="zstd"))
+
+
+def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
+    """The table and its metadata, empty where another program wrote the file without any.
+
+    Raises:
+        UserError: not a readable Parquet file, or one of a later version of the schema; `key` is
+            what the file was given as.
+    """
+    if not path.is_file():
+        raise UserError(f"{key} {path}: no such file; `vapo rollouts` writes one")
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{key} {path}: not a readable Parquet file ({error})") from None
+    try:
+        metadata = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        version = int(metadata.get("schema_version", SCHEMA_VERSION))
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(
+            f"{key} {path}: its metadata {METADATA_KEY.decode()} are not a JSON object"
+        ) from None
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"{key} {path}: schema version {version}, and this vapo reads up to {SCHEMA_VERSION}"
+        )
+    return table, metadata

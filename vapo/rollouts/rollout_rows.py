@@ -1,0 +1,184 @@
+"""The rows of a file of rollouts, checked one by one: ours, and those of other programs.
+
+Needed are `group`, `reward`, and prompt and response as ids or as text. All else has a default.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from vapo.errors import UserError
+from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+_NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
+
+
+@dataclass(frozen=True)
+class StoredRollout:
+    """One row. `oracle` and `oracle_state` have one entry for each response token, or are None."""
+
+    rollout: Rollout
+    verdict: Verdict
+    group: str
+    oracle: tuple[float, ...] | None = None
+    oracle_state: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Makes rollouts of rows.
+
+    Args:
+        vocab_size: ids from 0 to below it are allowed.
+        max_response_tokens: the longest response that is allowed.
+    """
+
+    path: Path
+    tokenizer: PreTrainedTokenizerBase
+    vocab_size: int
+    max_response_tokens: int
+
+    def read(self, table: pa.Table, metadata: Mapping[str, Any]) -> list[StoredRollout]:
+        """Raises: UserError that names the row (counted from 1) and the column."""
+        written, own = metadata.get("tokenizer"), tokenizer_fingerprint(self.tokenizer)
+        if written is not None and written != own:
+            raise UserError(
+                f"{self.path}: its tokens are of the tokenizer {written}, and actor.path has "
+                f"{own}: ids would mean other texts; sample with this policy, or set actor.path "
+                "to the policy that sampled them"
+            )
+        for names in _NEEDED:
+            if not any(name in table.column_names for name in names):
+                raise UserError(
+                    f"{self.path}: no column {' or '.join(names)}; it has "
+                    f"{', '.join(table.column_names)}"
+                )
+        if table.num_rows == 0:
+            raise UserError(f"{self.path}: no rows")
+        rows: list[StoredRollout] = []
+        for batch in table.to_batches(max_chunksize=1024):
+            for record in batch.to_pylist():
+                rows.append(self._row(record, len(rows) + 1))
+        return rows
+
+    def _fail(self, number: int, column: str, reason: str) -> NoReturn:
+        raise UserError(f"{self.path}: row {number}, column {column}: {reason}")
+
+    def _row(self, record: Mapping[str, Any], number: int) -> StoredRollout:
+        group = record.get("group")
+        if group is None or isinstance(group, float):
+            self._fail(number, "group", f"{group!r} is no group: give a whole number or a name")
+        reward = record.get("reward")
+        if isinstance(reward, str) or reward is None or not math.isfinite(reward):
+            self._fail(number, "reward", f"{reward!r} is not a finite number")
+        rollout = self._rollout(record, number, str(group))
+        is_correct, length = record.get("is_correct"), len(rollout.response_ids)
+        oracle = self._per_token(record, "oracle", number, length)
+        states = self._per_token(record, "oracle_state", number, length)
+        if oracle is not None and not all(map(_is_finite, oracle)):
+            self._fail(number, "oracle", "has values that are not finite")
+        return StoredRollout(
+            rollout,
+            Verdict(
+                is_correct=reward > 0 if is_correct is None else bool(is_correct),
+                reward=float(reward),
+                failure=record.get("failure"),
+            ),
+            str(group),
+            None if oracle is None else tuple(map(float, oracle)),
+            None if states is None else tuple(map(str, states)),
+        )
+
+    def _rollout(self, record: Mapping[str, Any], number: int, group: str) -> Rollout:
+        reason = record.get("finish_reason")
+        if reason is not None and reason not in list(FinishReason):
+            allowed = " or ".join(FinishReason)
+            self._fail(number, "finish_reason", f"{reason!r} is not {allowed}")
+        response_ids = self._ids(record, "response", number, ends=reason != FinishReason.LENGTH)
+        if len(response_ids) > self.max_response_tokens:
+            self._fail(
+                number,
+                "response_ids",
+                f"{len(response_ids)} tokens, above rollouts.max_response_tokens "
+                f"{self.max_response_tokens}: set that to the limit that they were sampled with",
+            )
+        if reason is None:
+            ends = response_ids[-1] == self.tokenizer.eos_token_id
+            reason = FinishReason.STOP if ends else FinishReason.LENGTH
+        logprobs = self._per_token(record, "rollout_logprobs", number, len(response_ids))
+        if logprobs is not None and not all(map(_is_finite, logprobs)):
+            self._fail(number, "rollout_logprobs", "has values that are not finite")
+        return Rollout(
+            prompt=self._prompt(record, number, group),
+            response_ids=response_ids,
+            response_text=str(record.get("response") or ""),
+            rollout_logprobs=(0.0,) * len(response_ids) if logprobs is None else tuple(logprobs),
+            finish_reason=FinishReason(reason),
+        )
+
+    def _prompt(self, record: Mapping[str, Any], number: int, group: str) -> Prompt:
+        own: Any = {}
+        try:
+            own = json.loads(record.get("record") or "{}")
+        except (ValueError, TypeError):
+            own = None
+        if not isinstance(own, dict):
+            self._fail(number, "record", "is not the JSON text of an object")
+        return Prompt(
+            prompt_id=str(record.get("prompt_id") or f"{self.path.name}: group {group}"),
+            text=str(record.get("prompt") or ""),
+            prompt_ids=self._ids(record, "prompt", number, ends=False),
+            answer=str(record.get("answer") or ""),
+            source=str(record.get("source") or ""),
+            record=own,
+        )
+
+    def _ids(
+        self, record: Mapping[str, Any], column: str, number: int, *, ends: bool
+    ) -> tuple[int, ...]:
+        """The ids as they are; else those of the text, a response's with its end token."""
+        ids, text, name = record.get(f"{column}_ids"), record.get(column), f"{column}_ids"
+        if ids is None:
+            if not isinstance(text, str):
+                self._fail(number, name, f"is null, and so is {column}: one of them is needed")
+            ids, name = self.tokenizer(text, add_special_tokens=False)["input_ids"], column
+            if column == "prompt":
+                ids = [*start_ids(self.tokenizer), *ids]
+            if ends:
+                ids = [*ids, int(self.tokenizer.eos_token_id)]
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            self._fail(number, name, "is not a list of whole numbers")
+        if not ids:
+            self._fail(number, name, f"is empty: a {column} has at least one token")
+        outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            self._fail(
+                number,
+                name,
+                f"{outside} is outside of the vocabulary, 0 to {self.vocab_size - 1}",
+            )
+        return tuple(ids)
+
+    def _per_token(
+        self, record: Mapping[str, Any], column: str, number: int, length: int
+    ) -> list[Any] | None:
+        values = record.get(column)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) != length:
+            size = f"{len(values)} values" if isinstance(values, list) else "is no list"
+            self._fail(number, column, f"{size}; the response has {length} tokens")
+        return values
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,155 @@
+"""Rollouts from a file in the place of sampled ones: training and held-out groups, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig, resolve
+from vapo.errors import UserError
+from vapo.networks.loading import read_model_config
+from vapo.prompts.fingerprint import fingerprint
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.rollout_file import read_table
+from vapo.rollouts.rollout_rows import RowReader, StoredRollout
+from vapo.system.atomic_files import sha256
+from vapo.system.seeding import derive_seed
+from vapo.types import RolloutBatch
+
+KEY = "components.value_pretraining.data"
+
+
+class StoredRollouts:
+    """The rollouts of a file, as value pretraining takes them.
+
+    A unit is a group, or with group size 1 a row. The units of a share of the prompts, drawn
+    with the seed, are held out: no prompt is on both sides, whatever its groups are called. Pass
+    after pass goes through seeded permutations of the other units; iteration i takes positions
+    [i * num_prompts, (i + 1) * num_prompts) of this sequence.
+    """
+
+    def __init__(
+        self,
+        config: FitConfig,
+        rows: Sequence[StoredRollout],
+        *,
+        name: str,
+        digest: str = "",
+        other_policy: str = "",
+    ) -> None:
+        self.config = config
+        self.name, self.digest, self.other_policy = name, digest, other_policy
+        numbers = resolve(config)
+        self.num_prompts, self.group_size = numbers.num_prompts, numbers.group_size
+        units = self._units(rows)
+        prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
+        Random(derive_seed(config.seed, "held-out rollouts")).shuffle(prompts)
+        share = config.components.value_pretraining.heldout_share
+        count = max(1, round(share * len(prompts))) if share > 0 else 0
+        chosen = set(prompts[:count])
+        self.heldout = [u for u in units if u[0].rollout.prompt.prompt_ids in chosen]
+        self.training = [u for u in units if u[0].rollout.prompt.prompt_ids not in chosen]
+        if not self.training:
+            raise UserError(
+                f"{KEY} {name}: {len(prompts)} prompts, of which "
+                f"{KEY.rpartition('.')[0]}.heldout_share {share} leaves none to train on"
+            )
+        self._order = lru_cache(maxsize=4)(self._permutation)
+
+    def _units(self, rows: Sequence[StoredRollout]) -> list[list[StoredRollout]]:
+        if self.group_size == 1:
+            return [[row] for row in rows]
+        groups: dict[str, list[StoredRollout]] = {}
+        for row in rows:
+            groups.setdefault(row.group, []).append(row)
+        for name, group in groups.items():
+            if len(group) != self.group_size:
+                raise UserError(
+                    f"{self.name}: group {name} has {len(group)} rollouts, and "
+                    f"components.group_sampling.group_size is {self.group_size}: set it to the "
+                    "file's, or components.group_sampling.enabled=false where groups differ in "
+                    "size"
+                )
+            if len({row.rollout.prompt.prompt_ids for row in group}) > 1:
+                raise UserError(f"{self.name}: group {name} has more than one prompt")
+        return list(groups.values())
+
+    def batch(self, index: int) -> tuple[RolloutBatch, dict[str, float]]:
+        """The rollouts of the iteration with this index, a function of it and the seed."""
+        size = len(self.training)
+        places = range(index * self.num_prompts, (index + 1) * self.num_prompts)
+        units = [self.training[self._order(place // size)[place % size]] for place in places]
+        metrics = {"rollout/stored_passes": (index + 1) * self.num_prompts / size}
+        return self.batch_of(units), metrics
+
+    def passes(self, num_iterations: int) -> int:
+        """Whole passes over the training units that so many iterations make."""
+        return num_iterations * self.num_prompts // len(self.training)
+
+    def heldout_batch(self) -> RolloutBatch:
+        return self.batch_of(self.heldout)
+
+    def batch_of(self, units: Sequence[Sequence[StoredRollout]]) -> RolloutBatch:
+        """A rollout batch, with the rewards shaped as the config says."""
+        rows = [row for unit in units for row in unit]
+        return make_rollout_batch(
+            [row.rollout for row in rows],
+            [row.verdict for row in rows],
+            group_size=self.group_size,
+            rewards=self.config.rewards,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
+        )
+
+    def describe(self) -> str:
+        """One line for the console."""
+        size = self.group_size
+        each = len(self.training) / self.num_prompts
+        unit = "rollouts" if size == 1 else f"groups of {size}"
+        text = (
+            f"value pretraining reads {self.name}: {len(self.training)} {unit} to train on, "
+            f"{len(self.heldout)} held out; a pass is {each:.3g} iterations"
+        )
+        if self.other_policy:
+            text += (
+                f"; another policy than actor.path's sampled them ({self.other_policy}): the "
+                "critic learns that one's values"
+            )
+        return text
+
+    def _permutation(self, number: int) -> list[int]:
+        order = list(range(len(self.training)))
+        Random(derive_seed(self.config.seed, "stored rollouts", number)).shuffle(order)
+        return order
+
+
+def read_rollouts(
+    config: FitConfig, path: Path, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[StoredRollout], str]:
+    """All rows of a file, and the fingerprint of the policy that sampled them where it is known
+    to be another one than the config's, else an empty text.
+
+    Raises: UserError naming the file, the row and the column.
+    """
+    table, metadata = read_table(path, key=KEY)
+    model = read_model_config(config.actor.path).get_text_config()
+    reader = RowReader(path, tokenizer, int(model.vocab_size), config.rollouts.max_response_tokens)
+    rows = reader.read(table, metadata)
+    written, own = metadata.get("policy"), fingerprint(config.actor.path)
+    return rows, str(written) if written and own and written != own else ""
+
+
+def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> StoredRollouts | None:
+    """The rollouts that the config's value pretraining reads; None where it samples.
+
+    Raises: UserError, before anything expensive.
+    """
+    name = config.components.value_pretraining.data
+    if name is None or resolve(config).value_pretraining_iterations == 0:
+        return None
+    rows, other = read_rollouts(config, Path(name), tokenizer)
+    digest = sha256(Path(name))[:12]
+    return StoredRollouts(config, rows, name=name, digest=digest, other_policy=other)

@@ -1,0 +1,142 @@
+"""Train one critic on stored rollouts, and measure what it knows of the held-out ones.
+
+The module, the stages and the losses are those of a run's value pretraining, without an engine, a
+verifier and prompts, so that what a config says of its critic holds here, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from vapo.config import FitConfig, resolve
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.system.progress import Progress
+from vapo.system.sharding import lightning_precision
+from vapo.training.datamodule import RolloutDataModule, iteration_of
+from vapo.training.heldout_critic import heldout_explained_variance
+from vapo.training.module import VapoModule
+from vapo.types import Phase, Prompt, Rollout
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a critic knows after so many optimizer steps.
+
+    `tokens` are the response tokens of the rollouts that it was trained on, each as often as it
+    was; `seconds` are those of its training, without the measurements.
+    """
+
+    step: int
+    tokens: int
+    seconds: float
+    explained_variance: float
+
+
+class _NoEngine:
+    """Stored rollouts need no engine."""
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> list[Rollout]:
+        raise RuntimeError("a critic that is trained on stored rollouts samples none")
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        pass
+
+    def sleep(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _NoVerifier(Scorer):
+    """Stored rollouts have their rewards; no process is started."""
+
+    def __init__(self) -> None:
+        self.judges, self.by_source = [], {}
+
+
+class CriticCurve(Callback):
+    """Measures before the first, after every n-th and after the last iteration."""
+
+    def __init__(
+        self, stored: StoredRollouts, *, every_n: int, advance: Callable[[int], None]
+    ) -> None:
+        self.stored, self.every_n, self.advance = stored, every_n, advance
+        self.points: list[Point] = []
+        self.tokens, self.seconds = 0, 0.0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, VapoModule)
+        pl_module.phase = Phase.VALUE_PRETRAINING
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.measure(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.since = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seconds += time.monotonic() - self.since
+        iteration = iteration_of(trainer)
+        self.tokens += int(iteration.metrics["rollout/num_tokens"])
+        if iteration.number % self.every_n == 0 or iteration.number == trainer.max_epochs:
+            self.measure(trainer, pl_module)
+        self.advance(1)
+
+    def measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        assert isinstance(module, VapoModule)
+        found = heldout_explained_variance(module, self.stored)
+        self.points.append(Point(trainer.global_step, self.tokens, self.seconds, found))
+
+
+def train_critic(
+    config: FitConfig,
+    stored: StoredRollouts,
+    *,
+    pad_id: int,
+    every_n: int,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[Point]:
+    """The critic's held-out explained variance along its pretraining's iterations."""
+    module = VapoModule(config, pad_id=pad_id)
+    curve = CriticCurve(stored, every_n=every_n, advance=advance)
+    datamodule = RolloutDataModule(
+        config,
+        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
+        scorer=_NoVerifier(),
+        make_sampler=lambda module: _NoEngine(),
+        progress=Progress(enabled=False),
+        stored=stored,
+    )
+    trainer = L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=1,
+        precision=lightning_precision(config.trainer),
+        max_epochs=resolve(config).value_pretraining_iterations,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[curve],
+    )
+    trainer.fit(module, datamodule)
+    return curve.points

@@ -1,0 +1,98 @@
+"""What the critic knows of rollouts that it is not trained on, and the best of its states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vapo.advantages.estimators import estimate_advantages
+from vapo.config.components import ValuePretraining
+from vapo.errors import UserError
+from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.metrics import explained_variance
+from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
+from vapo.training.module import VapoModule
+from vapo.types import Phase, RolloutBatch, TrainingBatch
+
+
+def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
+    """The batch with the critic's values, and the Monte-Carlo return of each token [B, T]."""
+    numbers = module.hyperparameters
+    evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+    training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
+    returns = monte_carlo_returns(training.token_rewards, batch.response_mask, gamma=numbers.gamma)
+    return training, returns
+
+
+def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> float:
+    """1 - Var(R - V) / Var(R) over all tokens of the held-out rollouts; nan where all R are equal.
+
+    R is the Monte-Carlo return, V the critic's value now.
+    """
+    batch, returns = evaluated_returns(module, stored.heldout_batch())
+    assert batch.old_values is not None
+    return float(explained_variance(batch.old_values, returns, batch.response_mask))
+
+
+class BestCritic:
+    """The held-out explained variance after each pass, the best weights, and when to stop.
+
+    Its state is part of the checkpoint, so that a resumed run ends in the same weights.
+    """
+
+    def __init__(self, settings: ValuePretraining) -> None:
+        self.settings = settings
+        self.best = -torch.inf
+        self.passes = self.best_pass = 0
+        self.weights: dict[str, Tensor] = {}
+        self.digest = ""
+
+    def due(self, stored: StoredRollouts, finished: int, *, is_last: bool) -> bool:
+        """Whether a pass ends with the iteration, or the phase does."""
+        return is_last or stored.passes(finished) > stored.passes(finished - 1)
+
+    def measure(self, module: VapoModule, stored: StoredRollouts, finished: int) -> float | None:
+        """The held-out explained variance, kept with the weights where it is the best; None
+        where nothing is held out."""
+        self.digest, self.passes = stored.digest, stored.passes(finished)
+        if not stored.heldout:
+            return None
+        assert module.critic is not None
+        found = heldout_explained_variance(module, stored)
+        if found > self.best:
+            self.best, self.best_pass = found, self.passes
+            state = module.critic.state_dict()
+            self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+        return found
+
+    def is_over(self) -> bool:
+        """Whether the passes are done, or have brought nothing for as long as is waited."""
+        epochs, patience = self.settings.epochs, self.settings.patience
+        return (epochs is not None and self.passes >= epochs) or (
+            patience is not None and self.passes - self.best_pass >= patience
+        )
+
+    def restore(self, module: VapoModule) -> None:
+        """Give the critic its best weights back; as it is where none were kept."""
+        if self.weights:
+            assert module.critic is not None
+            module.critic.load_state_dict(self.weights)
+            self.weights = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("best", "passes", "best_pass", "weights", "digest")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def check_same_file(self, stored: StoredRollouts) -> None:
+        """Raises: UserError where a resumed run reads another file than it began with."""
+        if self.digest and self.digest != stored.digest:
+            raise UserError(
+                f"{KEY} {stored.name}: the file is not the one that the run began with (its "
+                f"digest is {stored.digest}, not {self.digest}); give that one, or begin a new run"
+            )
