@@ -96,7 +96,11 @@ class ValueHead:
     def describe(self) -> str:
         """As `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
         named = {f.name: getattr(self, f.name) for f in fields(self)[1:-1]}
-        options = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+        options = ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in named.items()
+            if value is not None
+        )
         return f"{self.kind} ({options})" if options else self.kind
 
 

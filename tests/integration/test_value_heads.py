@@ -1,0 +1,79 @@
+"""The real command with each head: pretraining, policy phase, resume, export, and the next run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.commands import fit, vapo
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.networks.build import make_critic
+from vapo.networks.token_inputs import token_inputs
+from vapo.runs.checkpoints import network_state, read_checkpoint
+
+INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
+SMALL = (
+    "components.value_pretraining.num_iterations=1",
+    "components.value_pretraining.min_iterations=1",
+    "data.heldout.num_examples=4",
+    "evaluation.k=1",
+)
+HEADS = {
+    "bounded": ("critic.head.kind=bounded",),
+    "categorical": ("critic.head.kind=categorical", "critic.loss=cross_entropy"),
+}
+FIRST_BATCH = "critic.head.start=first_batch"
+
+
+def values_of(start: Path, *head: str) -> torch.Tensor:
+    """The first forward of a run that starts from the critic's folder."""
+    config = load_config(FitConfig, [Path("conf/vapo.yaml")], [*head, f"critic.init={start}"])
+    with torch.no_grad():
+        return make_critic(config, None)(INPUTS).values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Path) -> None:
+    chosen = (*HEADS[head], FIRST_BATCH)
+    whole = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=2")
+    part = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=1", "tracking.run_name=part")
+    last = str(part / "checkpoints" / "last.ckpt")
+    another = {"bounded": "critic.head.low=-3", "categorical": "critic.head.low=-3"}[head]
+    result = vapo("fit", "--config", "conf/vapo.yaml", *chosen, another, "--ckpt_path", last)
+    assert result.returncode == 2
+    assert "set critic.head as the run had it" in result.stderr
+    resumed = fit(
+        tmp_path,
+        *(*chosen, *SMALL, "training.num_iterations=2", "tracking.run_name=part"),
+        *("--ckpt_path", last),
+    )
+    ends = [
+        network_state(read_checkpoint((run / "checkpoints" / "last.ckpt").resolve()), "critic")
+        for run in (whole, resumed)
+    ]
+    assert ends[0]["score.bias"].any()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+    exported = tmp_path / "exported"
+    ended = str(whole / "checkpoints" / "last.ckpt")
+    assert vapo("export", ended, str(exported), "--network", "critic").returncode == 0
+    loaded = load_config(
+        FitConfig, [Path("conf/vapo.yaml")], [*HEADS[head], f"critic.init={exported}"]
+    )
+    critic = make_critic(loaded, None)
+    assert all(torch.equal(tensor, ends[0][n]) for n, tensor in critic.model.state_dict().items())
+    pretrained = values_of(whole / "pretrained_critic", *HEADS[head])
+    assert torch.isfinite(pretrained).all()
+    assert not torch.equal(pretrained, values_of(exported, *HEADS[head]))
+
+    page = tmp_path / "page.html"
+    shown = (*chosen, *SMALL, "--ckpt_path", ended, "--value_page", str(page))
+    result = vapo("validate", "--config", "conf/vapo.yaml", *shown)
+    assert result.returncode == 0, result.stderr
+    other = vapo("validate", "--config", "conf/vapo.yaml", another, *shown)
+    assert other.returncode == 2
+    assert "set critic.head as the run had it" in other.stderr

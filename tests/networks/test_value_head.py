@@ -1,0 +1,235 @@
+"""The critic's head: its values by hand, how it starts, and that a folder says what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForSequenceClassification, Qwen2ForSequenceClassification
+
+from tests.config.fits import fit_config
+from tests.networks.test_build import INPUTS, one_process
+from tests.tiny_model import save_tiny_folder, tiny_model
+from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.networks.build import check_value_head, make_critic
+from vapo.networks.critic import Critic, start_head
+from vapo.networks.export import save_network
+from vapo.networks.loading import load_value_model
+from vapo.networks.meta_device import empty_value_model
+from vapo.networks.value_head import KEY
+from vapo.runs.compatibility import parameters_of
+from vapo.system.sharding import reshard
+from vapo.training.optimizers import make_optimizer
+
+__all__ = ["one_process"]
+NUM_TOKENS = 5
+BOUNDED = ("critic.head.kind=bounded", "critic.head.low=-2", "critic.head.high=2")
+BINS = (
+    *("critic.head.kind=categorical", "critic.head.low=-1", "critic.head.high=1"),
+    *("critic.head.num_bins=3", "critic.head.support=inclusive"),
+)
+MEAN = ("critic.head.start=mean_reward", "critic.head.mean_reward=-0.5")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> str:
+    return str(save_tiny_folder(tmp_path / "policy"))
+
+
+@pytest.fixture
+def reward_model(tmp_path: Path) -> str:
+    torch.manual_seed(1)
+    config = tiny_model().config
+    config.num_labels = 1
+    return str(save_tiny_folder(tmp_path / "reward", Qwen2ForSequenceClassification(config)))
+
+
+def config_of(folder: Path, policy: str, *overrides: str, init: str = "policy") -> FitConfig:
+    return fit_config(folder, f"actor.path={policy}", f"critic.init={init}", *overrides)
+
+
+def values_of(critic: Critic) -> list[float]:
+    return critic(INPUTS).values.tolist()
+
+
+def biased(critic: Critic, *bias: float) -> Critic:
+    critic.get_parameter("model.score.bias").data = torch.tensor(bias)
+    return critic
+
+
+def randomized(critic: Critic) -> Critic:
+    torch.manual_seed(2)
+    for parameter in critic.get_submodule("model.score").parameters():
+        torch.nn.init.normal_(parameter)
+    return critic
+
+
+# ---- values -------------------------------------------------------------------------------
+
+
+def test_values_of_a_bounded_head_by_hand(tmp_path: Path, policy: str) -> None:
+    """z = 1 is three quarters of the range, from -2 to 2."""
+    critic = make_critic(config_of(tmp_path, policy, *BOUNDED), None)
+    assert values_of(critic) == [0.0] * NUM_TOKENS, "a zero head is in the middle"
+    output = biased(critic, 1.0)(INPUTS)
+    assert output.values.tolist() == pytest.approx([1.0] * NUM_TOKENS)
+    assert (output.values.dtype, output.logits) == (torch.float32, None)
+
+
+def test_values_of_a_categorical_head_by_hand(tmp_path: Path, policy: str) -> None:
+    """Probabilities 1/7, 2/7, 4/7 of -1, 0, 1: the mean is 3/7."""
+    critic = make_critic(config_of(tmp_path, policy, *BINS, "critic.dtype=bfloat16"), None)
+    logits = torch.tensor([1.0, 2.0, 4.0]).log().bfloat16()
+    critic.get_parameter("model.score.bias").data = logits
+    output = critic(INPUTS)
+    expected = float((logits.float().softmax(0) * torch.tensor([-1.0, 0.0, 1.0])).sum())
+    assert expected == pytest.approx(3 / 7, abs=2e-3)
+    assert output.values.tolist() == pytest.approx([expected] * NUM_TOKENS, abs=1e-6)
+    assert output.logits.shape == (NUM_TOKENS, 3)
+    assert {output.values.dtype, output.logits.dtype} == {torch.float32}
+    columns = INPUTS.scatter(output.logits)
+    assert torch.equal(columns[INPUTS.response_mask], output.logits)
+    assert not columns[~INPUTS.response_mask].any()
+
+
+def test_flops_count_every_output(tmp_path: Path, policy: str) -> None:
+    flops = [
+        make_critic(config_of(tmp_path, policy, *head), None).forward_flops.per_state
+        for head in ((), BOUNDED, BINS)
+    ]
+    assert flops == [2 * 32, 2 * (32 + 1), 2 * 3 * (32 + 1)]
+
+
+# ---- starts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", [(), BOUNDED, BINS], ids=["scalar", "bounded", "categorical"])
+@pytest.mark.parametrize("init", ["policy", "reward_model"])
+def test_it_starts_at_a_given_mean_reward(
+    tmp_path: Path, policy: str, reward_model: str, init: str, head: tuple[str, ...]
+) -> None:
+    """From a reward model, too: its head is left out, and the backbone is kept."""
+    start = (f"critic.reward_model_path={reward_model}", *head, *MEAN)
+    critic = make_critic(config_of(tmp_path, policy, *start, init=init), None)
+    assert values_of(critic) == pytest.approx([-0.5] * NUM_TOKENS, abs=1e-6)
+    assert not critic.get_parameter("model.score.weight").any()
+    folder = reward_model if init == "reward_model" else policy
+    plain = load_value_model(folder, dtype="float32", attn_implementation="auto")
+    name = "model.embed_tokens.weight"
+    assert torch.equal(critic.model.get_parameter(name), plain.get_parameter(name))
+
+
+@pytest.mark.parametrize("head", [(), BOUNDED, BINS], ids=["scalar", "bounded", "categorical"])
+def test_a_live_head_starts_at_a_measured_mean_whether_or_not_it_is_sharded(
+    tmp_path: Path, policy: str, one_process: DeviceMesh, head: tuple[str, ...]
+) -> None:
+    """The optimizer keeps its state and its parameters."""
+    overrides = [*head, "critic.head.start=first_batch", "trainer.strategy=fsdp"]
+    config = config_of(tmp_path, policy, *overrides)
+    for mesh in (None, one_process):
+        critic = make_critic(config, mesh)
+        assert values_of(critic) == [0.0] * NUM_TOKENS  # and the root's weights stay gathered
+        optimizer = make_optimizer(critic, config.critic.optimizer)
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for state in optimizer.state.values():
+            state["exp_avg"].fill_(0.25)
+        assert start_head(critic, 0.75) == 0.75
+        assert values_of(critic) == pytest.approx([0.75] * NUM_TOKENS, abs=1e-6)
+        assert [id(p) for p in critic.parameters()] == held
+        assert all(bool((state["exp_avg"] == 0.25).all()) for state in optimizer.state.values())
+        reshard(critic)
+        parameter = critic.get_parameter("model.score.bias")
+        assert isinstance(parameter, DTensor) == (mesh is not None)
+
+
+def test_a_mean_at_a_bound_is_held_inside_of_it(tmp_path: Path, policy: str) -> None:
+    """One per cent of the range, of [-2, 2] and of the outer bins -1 and 1."""
+    for head, expected in ((BOUNDED, -1.96), (BINS, -0.98)):
+        critic = make_critic(
+            config_of(tmp_path, policy, *head, "critic.head.start=first_batch"), None
+        )
+        assert start_head(critic, -2.0) == pytest.approx(expected)
+        assert values_of(critic) == pytest.approx([expected] * NUM_TOKENS, abs=1e-5)
+
+
+# ---- folders ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head", [MEAN, BOUNDED, BINS], ids=["scalar with a bias", "bounded", "categorical"]
+)
+def test_a_saved_critic_says_what_it_is(
+    tmp_path: Path, policy: str, one_process: DeviceMesh, head: tuple[str, ...]
+) -> None:
+    critic = randomized(make_critic(config_of(tmp_path, policy, *head), None))
+    folder = tmp_path / "critic"
+    save_network(critic, policy, folder)
+    loads = [] if head is MEAN else [*head]
+    config = config_of(tmp_path, policy, *loads, "trainer.strategy=fsdp", init=str(folder))
+    check_value_head(config)
+    for mesh in (None, one_process):
+        again = make_critic(config, mesh)
+        assert values_of(again) == values_of(critic)
+    save_network(again, policy, tmp_path / "again")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
+    assert parameters_of(empty_value_model(str(folder), config.critic)) == parameters_of(
+        critic.model
+    )
+    plain: Any = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False)
+    assert torch.equal(plain.score.weight, critic.get_parameter("model.score.weight"))
+    # without a config it is as the folder says
+    bare = Critic(load_value_model(str(folder), dtype="float32", attn_implementation="auto"))
+    assert values_of(bare) == values_of(critic)
+
+
+def test_a_plain_scalar_critic_is_saved_as_ever(tmp_path: Path, policy: str) -> None:
+    save_network(make_critic(config_of(tmp_path, policy), None), policy, tmp_path / "critic")
+    written = json.loads((tmp_path / "critic" / "config.json").read_text())
+    assert KEY not in written
+
+
+def test_another_head_than_the_folders_is_one_error(
+    tmp_path: Path, policy: str, reward_model: str
+) -> None:
+    save_network(
+        make_critic(config_of(tmp_path, policy, *BOUNDED), None), policy, tmp_path / "bounded"
+    )
+    narrow = (*BOUNDED[:2], "critic.head.high=1")
+    for folder, head, theirs, ours in (
+        (reward_model, BINS, "scalar", r"categorical \(low -1, high 1, num_bins 3, support incl"),
+        (reward_model, BOUNDED, "scalar", r"bounded \(low -2, high 2\)"),
+        (str(tmp_path / "bounded"), BINS, r"bounded \(low -2, high 2\)", "categorical"),
+        (str(tmp_path / "bounded"), narrow, r"bounded \(low -2, high 2\)", r"bounded .* high 1\)"),
+        (str(tmp_path / "bounded"), (), r"bounded \(low -2, high 2\)", "scalar: set"),
+    ):
+        config = config_of(tmp_path, policy, *head, init=folder)
+        message = rf"value head is {theirs}, and critic\.head is {ours}.*start=first_batch"
+        for load in (check_value_head, lambda c: make_critic(c, None)):
+            with pytest.raises(UserError, match=message):
+                load(config)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "bounded",
+        {"kind": "cubic"},
+        {"kind": "bounded", "low": 1.0, "high": 0.0},
+        {"kind": "categorical", "low": 0.0, "high": 1.0, "num_bins": 9, "support": "midpoint"},
+        {"kind": "bounded", "low": 0.0, "high": 1.0, "hook": "os.system"},
+    ],
+)
+def test_a_damaged_key_is_one_error(tmp_path: Path, policy: str, damage: Any) -> None:
+    folder = tmp_path / "critic"
+    save_network(make_critic(config_of(tmp_path, policy, *BOUNDED), None), policy, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), KEY: damage}))
+    with pytest.raises(UserError, match=f"{KEY} in config.json is no value head of 1 outputs"):
+        make_critic(config_of(tmp_path, policy, *BOUNDED, init=str(folder)), None)
