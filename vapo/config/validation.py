@@ -17,6 +17,7 @@ from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
+from vapo.config.target_rules import TARGET_RULES
 from vapo.config.watch_rules import WATCH_RULES
 
 
@@ -194,6 +195,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *FUNCTION_RULES,
         *ALGORITHM_RULES,
+        *TARGET_RULES,
         *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,
