@@ -371,8 +371,8 @@ def test_vc_ppo_is_the_algorithm_box() -> None:
 def test_names_of_the_config_are_those_of_the_tables() -> None:
     hints = get_type_hints(AlgorithmConfig)
     assert set(get_args(hints["advantage_estimator"])) == {*ESTIMATORS, "function"}
-    assert set(get_args(hints["surrogate"])) == {"clipped_ratio", "logprob"}, (
-        "else the objective takes it for logprob"
+    assert set(get_args(hints["surrogate"])) == {"clipped_ratio", "logprob", "dis", "dppo_tv"}, (
+        "else the objective takes it for clipped_ratio"
     )
     assert set(COMPARES_GROUPS) < set(ESTIMATORS)
 

@@ -12,9 +12,10 @@ from tests.config.test_validation import problem
 from tests.systems import CONF, CRITIC_FREE, system_config
 from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
-from vapo.config.critic_conflict_rules import NOT_A_METHOD, critic_options_have_a_critic
+from vapo.config.critic_free_rules import NOT_A_METHOD, critic_options_have_a_critic
 from vapo.config.loading import load_config
 
+NO_CLIP = "components.clip_higher.enabled=false"
 SINGLE = "components.group_sampling.enabled=false"
 CATEGORICAL = "critic.head.kind=categorical"
 OPTIONS = {  # one value of each option that a critic-free system would ignore, and the mend
@@ -75,76 +76,49 @@ def test_a_critic_free_overlay_over_a_preset_is_refused() -> None:
         load_config(FitConfig, files, [])
 
 
-@pytest.mark.parametrize(
-    ("kind", "mend"),
-    [
-        ("linear_mix", "algorithm.baseline.kind=critic"),
-        ("tether", "algorithm.baseline.kind=critic"),
+CONFLICTS = {  # of the methods' sheet: options that exclude each other, and a mend
+    "one band": (
+        ("algorithm.surrogate=dis", "algorithm.mismatch.tis_cap=2", NO_CLIP),
+        "tis_cap=null",
+    ),
+    "no clip": (
+        ("algorithm.surrogate=dppo_tv", "algorithm.dual_clip=3", NO_CLIP),
+        "dual_clip=null",
+    ),
+    "clip-higher": (("algorithm.surrogate=dis",), "components.clip_higher.enabled=false"),
+    "a group of one, linear_mix": (
+        ("algorithm.baseline.kind=linear_mix", SINGLE),
+        "group_size to 2",
+    ),
+    "a group of one, tether": (("algorithm.baseline.kind=tether", SINGLE), "group_size to 2"),
+    "a group of one, noise": (("critic.weights=prompt_noise", SINGLE), "group_size to 2"),
+    "a group of one, dropped groups": (
+        ("algorithm.dynamic_sampling_attempts=2", SINGLE),
+        "group_size to 2",
+    ),
+    "a range": (("critic.head.kind=bounded", "critic.head.low=0"), "lower critic.head.low"),
+    "a value clip": (
+        ("algorithm.value_clip=0.2", CATEGORICAL, "critic.loss=cross_entropy"),
+        "algorithm.value_clip=null",
+    ),
+    "noise of a cross-entropy": (
+        ("critic.weights=prompt_noise", CATEGORICAL, "critic.loss=cross_entropy"),
+        "critic.weights=none",
+    ),
+    "a bias at the end": (
         (
-            "evpo algorithm.baseline.fallback=group_mean",
-            "algorithm.baseline.fallback=batch_mean",
+            *("critic.head.kind=bounded", "critic.head.start=mean_reward"),
+            "critic.head.mean_reward=1",
         ),
-    ],
-)
-def test_a_baseline_of_groups_needs_groups(tmp_path: Path, kind: str, mend: str) -> None:
-    chosen = f"algorithm.baseline.kind={kind}".split()
-    for single in (SINGLE, "components.group_sampling.group_size=1"):
-        message = problem(tmp_path, *chosen, single)
-        assert "there is one response per prompt" in message
-        assert "components.group_sampling.group_size to 2 or more" in message
-        assert message.endswith(f"set {mend}")
-        fit_config(tmp_path, *chosen, single, mend)
-    fit_config(tmp_path, *chosen)
-    fit_config(tmp_path, "algorithm.baseline.kind=evpo", SINGLE)
+        "critic.head.mean_reward 1 must be between",
+    ),
+}
 
 
-def test_a_baseline_needs_gae(tmp_path: Path) -> None:
-    chosen = ("algorithm.advantage_estimator=leave_one_out", *NO_CRITIC)
-    message = problem(tmp_path, *chosen, "algorithm.baseline.kind=tether")
-    assert "a baseline of its own: set algorithm.baseline.kind=critic" in message
-    own = (
-        "algorithm.advantage_estimator=function",
-        "algorithm.estimator_function=tests.fuzz:nothing",
-        "algorithm.estimator_uses_critic=true",
-    )
-    assert "the estimator is function" in problem(
-        tmp_path, *own, "algorithm.baseline.kind=linear_mix"
-    )
-
-
-def test_noise_weights_need_groups(tmp_path: Path) -> None:
-    message = problem(tmp_path, "critic.weights=prompt_noise", SINGLE)
-    assert "the spread of the rewards of a prompt's responses" in message
-    assert message.endswith("set critic.weights=none")
-    fit_config(tmp_path, "critic.weights=prompt_noise")
-
-
-def test_noise_weights_need_squared_errors(tmp_path: Path) -> None:
-    chosen = ("critic.weights=prompt_noise", CATEGORICAL)
-    message = problem(tmp_path, *chosen, "critic.loss=cross_entropy")
-    assert "nobody has tested the two together" in message
-    assert message.endswith("set critic.weights=none, or critic.loss=squared_error")
-    fit_config(tmp_path, CATEGORICAL, "critic.loss=cross_entropy")
-
-
-@pytest.mark.parametrize("surrogate", ["dis", "dppo_tv"])
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ("algorithm.mismatch.tis_cap=2", "it would be corrected twice: set"),
-        ("components.clip_higher.enabled=true", "a band of its own in place of PPO's clip"),
-        ("algorithm.dual_clip=3", "a band of its own in place of PPO's clip"),
-    ],
-)
-def test_a_ratio_to_the_rollout_policy_is_alone(
-    tmp_path: Path, surrogate: str, other: str, reason: str
-) -> None:
-    alone = (f"algorithm.surrogate={surrogate}", "components.clip_higher.enabled=false")
-    message = problem(tmp_path, *alone, other)
-    assert reason in message
-    assert message.endswith("or algorithm.surrogate=clipped_ratio")
-    fit_config(tmp_path, *alone)
-    fit_config(tmp_path, other)
+@pytest.mark.parametrize("name", CONFLICTS)
+def test_conflicts_are_refused_with_a_mend(tmp_path: Path, name: str) -> None:
+    options, mend = CONFLICTS[name]
+    assert mend in problem(tmp_path, *options)
 
 
 def test_epochs_and_a_minibatch_size_may_be_combined(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
+from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import (
     check_frozen,
@@ -173,6 +174,8 @@ def begin_record(
     logger.log_config(to_yaml(config), params(config))
     logger.log_inputs(dataset_inputs(config, prompts))
     progress.note(prompts.report.describe())
+    for line in reward_weight_notes(config):
+        progress.note(line)
     per_iteration = resolve(config).num_prompts
     if len(prompts.train) < per_iteration:
         progress.note(

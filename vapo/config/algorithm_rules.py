@@ -32,7 +32,7 @@ def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
     on = {
         "components.value_pretraining.enabled": numbers.value_pretraining_iterations > 0,
         "components.decoupled_gae.enabled": numbers.lambda_critic is not None,
-        "components.length_adaptive_gae.enabled": numbers.alpha is not None,
+        "components.length_adaptive_gae.enabled": (numbers.alpha, numbers.k) != (None, None),
     }
     keys = [key for key, is_on in on.items() if is_on]
     if keys:

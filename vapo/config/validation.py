@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
-from vapo.config.critic_conflict_rules import CRITIC_CONFLICT_RULES
+from vapo.config.critic_free_rules import CRITIC_FREE_RULES
 from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
@@ -21,6 +21,7 @@ from vapo.config.pretraining_rules import PRETRAINING_RULES
 from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
+from vapo.config.target_rules import TARGET_RULES
 from vapo.config.watch_rules import WATCH_RULES
 
 
@@ -198,9 +199,10 @@ RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *FUNCTION_RULES,
         *ALGORITHM_RULES,
-        *CRITIC_CONFLICT_RULES,
+        *CRITIC_FREE_RULES,
         *CRITIC_RULES,
         *CRITIC_TRAINING_RULES,
+        *TARGET_RULES,
         *PRETRAINING_RULES,
         *WATCH_RULES,
         pretraining_range,

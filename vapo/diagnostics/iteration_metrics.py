@@ -9,7 +9,7 @@ from vapo.advantages.estimators import policy_lambda
 from vapo.advantages.mismatch import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.metrics import explained_variance
+from vapo.functional.metrics import explained_variance, first_token_reward_weight
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
 from vapo.types import TrainingBatch
 
@@ -29,7 +29,16 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
             metrics["advantage/lambda_policy_mean"] = float(lambdas.mean())
             metrics["advantage/lambda_policy_min"] = float(lambdas.min())
             metrics["advantage/lambda_policy_max"] = float(lambdas.max())
+            metrics["advantage/first_token_reward_weight"] = reward_weight(batch, hyperparameters)
     return metrics
+
+
+def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> float:
+    """Mean over responses of the final reward's weight in the first token's advantage."""
+    decay = hyperparameters.gamma * torch.as_tensor(policy_lambda(batch, hyperparameters))
+    column = decay.expand(len(batch), 1) if decay.dim() else float(decay)
+    weights = first_token_reward_weight(batch.response_lengths, column)
+    return float(gather_over_ranks(weights).mean())
 
 
 def response_metrics(batch: TrainingBatch) -> dict[str, float]:

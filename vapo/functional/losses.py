@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.functional.masking import LossReduction, loss_denominator, zero_outside
+from vapo.functional.mismatch import probability_near, ratio_in_band
 
 _MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
-_ROUNDING = 8  # units in the last place by which the exponential of a log-prob may be off
 
 
 def clipped_surrogate(
@@ -80,10 +80,8 @@ def dis_surrogate(
     if not (eps_low > 0 and eps_high > 0):
         raise ValueError(f"the band's bounds must be above 0, got {eps_low} and {eps_high}")
     is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
+    is_kept = ratio_in_band(log_pi, log_mu, eps_low=eps_low, eps_high=eps_high)
     ratio = (log_pi - log_mu).detach().exp()
-    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
-    is_above = ratio > (1.0 - eps_low) * (1.0 + rounding)
-    is_kept = is_above & (ratio < (1.0 + eps_high) * (1.0 - rounding))
     loss = -torch.where(is_kept, ratio, 0.0) * advantages * log_pi
     return torch.where(is_valid, loss, torch.nan)
 
@@ -110,9 +108,8 @@ def dppo_surrogate(
         raise ValueError(f"delta must be >= 0, got {delta}")
     is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
     ratio = (log_pi - log_mu).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
-    away = (log_pi.exp() - log_mu.exp()).detach() * torch.where(advantages > 0, 1, -1)
-    loss = -advantages * torch.where(away <= delta + rounding, ratio, 0.0)
+    is_kept = probability_near(log_pi, log_mu, advantages, delta=delta)
+    loss = -advantages * torch.where(is_kept, ratio, 0.0)
     return torch.where(is_valid, loss, torch.nan)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from vapo.functional.masking import Reduce, identity, zero_outside
 
 _MAX_LOG_RATIO = 20.0
+_ROUNDING = 8  # units in the last place by which the exponential of a log-prob may be off
 OUTLIER_BOUND = 2.0
 """A token whose ratio leaves [1/2, 2] is an outlier of the metric, whatever is corrected."""
 
@@ -138,6 +139,40 @@ def responses_in_range(
     if high is not None:
         is_out = is_out | (ratio > high)
     return ~is_out
+
+
+@torch.no_grad()
+def ratio_in_band(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    *,
+    eps_low: float | int,
+    eps_high: float | int,
+) -> Bool[Tensor, "B T"]:
+    """Find the tokens that DIS keeps: 1 - eps_low < pi / pi_rollout < 1 + eps_high.
+
+    Source: SAO (arXiv 2607.07508). A ratio within rounding of a bound is on it, and not kept.
+    """
+    ratio = (logprobs - rollout_logprobs).exp()
+    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
+    is_above = ratio > (1.0 - eps_low) * (1.0 + rounding)
+    return is_above & (ratio < (1.0 + eps_high) * (1.0 - rounding))
+
+
+@torch.no_grad()
+def probability_near(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    *,
+    delta: float | int,
+) -> Bool[Tensor, "B T"]:
+    """Find the tokens that DPPO keeps: pi has not moved by more than delta the way A pushes it.
+
+    Source: DPPO (arXiv 2602.04879). A move within rounding of delta is kept.
+    """
+    away = (logprobs.exp() - rollout_logprobs.exp()) * torch.where(advantages > 0, 1, -1)
+    return away <= delta + _ROUNDING * torch.finfo(away.dtype).eps
 
 
 def _held(log_ratio: Tensor) -> Tensor:

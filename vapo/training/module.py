@@ -300,14 +300,12 @@ class VapoModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = to_yaml(self.config)
-        checkpoint["lineage"] = self.lineage.state_dict()
-        checkpoint["baseline"] = self.baseline.state_dict()
+        for name in ("lineage", "baseline"):
+            checkpoint[name] = getattr(self, name).state_dict()
         if not is_sharded(self.trainer.strategy):
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "lineage" in checkpoint:  # absent in earlier versions: kept rollouts cannot match
-            self.lineage.load_state_dict(checkpoint["lineage"])
-        if "baseline" in checkpoint:
-            self.baseline.load_state_dict(checkpoint["baseline"])
+        for name in checkpoint.keys() & {"lineage", "baseline"}:  # earlier versions lack some
+            getattr(self, name).load_state_dict(checkpoint[name])

@@ -14,18 +14,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import FitConfig, Hyperparameters
+from vapo.config.algorithm import DisSurrogate, DppoSurrogate
 from vapo.config.critic import CategoricalHead, CriticConfig
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import (
     aggregate,
     categorical_value_loss,
     clipped_surrogate,
+    dis_surrogate,
+    dppo_surrogate,
     kl_penalty,
     logprob_surrogate,
     positive_example_lm_loss,
     value_loss,
 )
 from vapo.functional.metrics import approx_kl, clip_fractions
+from vapo.functional.mismatch import probability_near, ratio_in_band
 from vapo.functional.value_heads import (
     categorical_centers,
     hl_gauss_targets,
@@ -105,7 +109,7 @@ def policy_objective(
     old_logprobs, advantages = rows.old_logprobs, rows.advantages
     assert old_logprobs is not None, "the phase trains the policy"
     assert advantages is not None, "the phase trains the policy"
-    token_losses = surrogate_losses(logprobs, old_logprobs, advantages, hp, algorithm)
+    token_losses = surrogate_losses(logprobs, rows, hp, algorithm)
     if rows.importance_weights is not None:
         token_losses = rows.importance_weights * token_losses
     loss = policy_loss = aggregate(
@@ -138,17 +142,26 @@ def policy_objective(
         loss = loss - algorithm.entropy_coef * mean_entropy
     ratios = (logprobs.detach(), old_logprobs, advantages, mask)
     add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)
+    add_rejected_share(ratios, rows.rollout_logprobs, minibatch.num_tokens, algorithm, totals)
     return loss
 
 
 def surrogate_losses(
     logprobs: Float[Tensor, "b T"],
-    old_logprobs: Float[Tensor, "b T"],
-    advantages: Float[Tensor, "b T"],
+    rows: TrainingBatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
     """L_PPO of each token, as `algorithm.surrogate` defines it."""
+    old_logprobs, advantages = rows.old_logprobs, rows.advantages
+    assert old_logprobs is not None, "the phase trains the policy"
+    assert advantages is not None, "the phase trains the policy"
+    of_rollouts = (logprobs, rows.rollout_logprobs, advantages)
+    if isinstance(algorithm, DisSurrogate):
+        low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
+        return dis_surrogate(*of_rollouts, eps_low=low, eps_high=high)
+    if isinstance(algorithm, DppoSurrogate):
+        return dppo_surrogate(*of_rollouts, delta=algorithm.dppo_delta)
     if algorithm.surrogate == "logprob":
         return logprob_surrogate(logprobs, advantages)
     return clipped_surrogate(
@@ -184,6 +197,26 @@ def add_ratio_statistics(
         low, high = clip_fractions(logprobs, old_logprobs, advantages, mask, **bounds)
         totals.add("actor/clip_fraction_low", low / max(num_tokens, 1))
         totals.add("actor/clip_fraction_high", high / max(num_tokens, 1))
+
+
+def add_rejected_share(
+    ratios: Ratios,
+    rollout_logprobs: Float[Tensor, "b T"],
+    num_tokens: int,
+    algorithm: AlgorithmConfig,
+    totals: Totals,
+) -> None:
+    """The share of tokens that DIS or DPPO rejects for their ratio to the rollout policy."""
+    logprobs, _, advantages, mask = ratios
+    if isinstance(algorithm, DisSurrogate):
+        low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
+        kept = ratio_in_band(logprobs, rollout_logprobs, eps_low=low, eps_high=high)
+    elif isinstance(algorithm, DppoSurrogate):
+        delta = algorithm.dppo_delta
+        kept = probability_near(logprobs, rollout_logprobs, advantages, delta=delta)
+    else:
+        return
+    totals.add("actor/rejected_share", (mask & ~kept).sum() / max(num_tokens, 1))
 
 
 def value_objective(

@@ -103,9 +103,13 @@ def estimator_facts(config: FitConfig) -> dict[str, str]:
     hp = resolve(config)
     facts = {"gamma": f"{hp.gamma:g}"}
     if config.algorithm.has_critic:
-        alpha = f"1 - 1 / ({hp.alpha or 0:g} length)"
+        of_policy = f"{hp.lambda_policy:g}"
+        if hp.k is not None:
+            of_policy = f"{hp.k:g}^(1 / length)"
+        elif hp.alpha is not None:
+            of_policy = f"1 - 1 / ({hp.alpha:g} length)"
         critic = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
-        facts["lambda of the policy"] = f"{hp.lambda_policy:g}" if hp.alpha is None else alpha
+        facts["lambda of the policy"] = of_policy
         facts["lambda of the critic"] = critic
     return facts
 

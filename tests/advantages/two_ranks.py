@@ -1,0 +1,107 @@
+"""The advantage stage of each baseline on one process, or on two that share the groups.
+
+Run as `python -m tests.advantages.two_ranks OUT`: starts two processes, and writes what the
+first of them has found.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tests.systems import system_config
+from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.estimators import estimate_advantages
+from vapo.config import FitConfig
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.system.distributed import gather_over_ranks
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, Verdict
+
+KINDS = {
+    "critic": (),
+    "linear_mix": ("algorithm.baseline.kind=linear_mix",),
+    "tether": ("algorithm.baseline.kind=tether",),
+    "evpo": ("algorithm.baseline.kind=evpo",),
+    "evpo above": ("algorithm.baseline.kind=evpo", "algorithm.baseline.threshold=0.99"),
+    "prompt_noise": ("critic.weights=prompt_noise", "critic.anchors=[0.5]"),
+}
+CORRECT = [True, False, True, True, False, False, True, False]
+
+
+def batch_of(
+    config: FitConfig, correct: Sequence[bool], values: Sequence[Sequence[float]]
+) -> EvaluatedBatch:
+    """Groups of two; each response has as many tokens as values."""
+    rollouts = [
+        Rollout(
+            Prompt(f"p:{i // 2}", "", (2,), "1"),
+            (5,) * len(row),
+            "",
+            (-1.0,) * len(row),
+            FinishReason.STOP,
+        )
+        for i, row in enumerate(values)
+    ]
+    batch = make_rollout_batch(
+        rollouts,
+        [Verdict(c, config.rewards.correct if c else config.rewards.incorrect) for c in correct],
+        group_size=2,
+        rewards=config.rewards,
+        max_response_tokens=8,
+    )
+    old_values = torch.zeros(batch.response_mask.shape)
+    old_values[batch.response_mask] = torch.tensor([v for row in values for v in row])
+    return EvaluatedBatch(
+        **vars(batch),
+        old_values=old_values,
+        old_logprobs=torch.full(batch.response_mask.shape, -1.0),
+    )
+
+
+def computed(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
+    """For each kind, two iterations on the same rollouts; whatever the number of processes."""
+    draw = torch.Generator().manual_seed(0)
+    signs = torch.tensor(CORRECT).float() - 0.5
+    noise = torch.randn(8, 4, generator=draw)
+    values = (noise + 3 * signs[:, None]).tolist()
+    share = slice(rank * 8 // world_size, (rank + 1) * 8 // world_size)
+    found = {}
+    for kind, overrides in KINDS.items():
+        config = system_config("vapo", "components.group_sampling.group_size=2", *overrides)
+        baseline = CriticBaseline(config.algorithm.baseline)
+        for _ in range(2):
+            batch = batch_of(config, CORRECT[share], values[share])
+            made = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
+        assert made.advantages is not None
+        weights = torch.ones(len(batch)) if made.value_weights is None else made.value_weights
+        found[kind] = {
+            "advantages": gather_over_ranks(made.advantages),
+            "weights": gather_over_ranks(weights),
+            "metrics": baseline.metrics,
+            "state": baseline.state_dict(),
+        }
+    return found
+
+
+def run_rank(rank: int, store: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    found = computed(rank, 2)
+    states = [None, None]
+    dist.all_gather_object(states, [kind["state"] for kind in found.values()])
+    assert states[0] == states[1], "what is saved is the same on all ranks"
+    if rank == 0:
+        torch.save(found, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run_rank, args=(f"{folder}/store", sys.argv[1]), nprocs=2)

@@ -1,0 +1,40 @@
+"""What a run says at its start of how the final reward reaches the first tokens."""
+
+from __future__ import annotations
+
+import math
+
+from vapo.config import FitConfig, resolve
+
+_LEAST_WITHOUT_PRETRAINING = 1e-2
+
+
+def first_token_weight(config: FitConfig) -> tuple[float, str]:
+    """The weight of the final reward in the first token's advantage, and what it is of.
+
+    With a lambda by length, what it tends to for long responses; with a constant one that of a
+    response as long as the budget.
+    """
+    hp, length = resolve(config), config.rollouts.max_response_tokens
+    if hp.k is not None:
+        return hp.k * hp.gamma ** (length - 1), "k"
+    if hp.alpha is not None:
+        weight = math.exp(-1.0 / hp.alpha) * hp.gamma ** (length - 1)
+        return weight, f"exp(-1/alpha), alpha {hp.alpha:g}"
+    weight = (hp.gamma * hp.lambda_policy) ** (length - 1)
+    return weight, f"lambda_policy {hp.lambda_policy:g}, {length} tokens"
+
+
+def reward_weight_notes(config: FitConfig) -> list[str]:
+    """The lines for the console; none without GAE."""
+    if config.algorithm.advantage_estimator != "gae":
+        return []
+    weight, of = first_token_weight(config)
+    lines = [f"weight of the final reward in the first token's advantage: {weight:.3g} ({of})"]
+    if weight < _LEAST_WITHOUT_PRETRAINING and not resolve(config).value_pretraining_iterations:
+        lines.append(
+            "warning: without components.value_pretraining early tokens are trained on the values "
+            "of a critic that has learned nothing yet, since the reward itself hardly reaches them "
+            "(docs/critics.md)"
+        )
+    return lines
