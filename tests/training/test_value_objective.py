@@ -59,7 +59,7 @@ def rows(targets: torch.Tensor = TARGETS, mask: torch.Tensor = MASK) -> Training
 def loss_of(config: FitConfig, logits: torch.Tensor | None, values: torch.Tensor) -> Totals:
     """Of half of a minibatch of 6 tokens."""
     minibatch = Minibatch(
-        Microbatches([], lambda rows: pytest.fail("not cut")), 6, 2, 0, 6, 2, 6, 3
+        Microbatches([], lambda rows: pytest.fail("not cut")), 6, 2, 0, 6, 2, 6, 6, 3
     )
     output = {"values": values} | ({} if logits is None else {"logits": logits})
     totals = Totals()

@@ -1,0 +1,133 @@
+"""Rules on the critic's targets, weights and truncation, the baseline, lambda and DIS or DPPO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import fit_config
+from tests.systems import system_config
+from vapo.config import resolve
+from vapo.config.hyperparameters import compares_groups
+from vapo.diagnostics.reward_weight import reward_weight_notes
+from vapo.errors import UserError
+
+SINGLE = "components.group_sampling.group_size=1"
+LINEAR_MIX = "algorithm.baseline.kind=linear_mix"
+EVPO = "algorithm.baseline.kind=evpo"
+NOISE = "critic.weights=prompt_noise"
+BOOTSTRAP = "critic.bootstrap_truncated=true"
+DIS = ("algorithm.surrogate=dis", "components.clip_higher.enabled=false")
+DPPO = ("algorithm.surrogate=dppo_tv", "components.clip_higher.enabled=false")
+K = "components.length_adaptive_gae.k=0.5"
+CRITIC_FREE = (
+    "algorithm.advantage_estimator=leave_one_out",
+    "components.value_pretraining.enabled=false",
+    "components.decoupled_gae.enabled=false",
+)
+NO_CRITIC = (*CRITIC_FREE, "components.length_adaptive_gae.enabled=false")
+OWN = (
+    "algorithm.advantage_estimator=function",
+    "algorithm.estimator_function=tests.advantages.test_own_estimator:x",
+    "algorithm.estimator_uses_critic=true",
+)
+
+REFUSED = [
+    ((NOISE, SINGLE), "there is one response per prompt"),
+    ((NOISE, "rewards.verifier=reward_model", "rewards.reward_model_path=x"), "have none"),
+    ((NOISE, "critic.loss=cross_entropy", "critic.head.kind=categorical"), "squared error"),
+    (("critic.anchors=[0.6,0.3]",), "must ascend and lie in (0, 1]"),
+    (("critic.anchors=[0.3,0.3]",), "must ascend"),
+    (("critic.anchors=[0,0.3]",), "(0, 1]"),
+    (("critic.anchors=[0.3,1.1]",), "(0, 1]"),
+    (("critic.late_anchor=0.95",), "set critic.anchors, or critic.late_anchor=null"),
+    (("critic.late_anchor_tokens=9",), "no effect without critic.late_anchor"),
+    ((BOOTSTRAP, "rewards.overlong.soft_punishment=true"), "is part of that reward"),
+    ((BOOTSTRAP, EVPO), "compares it with other responses' rewards"),
+    ((BOOTSTRAP, NOISE), "measures how it scatters"),
+    (("critic.truncated=leave_out", *NO_CRITIC), "critic.truncated has no effect"),
+    ((BOOTSTRAP, *NO_CRITIC), "leave it at false"),
+    (("critic.anchors=[0.5]", *NO_CRITIC), "critic.anchors has no effect"),
+    (("critic.reward=unshaped", *OWN), "makes its own: leave it at shaped"),
+    ((LINEAR_MIX, *NO_CRITIC), "weighs the advantages of GAE"),
+    ((LINEAR_MIX, SINGLE), "mean reward of a prompt's responses as a baseline"),
+    (("algorithm.baseline.kind=tether", SINGLE), "group_size to 2 or more"),
+    ((EVPO, "algorithm.baseline.fallback=group_mean", SINGLE), "fallback=batch_mean"),
+    ((EVPO, "algorithm.gamma=0.99"), "not discounted: set algorithm.gamma=1"),
+    ((K, "components.length_adaptive_gae.enabled=false"), "while the component is off"),
+    ((K, *CRITIC_FREE), "components.length_adaptive_gae.enabled=false"),
+    ((DIS[0],), "of PPO's clip, which it takes the place of: set components.clip_higher"),
+    ((*DPPO, "algorithm.dual_clip=3"), "algorithm.dual_clip=null"),
+    ((*DIS, "algorithm.mismatch.tis_cap=2"), "a second time: set algorithm.mismatch.tis_cap=null"),
+    ((*DPPO, "algorithm.mismatch.mask_above=2"), "algorithm.mismatch.mask_above=null"),
+    (
+        (*DIS, *NO_CRITIC, "algorithm.advantage_estimator=correct_only"),
+        "has no policy gradient to correct",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), REFUSED, ids=lambda x: str(x)[:60])
+def test_refused_with_its_reason(tmp_path: Path, overrides: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        fit_config(tmp_path, *overrides)
+    assert reason in " ".join(str(caught.value).split())
+
+
+def test_one_error_names_all_that_dis_excludes(tmp_path: Path) -> None:
+    every = ("algorithm.surrogate=dis", "algorithm.dual_clip=3", "algorithm.mismatch.tis_cap=2")
+    with pytest.raises(UserError) as caught:
+        fit_config(tmp_path, *every)
+    mend = "components.clip_higher.enabled=false, algorithm.dual_clip=null, algorithm.mismatch."
+    assert f"{mend}tis_cap=null" in " ".join(str(caught.value).split())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (EVPO, SINGLE),
+        DIS,
+        (*DPPO, "training.overlap_rollouts=true"),
+        (*DPPO, "components.token_level_loss.enabled=false", "algorithm.sequence_reduction=sum"),
+        (BOOTSTRAP, "critic.truncated=leave_out"),
+        ("critic.anchors=[0.3,0.6,1.0]", "critic.late_anchor=0.95"),
+        (NOISE, LINEAR_MIX, "critic.reward=unshaped", K),
+    ],
+)
+def test_allowed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    fit_config(tmp_path, *overrides)
+
+
+def test_what_must_keep_groups_whole(tmp_path: Path) -> None:
+    assert not compares_groups(fit_config(tmp_path))
+    assert not compares_groups(fit_config(tmp_path, EVPO))
+    group_mean = (EVPO, "algorithm.baseline.fallback=group_mean")
+    for overrides in ((NOISE,), (LINEAR_MIX,), group_mean, NO_CRITIC):
+        assert compares_groups(fit_config(tmp_path, *overrides))
+
+
+def test_k_takes_the_place_of_alpha(tmp_path: Path) -> None:
+    numbers = resolve(fit_config(tmp_path, K))
+    assert (numbers.alpha, numbers.k) == (None, 0.5)
+
+
+def test_the_first_tokens_weight_is_said_at_the_start() -> None:
+    """exp(-1/2), k, and 0.95^31 of a budget of 32; the warning where hardly any gets there."""
+    off = "components.value_pretraining.enabled=false"
+    constant = "components.length_adaptive_gae.enabled=false"
+    shown = {
+        (): "0.607 (exp(-1/alpha), alpha 2)",
+        (K,): "0.5 (k)",
+        (constant,): "0.204 (lambda_policy 0.95, 32 tokens)",
+        (off,): "0.607",
+    }
+    for overrides, text in shown.items():
+        (line,) = reward_weight_notes(system_config("vapo", *overrides))
+        assert text in line
+    paper = "components.length_adaptive_gae.alpha=0.05"
+    assert len(reward_weight_notes(system_config("vapo", paper))) == 1
+    line, warning = reward_weight_notes(system_config("vapo", paper, off))
+    assert "2.06e-09" in line
+    assert warning.startswith("warning: without components.value_pretraining")
+    assert reward_weight_notes(system_config("grpo")) == []

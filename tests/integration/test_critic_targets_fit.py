@@ -1,0 +1,53 @@
+"""The options of targets, baseline and surrogate through the real job, stopped and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_algorithms import metric, tiny_fit
+from tests.runs.comparing import assert_same
+from tests.tracking.metric_docs import documented_keys
+from vapo.runs.checkpoints import read_checkpoint
+
+EVERYTHING = [
+    "algorithm.baseline.kind=tether",
+    "algorithm.surrogate=dis",
+    "components.clip_higher.enabled=false",
+    "components.length_adaptive_gae.k=0.5",
+    "critic.weights=prompt_noise",
+    "critic.anchors=[0.3,0.6,0.9]",
+    "critic.reward=unshaped",
+    "critic.truncated=train",
+    "rewards.overlong.soft_punishment=true",
+    "rewards.overlong.filter_truncated=true",
+    "rollouts.max_response_tokens=12",  # some responses are truncated
+]
+
+
+def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
+    assert "weight of the final reward in the first token's advantage: 0.5 (k)" in (
+        capsys.readouterr().out
+    )
+    half = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING, "training.num_iterations=1")
+    last = half / "checkpoints/last.ckpt"
+    resumed = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING, ckpt_path=last)
+    expected, actual = (
+        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
+    )
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "baseline"):
+        assert_same(actual[name], expected[name], name)
+    assert expected["baseline"]["num_batches"] == 2
+    assert expected["baseline"]["rho"] != 0
+    weights = metric(whole, tmp_path, "baseline/critic_weight")
+    assert weights[0] == 0
+    assert weights[1] == pytest.approx(0.1 * metric(whole, tmp_path, "baseline/fitted_weight")[0])
+    assert 0 < metric(whole, tmp_path, "rollout/truncation_rate")[0] < 1
+    keys = {"actor/rejected_share", "baseline/num_fits", "advantage/first_token_reward_weight"}
+    assert keys <= documented_keys()
+    for key in keys:
+        assert metric(whole, tmp_path, key), key
