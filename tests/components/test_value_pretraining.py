@@ -93,7 +93,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(
         value_pretraining_module,
         "save_network",
-        lambda network, tokenizer, folder: folders.append(folder),
+        lambda network, tokenizer, folder, lora: folders.append(folder),
     )
     return folders
 
