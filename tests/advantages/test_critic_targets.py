@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,11 @@ def test_three_choices_for_a_truncated_response(
 def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
     """Values, advantages and whitening are of all responses, whatever is trained on."""
     whole, left_out = stage(), stage(FILTERED, "critic.truncated=train")
-    masks = {"loss_mask": whole.loss_mask, "policy_mask": whole.policy_mask, "value_mask": None}
+    masks: dict[str, Any] = {
+        "loss_mask": whole.loss_mask,
+        "policy_mask": whole.policy_mask,
+        "value_mask": None,
+    }
     assert_same(replace(left_out, **masks), whole)
 
 
@@ -140,7 +145,7 @@ def loss_of(batch: TrainingBatch, config: FitConfig) -> float:
     for micro in minibatch.microbatches:
         values = micro.rows.old_values
         assert values is not None
-        total += float(value_objective(values, micro.rows, minibatch, config.algorithm, Totals()))
+        total += float(value_objective({"values": values}, micro.rows, minibatch, config, Totals()))
     return total
 
 

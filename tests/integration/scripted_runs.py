@@ -135,7 +135,7 @@ def train(config: FitConfig, folder: Path) -> VapoModule:
         config,
         prompts=prepare(scripted_prompts(), config, tokenizer),
         scorer=ScriptedScorer(config.rewards),
-        make_sampler=lambda module: ScriptedSampler(),  # type: ignore[arg-type, return-value]
+        make_sampler=lambda module: ScriptedSampler(),
         progress=progress,
     )
     pretraining = ValuePretraining(

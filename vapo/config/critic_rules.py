@@ -124,8 +124,8 @@ def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
     if not isinstance(head, GivenMeanReward):
         return None
     mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
-    is_categorical = isinstance(head, CategoricalHead)
-    ends = _centers(head) if is_categorical else value_range(config.critic)
+    whole = config.critic.head
+    ends = _centers(whole) if isinstance(whole, CategoricalHead) else value_range(config.critic)
     if ends is None or ends.low < mean < ends.high:
         return None
     return Problem(
