@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -119,8 +120,12 @@ def test_three_choices_for_a_truncated_response(
 def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
     """Values, advantages and whitening are of all responses, whatever is trained on."""
     whole, left_out = stage(), stage(FILTERED, "critic.truncated=train")
-    unmasked = replace(left_out, loss_mask=whole.loss_mask, value_mask=None)
-    assert_same(replace(unmasked, policy_mask=whole.policy_mask), whole)
+    masks: dict[str, Any] = {
+        "loss_mask": whole.loss_mask,
+        "policy_mask": whole.policy_mask,
+        "value_mask": None,
+    }
+    assert_same(replace(left_out, **masks), whole)
 
 
 def test_a_filler_has_no_loss_of_the_critic_either() -> None:

@@ -293,7 +293,7 @@ def flatten_mapping(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 ALL_KEYS = {key for system in WITH_CRITIC for key in written(system)}
-OF_A_KIND = {  # and the kind or switch without which nothing reads them
+OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing reads them
     **dict.fromkeys((".critic.head.low", ".critic.head.high"), (".critic.head.kind", "scalar")),
     **{
         f".critic.head.{name}": (".critic.head.kind", "scalar", "bounded")

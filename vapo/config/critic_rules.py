@@ -124,8 +124,8 @@ def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
     if not isinstance(head, GivenMeanReward):
         return None
     mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
-    range_ = value_range(config.critic)
-    ends = _centers(head) if isinstance(head, CategoricalHead) else range_
+    whole = config.critic.head
+    ends = _centers(whole) if isinstance(whole, CategoricalHead) else value_range(config.critic)
     if ends is None or ends.low < mean < ends.high:
         return None
     return Problem(
