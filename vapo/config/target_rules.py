@@ -176,16 +176,14 @@ def baseline_is_undiscounted(config: FitConfig) -> Problem | None:
 
 def k_has_its_component(config: FitConfig) -> Problem | None:
     adaptive = config.components.length_adaptive_gae
-    if adaptive.k is None:
+    if adaptive.k is None or resolve(config).k is not None:
         return None
     key = f"{_ADAPTIVE}.k"
-    if not adaptive.enabled:
-        return Problem(
-            (key, f"{_ADAPTIVE}.enabled"),
-            f"{key} has no effect while the component is off: set {_ADAPTIVE}.enabled=true, or "
-            f"{key}=null",
-        )
-    return None
+    return Problem(
+        (key, f"{_ADAPTIVE}.enabled"),
+        f"{key} has no effect while the component is off: set {_ADAPTIVE}.enabled=true, or "
+        f"{key}=null",
+    )
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problem | None:
