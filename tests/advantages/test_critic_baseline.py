@@ -160,6 +160,14 @@ def test_evpo_takes_the_critic_while_it_explains_enough() -> None:
         )
 
 
+def test_evpo_over_responses_takes_the_mean_of_their_values() -> None:
+    """Returns 1, 0 and mean errors .15, -.15: 1 - .0225 / .25 = .91 explained."""
+    config = config_of(EVPO, "algorithm.baseline.level=response")
+    baseline = CriticBaseline(config.algorithm.baseline)
+    raw(config, baseline)
+    assert baseline.metrics["baseline/explained_variance"] == pytest.approx(0.91)
+
+
 def test_evpo_counts_how_often() -> None:
     config = config_of(EVPO)
     baseline = CriticBaseline(config.algorithm.baseline)

@@ -250,6 +250,24 @@ def test_prompt_noise_weighs_the_responses_of_the_whole_batch(phase: Phase) -> N
     )
 
 
+def test_fillers_change_no_weight() -> None:
+    """The mean of 1 is over the prompts that carry value loss."""
+    config = system_config("vapo", *PLAIN, "critic.weights=prompt_noise", "critic.truncated=train")
+    two = evaluated(config, group_size=2)
+    rows = [0, 1, 1, 1]
+    columns = [item.name for item in fields(two) if isinstance(getattr(two, item.name), Tensor)]
+    batch = replace(
+        two,
+        rollouts=[two.rollouts[i] for i in rows],
+        verdicts=[two.verdicts[i] for i in rows],
+        **{name: getattr(two, name)[rows] for name in columns},
+    )
+    filled = with_loss_on(batch, torch.tensor([True, True, False, False]))
+    made = estimate_advantages(filled, Phase.POLICY_OPTIMIZATION, config)
+    assert made.value_weights is not None
+    assert made.value_weights[:2].tolist() == pytest.approx([1.0, 1.0])
+
+
 def test_the_range_of_the_noise_is_that_of_the_critics_reward() -> None:
     weighed = "critic.weights=prompt_noise"
     assert reward_range(system_config("vapo", weighed)) == (-1.0, 1.0)

@@ -35,7 +35,16 @@ OWN = (
 
 REFUSED = [
     ((NOISE, SINGLE), "there is one response per prompt"),
-    ((NOISE, "rewards.verifier=reward_model", "rewards.reward_model_path=x"), "have none"),
+    ((NOISE, "rewards.verifier=reward_model", "rewards.reward_model_path=x"), "has none"),
+    ((NOISE, "rewards.verifier=python", "rewards.function=a:b"), "has none"),
+    (
+        (
+            "algorithm.surrogate=dis",
+            "components.clip_higher.enabled=false",
+            "rollouts.top_p=0.9",
+        ),
+        "set rollouts.top_p=1",
+    ),
     ((NOISE, "critic.loss=cross_entropy", "critic.head.kind=categorical"), "squared error"),
     (("critic.anchors=[0.6,0.3]",), "must ascend and lie in (0, 1]"),
     (("critic.anchors=[0.3,0.3]",), "must ascend"),

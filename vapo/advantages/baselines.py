@@ -33,7 +33,7 @@ class CriticBaseline:
 
     `rho` is tether's weight of the critic, fitted on the policy iterations before; the counts are
     of those iterations. `metrics` say what the latest batch's advantages are. A checkpoint has the
-    state, so that a resumed run goes on with it.
+    state, so that a resumed run continues with it.
     """
 
     def __init__(self, config: BaselineConfig) -> None:
@@ -121,7 +121,13 @@ class CriticBaseline:
         """The critic's advantages where it explains enough of the returns, else a mean's."""
         values, mask = batch.old_values, batch.response_mask
         assert values is not None, "the estimator is gae"
-        gate = explained_variance_gate(values[mask], returns[mask], reduce=sum_over_ranks)
+        explained, by = values[mask], returns[mask]
+        if config.level == "response":
+            counted = mask.any(dim=1)
+            lengths = mask.sum(dim=1).clamp(min=1)
+            explained = (zero_outside(values, mask).sum(dim=1) / lengths)[counted]
+            by = returns[:, 0][counted]
+        gate = explained_variance_gate(explained, by, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
         from_batch = batch_mean_advantages(rewards, reduce=sum_over_ranks)
         uses_critic = float(gate.explained_variance) > config.threshold

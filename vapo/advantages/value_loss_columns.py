@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -17,16 +18,24 @@ from vapo.types import EvaluatedBatch
 def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"] | None:
     """The weights of the responses in the value loss; None: 1. Every rank must call this.
 
-    They are of the whole rollout batch's rewards, those of truncated responses included.
+    They are of the whole rollout batch's rewards, those of truncated responses included, and
+    average 1 over the prompts that carry value loss: fillers of dynamic sampling change none.
     """
     if config.critic.weights == "none" or batch.group_size == 1:  # one: a held-out page's alone
         return None
-    return prompt_noise_weights(
+    weights = prompt_noise_weights(
         critic_rewards(batch, config),
         group_size=batch.group_size,
         reward_range=reward_range(config),
         reduce=sum_over_ranks,
     )
+    carries = batch.critic_mask.any(dim=1).view(-1, batch.group_size).any(dim=1)
+    of_prompts = weights.view(-1, batch.group_size)[:, 0].double()
+    sums = [of_prompts[carries].sum(), carries.sum().double(), of_prompts.new_tensor(len(carries))]
+    total, num_carrying, num_prompts = sum_over_ranks(torch.stack(sums)).tolist()
+    if num_carrying in (0, num_prompts):
+        return weights
+    return weights * (num_carrying / total)
 
 
 def reward_range(config: FitConfig) -> tuple[float, float]:

@@ -118,6 +118,10 @@ class Evpo:
     fallback: Literal["batch_mean", "group_mean"] = option(
         "batch_mean", "the baseline where the critic is not used"
     )
+    level: Literal["token", "response"] = option(
+        "token",
+        "explained variance over tokens, or over responses: of the mean of a response's values",
+    )
 
 
 @dataclass

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vapo.config.algorithm import Evpo, LinearMix, Tether
 from vapo.config.critic import CriticConfig
-from vapo.config.data_rules import sources_of
+from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
@@ -60,18 +58,14 @@ def noise_weights_know_the_noise(config: FitConfig) -> Problem | None:
             "noise of the return; a cross-entropy's has not: set critic.loss=squared_error, or "
             "critic.weights=none",
         )
-    sources: list[tuple[str, Any]] = [("rewards", config.rewards)]
-    for split in ("train", "heldout"):
-        sources += list(sources_of(config.data, split).items())
-    for key, block in sources:
-        if getattr(block, "verifier", None) == "reward_model":
-            return Problem(
-                ("critic.weights", f"{key}.verifier"),
-                "critic.weights prompt_noise needs the rewards' range for its floor, and the "
-                f"scores of {key}.verifier reward_model have none: set critic.weights=none, or "
-                "another verifier",
-            )
-    return None
+    if gives_configured_rewards(config):
+        return None
+    return Problem(
+        ("critic.weights", "rewards.verifier"),
+        "critic.weights prompt_noise needs the rewards' range for its floor, and a verifier that "
+        "may pay rewards of its own (python, reasoning_gym, reward_model) has none: set "
+        "critic.weights=none, or another verifier",
+    )
 
 
 def anchors_ascend(config: FitConfig) -> Problem | None:
@@ -186,6 +180,26 @@ def k_has_its_component(config: FitConfig) -> Problem | None:
     )
 
 
+def surrogate_samples_the_policy(config: FitConfig) -> Problem | None:
+    """A nucleus or top-k renormalises the sampled probabilities, and the actor's are not."""
+    rollouts = config.rollouts
+    if config.algorithm.surrogate not in ("dis", "dppo_tv"):
+        return None
+    cuts = {
+        "rollouts.top_p": (rollouts.top_p < 1, "1"),
+        "rollouts.top_k": (rollouts.top_k > 0, "0"),
+    }
+    for key, (cuts_off, whole) in cuts.items():
+        if cuts_off:
+            return Problem(
+                ("algorithm.surrogate", key),
+                f"algorithm.surrogate {config.algorithm.surrogate} compares the policy with the "
+                f"probabilities that were sampled from, and {key} renormalises these, so that "
+                f"tokens would be dropped before the policy has moved: set {key}={whole}",
+            )
+    return None
+
+
 def surrogate_has_one_ratio(config: FitConfig) -> Problem | None:
     """DIS and DPPO: conflicts with everything else that corrects or clips the ratio."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
@@ -210,8 +224,8 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problem | None:
     found = {key: item for key, item in fixed.items() if item[0]}
     if found:
         key, (_, reason, _) = next(iter(found.items()))
-        mend = ", ".join(f"{name}={item[2]}" for name, item in found.items())
-        return Problem(("algorithm.surrogate", *found), f"{why}; {key} {reason}: set {mend}")
+        fix = ", ".join(f"{name}={item[2]}" for name, item in found.items())
+        return Problem(("algorithm.surrogate", *found), f"{why}; {key} {reason}: set {fix}")
     if algorithm.advantage_estimator == "correct_only":
         return Problem(
             ("algorithm.surrogate", _ESTIMATOR),
@@ -233,4 +247,5 @@ TARGET_RULES: tuple[Rule, ...] = (
     baseline_is_undiscounted,
     k_has_its_component,
     surrogate_has_one_ratio,
+    surrogate_samples_the_policy,
 )

@@ -90,11 +90,11 @@ def explained_variance_gate(
 ) -> VarianceGate:
     """Decide whether a batch's advantages are the critic's or those against the mean reward.
 
-        EV = 1 - Var(R - V) / Var(R), over responses;    critic where EV > 0
+        EV = 1 - Var(R - V) / Var(R);    critic where EV > 0
 
-    Source: EVPO (arXiv 2604.19485). One value and reward a response: silent on tokens or
-    responses, and on which value; public code takes responses, and the caller chooses the value
-    (before the update). Rewards all equal: EV := 0, the mean reward's turn, as with no response.
+    Source: EVPO (arXiv 2604.19485), silent on tokens or responses, and on which value; public
+    code takes responses. Here B entries of whatever the caller counts, values from before the
+    update. Rewards all equal: EV := 0, the mean reward's turn, as with no entry.
     A NaN among the inputs shows as NaN.
     """
     columns = (_at_least_float32(values)[:, None], rewards[:, None])
