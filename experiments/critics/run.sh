@@ -34,7 +34,7 @@ for task in "${@:-state_tracking short long_state_tracking}"; do
                 data.train.num_examples=1024 data.heldout.num_examples=32
             ;;
         long_state_tracking)
-            compare "$name" 1024 12 4 4 --config conf/vapo.yaml \
+            compare "$name" 1024 30 4 4 --config conf/vapo.yaml \
                 --config conf/long_state_tracking/vapo.yaml critic.optimizer.lr=1e-3
             ;;
         *) echo "unknown task $name" >&2; exit 2 ;;
