@@ -5,9 +5,9 @@
 
 An iteration is what `vapo fit` does with a critic once there are rollouts: values before the
 update, value targets, minibatches, forward and backward of the value loss, and AdamW's steps, by
-the product's own functions. With --memory it prints instead, without running anything, what
-`vapo estimate` says of the options on one GPU. Each option takes turns with the scalar head at its defaults in one
-process, so that what else the machine does slows both; the ratio is that of each turn.
+the product's own functions. Each option takes turns with the scalar head at its defaults in one
+process, so that what else the machine does slows both; the ratio is that of each turn. --memory
+prints instead what `vapo estimate` says of each option on one GPU, and runs nothing.
 """
 
 from __future__ import annotations
