@@ -1,4 +1,4 @@
-"""Every benchmark that has a target, one after the other, into one table.
+"""Every benchmark that has a target, and a critic's options, one after the other, in one table.
 
     python experiments/bench/all.py [--only NAME ...] [--repeats 5] [--out FILE]
 
@@ -29,6 +29,7 @@ BENCHMARKS = {
         for case in ("unequal", "equal", "larger")
         for system in ("ppo", "grpo")
     },
+    "critics": ("critics", []),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -210,6 +211,28 @@ def test_anchors_are_the_value_losss_tokens_in_the_policy_phase_alone() -> None:
     dense = stage(anchors, phase=Phase.VALUE_PRETRAINING)
     assert dense.critic_mask.sum() == 5
     assert stage(anchors, FILTERED).critic_mask.tolist() == [[False] * 3, expected[1]]
+
+
+def test_anchors_are_the_cross_entropys_tokens_too() -> None:
+    """Two bins at -1 and 1, even logits: log 2 on each token, and a mean over the two anchors."""
+    bins = (
+        *("critic.head.kind=categorical", "critic.head.num_bins=2", "critic.loss=cross_entropy"),
+        *("critic.head.support=inclusive", "critic.head.targets=two_hot"),
+    )
+    anchors = "critic.anchors=[0.4,0.9]"
+    config = system_config("vapo", *PLAIN, *bins, anchors)
+    made = stage(*bins, anchors)
+    (minibatch,) = cut(made)
+    assert minibatch.num_value_tokens == 2
+    logits = torch.zeros(2, 3, 2, requires_grad=True)
+    output = {"values": torch.zeros(2, 3), "logits": logits}
+    loss = value_objective(output, made, minibatch, config, Totals())
+    assert loss.item() == pytest.approx(math.log(2))
+    loss.backward()
+    assert logits.grad is not None
+    moved = logits.grad.abs().sum(dim=-1) > 0
+    assert not (moved & ~made.critic_mask).any()
+    assert moved.any()
 
 
 def test_a_late_anchor_is_one_of_long_responses() -> None:

@@ -125,6 +125,29 @@ def test_growth_counts_every_token() -> None:
     assert [claim.against for claim in report.claims] == ["linear", "linear"]
 
 
+def test_critics_train_with_each_option() -> None:
+    """Two epochs are two passes; the others are one of two minibatches, on the same tokens."""
+    critics = script("critics")
+    assert set(critics.OPTIONS) >= critics.IN_POLICY_PHASE
+    report = critics.measure(critics.options(TOY))
+    assert [cells(row)[0] for row in report.rows] == list(critics.OPTIONS)
+    trained = {cells(row)[0]: int(cells(row)[1].replace(",", "")) for row in report.rows}
+    whole = trained["the scalar head again"]
+    assert trained["head bounded"] == whole + 1, "its bias"
+    assert trained["lora, rank 8"] < trained["frozen self_attn."] < whole
+
+
+def test_the_turns_of_critics_alternate_and_their_ratio_is_of_each() -> None:
+    critics = script("critics")
+    order: list[str] = []
+    sides = [lambda name=name: order.append(name) for name in ("option", "plain")]
+    turns = critics.in_turns(*sides, 2, torch.device("cpu"))
+    assert order == ["plain", "option", "option", "plain", "plain", "option"]
+    assert len(turns) == 2
+    row = critics.row("x", 100, [(2.0, 1.0), (4.0, 3.0), (1.0, 1.0)], 5)
+    assert cells(row) == ["x", "5", "100", "50", "0.75x", "0.50x to 1.00x"]
+
+
 # ---- one iteration end to end -----------------------------------------------------------------
 
 FAKE_SIDE = """\

@@ -14,6 +14,7 @@ from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
 from vapo.config.critic_free_rules import NOT_A_METHOD, critic_options_have_a_critic
 from vapo.config.loading import load_config
+from vapo.config.validation import RULES
 
 NO_CLIP = "components.clip_higher.enabled=false"
 SINGLE = "components.group_sampling.enabled=false"
@@ -56,6 +57,12 @@ def test_every_option_of_the_critic_is_refused_or_named_as_harmless() -> None:
     refused = {option.split("=")[0].split(".")[1] for option in OPTIONS if "critic." in option}
     assert refused | NOT_A_METHOD == set(vars(CriticConfig()))
     assert not refused & NOT_A_METHOD
+
+
+def test_each_rule_is_there_once() -> None:
+    """One function, and one name, for one thing that is refused."""
+    names = [rule.__name__ for rule in RULES[FitConfig]]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("system", CRITIC_FREE)

@@ -132,6 +132,8 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "bootstrap_replaces_the_reward": pairs(
         "bootstrap", "noise_weights", "unshaped", "linear_mix", "tether", "evpo", "evpo_group"
     ),
+    "adapters_are_not_frozen": pairs("critic_lora", "frozen"),
+    "pretraining_lr_is_used": pairs("pretraining_lr", "no_pretraining", "no_critic"),
     "noise_weights_have_groups": pairs("noise_weights", "one_response"),
     "baseline_has_groups": pairs("one_response", "linear_mix", "tether", "evpo_group"),
     "baseline_has_values": pairs("no_critic", "linear_mix", "tether", "evpo", "evpo_group"),

@@ -119,6 +119,43 @@ def test_a_saved_critic_and_a_checkpoint_have_the_adapters_merged(tmp_path: Path
     assert torch.equal(values(shown), values(Critic(plain)))
 
 
+HEADS = {
+    "bounded": ("critic.head.kind=bounded",),
+    "categorical": ("critic.head.kind=categorical", "critic.loss=cross_entropy"),
+}
+MEAN = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.25")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_adapters_beside_a_head_of_another_kind(tmp_path: Path, head: str) -> None:
+    """The head is whole, starts at the mean reward, is trained, and comes back with the adapters
+    merged, from its folder and from a checkpoint."""
+    pytest.importorskip("peft")
+    config = critic_config(tmp_path, *HEADS[head], *MEAN, *LORA)
+    first = make_critic(config, None)
+    assert type(first.get_submodule("model.score")) is torch.nn.Linear
+    assert values(first).tolist() == pytest.approx([0.25] * 5, abs=1e-6)
+    plain = make_critic(critic_config(tmp_path, *HEADS[head], *MEAN), None)
+    assert torch.equal(values(first), values(plain)), "a new adapter adds nothing"
+    critic, moved = trained(config, num_steps=4)
+    adapters = {n for n in critic.state_dict() if ".lora_" in n}
+    assert moved == {*adapters, "model.score.weight", "model.score.bias"}
+    loaded = make_critic(config, None)
+    loaded.load_state_dict(critic.state_dict())
+    assert torch.equal(values(loaded), values(critic)), "resumed"
+    folder = tmp_path / "saved"
+    save_network(critic, config.actor.path, folder, lora=config.critic.lora)
+    again = make_critic(critic_config(tmp_path, *HEADS[head], f"critic.init={folder}"), None)
+    torch.testing.assert_close(values(again), values(critic), rtol=1e-5, atol=1e-5)
+    assert (values(again) - 0.25).abs().min() > 1e-3
+    contents = {
+        "state_dict": {f"critic.{n}": t for n, t in critic.state_dict().items()},
+        "config": to_yaml(config),
+    }
+    state = network_state(contents, "critic")
+    assert all(torch.equal(state[n], t) for n, t in again.model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [

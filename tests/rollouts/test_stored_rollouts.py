@@ -18,7 +18,7 @@ from tests.rollout_fixtures import make_rollouts
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.saved_tokenizers import tokenizer_fingerprint
+from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.rollout_file import METADATA_KEY, read_table, rollout_table, write_table
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
 from vapo.types import FinishReason
@@ -299,3 +299,64 @@ def test_the_record_comes_back(tmp_path: Path, policy: Path) -> None:
     stored = stored_of(tmp_path, policy, rows)
     prompt = stored.batch(0)[0].rollouts[0].prompt
     assert (prompt.answer, prompt.record) == ("7", {"answer": "7", "level": 2})
+
+
+# ---- what the critic reads and learns ----------------------------------------------------------
+
+
+def test_truncated_responses_carry_value_loss_as_the_config_says(
+    tmp_path: Path, policy: Path
+) -> None:
+    rows = rows_of(4, response_ids=[A] * 3, finish_reason="length")
+    masks = {
+        kind: stored_of(tmp_path, policy, rows, f"critic.truncated={kind}").batch(0)[0].critic_mask
+        for kind in ("as_policy", "train", "leave_out")
+    }
+    assert {kind: bool(mask.any()) for kind, mask in masks.items()} == {
+        "as_policy": True,
+        "train": True,
+        "leave_out": False,
+    }
+    filtered = ("rewards.overlong.filter_truncated=true", "critic.truncated=train")
+    batch = stored_of(tmp_path, policy, rows, *filtered).batch(0)[0]
+    assert (batch.loss_mask.any(), batch.critic_mask.all()) == (False, True)
+
+
+PRIVILEGED = "critic.prompt.kind=privileged"
+
+
+def test_a_privileged_critic_reads_the_rows_own_columns(tmp_path: Path, policy: Path) -> None:
+    """The text of the file's prompt, its answer, and what is in its record."""
+    rows = rows_of(4, prompt="1=", answer="7", record=json.dumps({"level": 2}))
+    template = "critic.prompt.template='{prompt}{answer};{level}'"
+    stored = stored_of(tmp_path, policy, rows, PRIVILEGED, template)
+    wanted = [*start_ids(TOKENIZER), *TOKENIZER("1=7;2", add_special_tokens=False)["input_ids"]]
+    for batch in (stored.batch(0)[0], stored.heldout_batch()):
+        for rollout in batch.rollouts:
+            assert rollout.prompt.critic_prompt_ids == tuple(wanted)
+            assert len(rollout.prompt.prompt_ids) == 1, "the policy's is as it was"
+    plain = stored_of(tmp_path, policy, rows).batch(0)[0]
+    assert {r.prompt.critic_prompt_ids for r in plain.rollouts} == {None}
+    assert plain.rewards.equal(stored.batch(0)[0].rewards)
+
+
+@pytest.mark.parametrize(
+    ("template", "columns", "reason"),
+    [
+        ("{prompt}", {}, r"f.parquet: critic.prompt.template has {prompt}, and the file has rows"),
+        ("{prompt}{answer}", {"prompt": "1="}, r"has {answer}, .* the column answer: add it"),
+        ("{prompt}{hint}", {"prompt": "1="}, r"f.parquet: .* has {hint}, and .* no such column"),
+        ("{prompt}" + "1" * 120, {"prompt": "1="}, r"response of 12 it does not fit .* 128 pos"),
+    ],
+)
+def test_what_a_privileged_critic_cannot_read_is_refused(
+    tmp_path: Path, policy: Path, template: str, columns: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        stored_of(
+            tmp_path,
+            policy,
+            rows_of(4, **columns),
+            PRIVILEGED,
+            f"critic.prompt.template={template!r}",
+        )

@@ -12,6 +12,8 @@ import torch
 
 from tests.components.test_value_pretraining import make_module
 from tests.config.fits import fit_config
+from tests.tiny_model import tiny_tokenizer
+from vapo.config import resolve
 from vapo.config.components import ValuePretraining as Settings
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
@@ -19,7 +21,8 @@ from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.training import heldout_critic
 from vapo.training.heldout_critic import BestCritic
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.training.module import VapoModule
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Verdict
 
 
 def stored_stub(heldout: Sequence[Any] = ("group",)) -> Any:
@@ -113,13 +116,16 @@ def row(
     )
 
 
-def stored_of(folder: Path, training: list[StoredRollout], heldout: list[StoredRollout]) -> Any:
+def stored_of(
+    folder: Path, training: list[StoredRollout], heldout: list[StoredRollout], *overrides: str
+) -> Any:
     config = fit_config(
         folder,
         "components.group_sampling.enabled=false",
         "components.value_pretraining.data=f",
+        *overrides,
     )
-    stored = StoredRollouts(config, [*training, *heldout], name="f")
+    stored = StoredRollouts(config, [*training, *heldout], tiny_tokenizer(), name="f")
     stored.training, stored.heldout = [[r] for r in training], [[r] for r in heldout]
     return stored
 
@@ -143,3 +149,38 @@ def test_given_values_come_first(tmp_path: Path) -> None:
     found = oracle_explained_variance(stored_of(tmp_path, training, heldout))
     assert found == pytest.approx(0.25, abs=1e-6)
     assert oracle_explained_variance(stored_of(tmp_path, training, [row(5, 1.0)])) is None
+
+
+PUNISHED = (
+    "rollouts.max_response_tokens=4",
+    "rewards.overlong.soft_punishment=true",
+    "rewards.overlong.cache_tokens=2",
+)
+
+
+def test_unshaped_rewards_are_what_oracle_and_critic_are_measured_on(tmp_path: Path) -> None:
+    """Two responses of 3 tokens, each punished by 1/2, and one of 1, which is not.
+
+    Without the punishment R = 1, 1, 1, 0, 0, 0, 1, which the given values are; with it R = 1/2
+    and -1/2 for the long ones.
+    """
+    training = [row(1, 1.0, "a"), row(2, 0.0, "a")]
+    perfect = [row(3, 1.0, oracle=[1.0] * 3), row(4, 0.0, oracle=[0.0] * 3), row(5, 1.0, "", [1.0])]
+    found = {
+        kind: stored_of(tmp_path, training, perfect, *PUNISHED, f"critic.reward={kind}")
+        for kind in ("shaped", "unshaped")
+    }
+    assert oracle_explained_variance(found["unshaped"]) == 1.0
+    shaped = oracle_explained_variance(found["shaped"])
+    assert shaped is not None
+    assert shaped < 0.95
+    returns = {}
+    for kind, stored in found.items():
+        module = MagicMock(
+            spec=VapoModule, config=stored.config, hyperparameters=resolve(stored.config)
+        )
+        module.evaluate_rollouts = lambda batch, phase, with_entropy: EvaluatedBatch(**vars(batch))
+        _, made = heldout_critic.evaluated_returns(module, stored.heldout_batch())
+        returns[kind] = made.tolist()
+    assert returns["unshaped"] == [[1.0] * 3, [0.0] * 3, [1.0, 0.0, 0.0]]
+    assert returns["shaped"] == [[0.5] * 3, [-0.5] * 3, [1.0, 0.0, 0.0]]

@@ -78,6 +78,25 @@ def test_cross_entropy_by_hand(tmp_path: Path) -> None:
     assert metrics["critic/squared_error"] == pytest.approx(squares, rel=1e-6)
 
 
+def test_cross_entropy_is_on_the_critics_tokens_alone(tmp_path: Path) -> None:
+    """An anchor on the first token of the first response: its number of tokens is 1, not 6."""
+    anchor = torch.zeros_like(MASK)
+    anchor[0, 0] = True
+    whole = Microbatches([], lambda rows: pytest.fail("not cut"))
+    minibatch = Minibatch(whole, 6, 2, 0, 6, 2, 6, 1, 3)
+    assert minibatch.num_value_tokens == 1
+    values, totals = categorical_value(LOGITS, torch.tensor([0.0, 1.0])), Totals()
+    output = {"values": values, "logits": LOGITS.clone().requires_grad_(True)}
+    batch = replace(rows(), value_mask=anchor)
+    loss = value_objective(output, batch, minibatch, fit_config(tmp_path, *TWO_BINS), totals)
+    assert loss.item() == pytest.approx(-0.7 * math.log(0.2) - 0.3 * math.log(0.8), rel=1e-6)
+    assert totals.sums["critic/squared_error"] == pytest.approx(0.5**2 / 2, rel=1e-6)
+    loss.backward()
+    gradient = output["logits"].grad
+    assert gradient is not None
+    assert gradient.abs().sum(dim=-1).bool().equal(anchor)
+
+
 def test_hl_gauss_by_hand(tmp_path: Path) -> None:
     """Five bins over [0, 1]: the target 1 has [0, .0001, .0076, .1748, .8176] (critics.md)."""
     five = (*CATEGORICAL, *UNIT, "critic.head.num_bins=5", "critic.loss=cross_entropy")
@@ -143,6 +162,19 @@ def test_a_mean_outside_of_the_range_is_held_inside_and_said(
     assert metrics["critic/head_start_mean_reward"] == -1.0
     assert metrics["critic/head_start_value"] == pytest.approx(-0.98)
     assert "held inside the head's range at -0.9800" in notes[0]
+
+
+def test_the_mean_is_of_the_rewards_that_the_critic_learns(tmp_path: Path) -> None:
+    """Rewards 1 and 0, of which an overlong punishment leaves 1/2 and -1."""
+    start = IterationStart(1, Phase.VALUE_PRETRAINING)
+    batch = replace(
+        rows(), rewards=torch.tensor([0.5, -1.0]), unshaped_rewards=torch.tensor([1.0, 0.0])
+    )
+    for kind, mean in (("shaped", -0.25), ("unshaped", 0.5)):
+        runner = first_batch_runner(tmp_path, f"critic.reward={kind}")
+        metrics = runner.start_head(batch, start)
+        assert metrics["critic/head_start_mean_reward"] == mean
+        assert metrics["critic/head_start_value"] == mean
 
 
 def test_the_mean_leaves_out_what_is_not_finite() -> None:

@@ -10,7 +10,7 @@ from vapo.config import FitConfig
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import place_at_last_token, zero_outside
-from vapo.types import EvaluatedBatch
+from vapo.types import EvaluatedBatch, RolloutBatch
 
 
 def token_rewards(
@@ -37,7 +37,7 @@ def token_rewards(
     return placed
 
 
-def critic_rewards(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
+def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
     """The rewards of the value targets: the batch's, or those without the overlong punishment.
 
     The policy's rewards themselves where the two do not differ. Source: JustRL-II.

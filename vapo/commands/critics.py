@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
-from vapo.networks.build import check_tokenizers
+from vapo.networks.build import check_frozen, check_tokenizers, check_value_head
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -98,7 +99,9 @@ def run(
         try:
             check_tokenizers(own, tokenizer)
             check_own_head(own)
-            StoredRollouts(own, rows, name=str(rollouts))
+            check_value_head(own)
+            check_frozen(own)
+            StoredRollouts(own, rows, tokenizer, name=str(rollouts))
         except UserError as error:
             raise UserError(f"row '{name}' of the grid: {error}") from None
     folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
@@ -115,7 +118,7 @@ def run(
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
         progress.note(describe_cost(cells, rows))
-        curves = train_cells(cells, rows, rollouts, int(tokenizer.pad_token_id), every_n, progress)
+        curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
         text = write_report(folder, curves, read, logger)
         recorded = logger.describe()
     print(f"{text}\n{recorded}\n{folder}")
@@ -173,7 +176,7 @@ def train_cells(
     cells: Sequence[Cell],
     rows: Sequence[StoredRollout],
     rollouts: Path,
-    pad_id: int,
+    tokenizer: PreTrainedTokenizerBase,
     every_n: int,
     progress: Progress,
 ) -> list[Curve]:
@@ -183,14 +186,14 @@ def train_cells(
     for cell in cells:
         curve = cell.result()
         if curve is None:
-            stored = StoredRollouts(cell.config, rows, name=str(rollouts))
+            stored = StoredRollouts(cell.config, rows, tokenizer, name=str(rollouts))
             total = resolve(cell.config).value_pretraining_iterations
             name = f"{cell.critic}, seed {cell.config.seed}"
             with progress.stage(name, total=total, unit="iterations") as advance:
                 points = train_critic(
                     cell.config,
                     stored,
-                    pad_id=pad_id,
+                    pad_id=int(tokenizer.pad_token_id),
                     every_n=every_n,
                     advance=advance,
                 )

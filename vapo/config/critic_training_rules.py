@@ -96,30 +96,6 @@ def critic_lora_is_one_process(config: FitConfig) -> Problem | None:
     )
 
 
-def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
-    """What would be ignored without a critic."""
-    if config.algorithm.has_critic:
-        return None
-    critic = config.critic
-    changed = {
-        "critic.epochs": (critic.epochs != 1, "1"),
-        "critic.minibatch_size": (critic.minibatch_size is not None, "null"),
-        "critic.num_minibatches": (critic.num_minibatches is not None, "null"),
-        "critic.frozen": (bool(critic.frozen), "[]"),
-        "critic.lora": (critic.lora is not None, "null"),
-        "critic.prompt.kind": (critic.prompt.kind != "policy", "policy"),
-        "critic.count": (critic.count != 1, "1"),
-    }
-    for key, (is_set, off) in changed.items():
-        if is_set:
-            return Problem(
-                (key, "algorithm.advantage_estimator"),
-                f"{key} has no effect: algorithm.advantage_estimator "
-                f"{config.algorithm.advantage_estimator} has no critic; set {key}={off}",
-            )
-    return None
-
-
 def one_critic(config: FitConfig) -> Problem | None:
     """AsyPPO's ensemble: the options are there, the networks are not."""
     if config.critic.count > 1:
@@ -138,7 +114,6 @@ def one_critic(config: FitConfig) -> Problem | None:
 
 
 CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
-    critic_options_have_a_critic,
     critic_minibatches_have_one_size,
     critic_minibatches_fill_the_iteration,
     ranks_share_critic_minibatches,

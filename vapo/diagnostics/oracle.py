@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import resolve
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.masking import place_at_last_token
@@ -42,9 +43,9 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
-    """The Monte-Carlo return of each response token."""
+    """The Monte-Carlo return of each response token, of the critic's rewards."""
     batch = stored.batch_of(units)
-    rewards = place_at_last_token(batch.rewards, batch.response_mask)
+    rewards = place_at_last_token(critic_rewards(batch, stored.config), batch.response_mask)
     gamma = resolve(stored.config).gamma
     returns: Tensor = monte_carlo_returns(rewards, batch.response_mask, gamma=gamma)
     rows = zip(returns, batch.response_mask, strict=True)

@@ -7,7 +7,7 @@ only the critic's inputs are made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -34,20 +34,11 @@ def with_critic_prompts(
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
         length do not fit the critic's positions.
     """
-    own = config.critic.prompt
-    if not config.algorithm.has_critic or not isinstance(own, PrivilegedPrompt):
+    added = critic_prompt_adder(config, tokenizer)
+    if added is None:
         return split
     budget, of_evaluation = config.rollouts.max_response_tokens, config.evaluation
     heldout_budget = max(budget, of_evaluation.max_response_tokens or 0)
-    text_config = read_model_config(critic_path(config)).get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
-    prefix = () if config.data.chat_template else start_ids(tokenizer)
-
-    def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
-        made = [_with_ids(prompt, own.template, tokenizer, prefix) for prompt in prompts]
-        _check_lengths(made, max_response_tokens, positions)
-        return made
-
     sources = [
         replace(
             source,
@@ -57,6 +48,29 @@ def with_critic_prompts(
     ]
     training = TrainingSet(tuple(sources))
     return replace(split, training=training, heldout=added(split.heldout, heldout_budget))
+
+
+def critic_prompt_adder(
+    config: FitConfig, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[Sequence[Prompt], int], list[Prompt]] | None:
+    """What adds the critic's own prompts to prompts, with room behind them for responses of so
+    many tokens; None where the critic reads the policy's.
+
+    It raises what `with_critic_prompts` does.
+    """
+    own = config.critic.prompt
+    if not config.algorithm.has_critic or not isinstance(own, PrivilegedPrompt):
+        return None
+    text_config = read_model_config(critic_path(config)).get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    prefix = () if config.data.chat_template else start_ids(tokenizer)
+
+    def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
+        made = [_with_ids(prompt, own.template, tokenizer, prefix) for prompt in prompts]
+        _check_lengths(made, max_response_tokens, positions)
+        return made
+
+    return added
 
 
 def render(template: str, prompt: Prompt) -> str:

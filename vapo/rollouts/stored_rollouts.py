@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -10,8 +11,10 @@ from random import Random
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
+from vapo.config.critic import PrivilegedPrompt
 from vapo.errors import UserError
 from vapo.networks.loading import read_model_config
+from vapo.prompts.critic_prompts import critic_prompt_adder
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_file import read_table
@@ -30,12 +33,18 @@ class StoredRollouts:
     with the seed, are held out: no prompt is on both sides, whatever its groups are called. Pass
     after pass goes through seeded permutations of the other units; iteration i takes positions
     [i * num_prompts, (i + 1) * num_prompts) of this sequence.
+
+    A privileged critic's own prompts are made of the rows' prompts, answers and records.
+
+    Raises: UserError: the rows do not fill groups, leave nothing to train on, or lack what the
+        critic's prompt is made of.
     """
 
     def __init__(
         self,
         config: FitConfig,
         rows: Sequence[StoredRollout],
+        tokenizer: PreTrainedTokenizerBase,
         *,
         name: str,
         digest: str = "",
@@ -45,7 +54,7 @@ class StoredRollouts:
         self.name, self.digest, self.other_policy = name, digest, other_policy
         numbers = resolve(config)
         self.num_prompts, self.group_size = numbers.num_prompts, numbers.group_size
-        units = self._units(rows)
+        units = self._units(with_stored_critic_prompts(rows, config, tokenizer, name))
         prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
         Random(derive_seed(config.seed, "held-out rollouts")).shuffle(prompts)
         share = config.components.value_pretraining.heldout_share
@@ -102,6 +111,7 @@ class StoredRollouts:
             group_size=self.group_size,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
+            critic_truncated=self.config.critic.truncated,
         )
 
     def describe(self) -> str:
@@ -152,4 +162,34 @@ def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Stored
         return None
     rows, other = read_rollouts(config, Path(name), tokenizer)
     digest = sha256(Path(name))[:12]
-    return StoredRollouts(config, rows, name=name, digest=digest, other_policy=other)
+    return StoredRollouts(config, rows, tokenizer, name=name, digest=digest, other_policy=other)
+
+
+def with_stored_critic_prompts(
+    rows: Sequence[StoredRollout], config: FitConfig, tokenizer: PreTrainedTokenizerBase, name: str
+) -> Sequence[StoredRollout]:
+    """Add the critic's own prompts to the rows' prompts; unchanged where it reads the policy's.
+
+    Raises: UserError: what the template has is not in the file, or does not fit the critic.
+    """
+    added, own = critic_prompt_adder(config, tokenizer), config.critic.prompt
+    if added is None or not isinstance(own, PrivilegedPrompt):
+        return rows
+    prompts = [row.rollout.prompt for row in rows]
+    for column in ("prompt", "answer"):  # other programs' files may lack them
+        texts = (prompt.text if column == "prompt" else prompt.answer for prompt in prompts)
+        if f"{{{column}}}" not in own.template or all(texts):
+            continue
+        raise UserError(
+            f"{KEY} {name}: critic.prompt.template has {{{column}}}, and the file has rows "
+            f"without a text in the column {column}: add it to the file, or set "
+            "critic.prompt.kind=policy"
+        )
+    try:
+        made = added(prompts, config.rollouts.max_response_tokens)
+    except UserError as error:
+        raise UserError(f"{KEY} {name}: {error}") from None
+    return [
+        replace(row, rollout=replace(row.rollout, prompt=prompt))
+        for row, prompt in zip(rows, made, strict=True)
+    ]

@@ -78,6 +78,14 @@ def lightning_precision(trainer: TrainerConfig) -> Any:
     return "32-true" if trainer.strategy == "fsdp" else trainer.precision
 
 
+def data_mesh(module: L.LightningModule) -> DeviceMesh | None:
+    """The mesh of the module's processes, over which parameters are sharded; None: they are not."""
+    if not is_sharded(module.trainer.strategy):
+        return None
+    assert module.device_mesh is not None
+    return module.device_mesh["data_parallel"]
+
+
 def is_sharded(strategy: Strategy) -> bool:
     return isinstance(strategy, ModelParallelStrategy)
 

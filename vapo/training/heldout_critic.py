@@ -18,11 +18,13 @@ from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
 def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
-    """The batch with the critic's values, and the Monte-Carlo return of each token [B, T]."""
+    """The batch with the critic's values, and the Monte-Carlo return of each token [B, T], of the
+    rewards that the value targets add up."""
     numbers = module.hyperparameters
     evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
-    returns = monte_carlo_returns(training.token_rewards, batch.response_mask, gamma=numbers.gamma)
+    rewards = training.critic_token_rewards
+    returns = monte_carlo_returns(rewards, batch.response_mask, gamma=numbers.gamma)
     return training, returns
 
 

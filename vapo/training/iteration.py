@@ -14,6 +14,7 @@ from torch import Tensor
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups
@@ -130,15 +131,15 @@ class IterationRunner:
         return Iteration(start, minibatches, metrics, batch, checked)
 
     def start_head(self, batch: RolloutBatch, start: IterationStart) -> dict[str, float]:
-        """Let the critic start at the mean reward of all ranks, with `critic.head.start`
-        first_batch in the run's first iteration.
+        """Let the critic start at the mean of its rewards over all ranks, with
+        `critic.head.start` first_batch in the run's first iteration.
 
         A resumed run is past it: a checkpoint is written at an iteration's end.
         """
         waits = self.config.critic.head.start == "first_batch" and start.number == 1
         if not waits or self.networks.critic is None:
             return {}
-        mean = mean_over_ranks(batch.rewards)
+        mean = mean_over_ranks(critic_rewards(batch, self.config))
         value = start_head(self.networks.critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(

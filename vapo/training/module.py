@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -24,15 +24,15 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
-from vapo.system.sharding import is_sharded, reshard, set_gradient_sync
+from vapo.system.sharding import data_mesh, is_sharded, reshard, set_gradient_sync
 from vapo.system.timing import timed
 from vapo.training.bad_minibatch import inspect_minibatch
 from vapo.training.faults import Faults, finite_over_ranks
 from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
-    make_optimizer,
-    make_scheduler,
+    clip_gradient,
+    make_optimizers,
     number_parameters_as_module,
     set_learning_rate,
     stepper,
@@ -105,10 +105,7 @@ class VapoModule(L.LightningModule):
     def configure_model(self) -> None:
         if hasattr(self, "actor"):
             return
-        mesh = None
-        if is_sharded(self.trainer.strategy):
-            assert self.device_mesh is not None
-            mesh = self.device_mesh["data_parallel"]
+        mesh = data_mesh(self)
         self.actor = make_actor(self.config, mesh)
         self.critic = make_critic(self.config, mesh) if self.has_critic else None
         if self.config.algorithm.kl.coef > 0:
@@ -127,13 +124,9 @@ class VapoModule(L.LightningModule):
                 reference.to(self.device)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
-        optimizers: list[Optimizer] = []
-        schedulers = []
-        for name in ("actor", "critic") if self.has_critic else ("actor",):
-            options = getattr(self.config, name).optimizer
-            optimizers.append(make_optimizer(getattr(self, name), options))
-            schedulers.append(make_scheduler(optimizers[-1], options.warmup_steps))
-        return optimizers, schedulers
+        names = ("actor", "critic") if self.has_critic else ("actor",)
+        options = {name: getattr(self.config, name).optimizer for name in names}
+        return make_optimizers(self, options)
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
@@ -197,11 +190,7 @@ class VapoModule(L.LightningModule):
         return self.minibatch_metrics[-1]
 
     def _accumulate(
-        self,
-        network: Actor | Critic,
-        loss_share: LossShare,
-        minibatch: Minibatch,
-        totals: Totals,
+        self, network: Actor | Critic, loss_share: LossShare, minibatch: Minibatch, totals: Totals
     ) -> Tensor:
         """Accumulate a minibatch's gradient over micro-batches; return this rank's loss."""
         if minibatch.fault is not None:
@@ -257,9 +246,7 @@ class VapoModule(L.LightningModule):
         wrapper, scheduler = stepper(self, name)
         optimizer = wrapper.optimizer
         max_norm = getattr(self.config, name).optimizer.max_grad_norm
-        before_clip = nn.utils.clip_grad_norm_(getattr(self, name).parameters(), max_norm)
-        if hasattr(before_clip, "full_tensor"):
-            before_clip = before_clip.full_tensor()
+        before_clip = clip_gradient(getattr(self, name), max_norm)
         norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
         if (phase_lr := lr_of_phase(self.config, name, self.start.phase)) is not None:
             set_learning_rate(optimizer, scheduler, phase_lr)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -37,6 +38,18 @@ def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
     return optimizer
 
 
+def make_optimizers(
+    module: nn.Module, options: Mapping[str, OptimizerConfig]
+) -> tuple[list[Optimizer], list[LambdaLR]]:
+    """An optimizer with its schedule for each of a module's networks, by name, in this order."""
+    optimizers: list[Optimizer] = []
+    schedulers = []
+    for name, chosen in options.items():
+        optimizers.append(make_optimizer(module.get_submodule(name), chosen))
+        schedulers.append(make_scheduler(optimizers[-1], chosen.warmup_steps))
+    return optimizers, schedulers
+
+
 def make_scheduler(
     optimizer: Optimizer, warmup_steps: int, *, num_steps: int = 0, decay_steps: int = 0
 ) -> LambdaLR:
@@ -50,6 +63,13 @@ def make_scheduler(
         return min(warmup, max(num_steps - step, 0) / decay_steps) if decay_steps else warmup
 
     return LambdaLR(optimizer, factor)
+
+
+def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
+    """Scale the gradient down to this norm, and return the whole network's norm before it, a
+    scalar; sharded or not."""
+    norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
