@@ -236,7 +236,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
     "easyppo": {
         "critic.weights": "prompt_noise",
         "critic.truncated": "train",
-        "critic.minibatch_size": 64,
+        "critic.num_minibatches": 4,
         "algorithm.dual_clip": 3.0,
         "algorithm.kl.coef": 0.001,
         "algorithm.lambda_policy": 1.0,

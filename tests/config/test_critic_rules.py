@@ -10,6 +10,7 @@ from tests.config.fits import fit_config
 from tests.config.test_function_rules import NO_CRITIC, problem
 from vapo.config.critic import BoundedHead, CategoricalHead, as_loaded
 from vapo.config.critic_rules import value_range
+from vapo.sweep.plan import start_from_critic
 
 BOUNDED, CATEGORICAL = "critic.head.kind=bounded", "critic.head.kind=categorical"
 CROSS_ENTROPY = "critic.loss=cross_entropy"
@@ -118,3 +119,9 @@ def test_a_trained_head_is_loaded_as_it_is(tmp_path: Path) -> None:
     again = as_loaded(bounded)
     assert isinstance(again, BoundedHead)
     assert again == bounded
+
+
+def test_a_sweeps_row_keeps_the_head_that_was_pretrained(tmp_path: Path) -> None:
+    config = fit_config(tmp_path, BOUNDED, "critic.head.start=first_batch")
+    head = start_from_critic(config, "some/critic").critic.head
+    assert (head.kind, head.start) == ("bounded", "as_loaded")

@@ -47,7 +47,7 @@ REFUSED = [
     ((BOOTSTRAP, EVPO), "compares it with other responses' rewards"),
     ((BOOTSTRAP, NOISE), "measures how it scatters"),
     (("critic.truncated=leave_out", *NO_CRITIC), "critic.truncated has no effect"),
-    ((BOOTSTRAP, *NO_CRITIC), "leave it at false"),
+    ((BOOTSTRAP, *NO_CRITIC), "set critic.bootstrap_truncated=false"),
     (("critic.anchors=[0.5]", *NO_CRITIC), "critic.anchors has no effect"),
     (("critic.reward=unshaped", *OWN), "makes its own: leave it at shaped"),
     ((LINEAR_MIX, *NO_CRITIC), "weighs the advantages of GAE"),

@@ -148,6 +148,12 @@ class CriticConfig:
     minibatch_size: int | None = option(
         None, "responses per optimizer step of the critic; null: training.minibatch_size", ge=1
     )
+    num_minibatches: int | None = option(
+        None,
+        "optimizer steps of the critic in a pass, in place of minibatch_size (EasyPPO: 4); null: "
+        "minibatch_size decides",
+        ge=1,
+    )
     pretraining_lr: float | None = option(
         None, "learning rate in value pretraining; null: optimizer.lr", gt=0
     )

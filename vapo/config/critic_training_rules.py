@@ -7,32 +7,54 @@ from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
 
-def critic_minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
-    numbers, size = resolve(config), config.critic.minibatch_size
-    total = numbers.num_prompts * numbers.group_size
-    if size is None or total % size == 0:
+def critic_minibatches_have_one_size(config: FitConfig) -> Problem | None:
+    critic = config.critic
+    if critic.minibatch_size is None or critic.num_minibatches is None:
         return None
-    below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
     return Problem(
-        (
-            "critic.minibatch_size",
-            "components.group_sampling.num_prompts",
-            "components.group_sampling.group_size",
-        ),
-        f"critic.minibatch_size {size} does not divide the {total} responses of an iteration "
-        f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that does "
-        f"is {below}",
+        ("critic.minibatch_size", "critic.num_minibatches"),
+        "critic.minibatch_size and critic.num_minibatches say the same in two ways: set one of "
+        "them to null",
     )
 
 
+def critic_minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
+    numbers = resolve(config)
+    total = numbers.num_prompts * numbers.group_size
+    sizes = {
+        "critic.minibatch_size": config.critic.minibatch_size,
+        "critic.num_minibatches": config.critic.num_minibatches,
+    }
+    for key, size in sizes.items():
+        if size is None or total % size == 0:
+            continue
+        below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
+        return Problem(
+            (
+                key,
+                "components.group_sampling.num_prompts",
+                "components.group_sampling.group_size",
+            ),
+            f"{key} {size} does not divide the {total} responses of an iteration "
+            f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that does "
+            f"is {below}",
+        )
+    return None
+
+
 def ranks_share_critic_minibatches(config: FitConfig) -> Problem | None:
-    ranks, size = config.trainer.devices * config.trainer.num_nodes, config.critic.minibatch_size
+    numbers, critic = resolve(config), config.critic
+    ranks = config.trainer.devices * config.trainer.num_nodes
+    size, key = critic.minibatch_size, "critic.minibatch_size"
+    if critic.num_minibatches is not None:
+        key = "critic.num_minibatches"
+        size = numbers.num_prompts * numbers.group_size // critic.num_minibatches
     if size is None or size % ranks == 0:
         return None
     return Problem(
-        ("critic.minibatch_size", "trainer.devices", "trainer.num_nodes"),
-        f"critic.minibatch_size {size} cannot be shared evenly by trainer.devices x "
-        f"trainer.num_nodes = {ranks} processes: make it a multiple of {ranks}",
+        (key, "trainer.devices", "trainer.num_nodes"),
+        f"{key}: minibatches of {size} responses cannot be shared evenly by trainer.devices x "
+        f"trainer.num_nodes = {ranks} processes: make {size} a multiple of {ranks}",
     )
 
 
@@ -82,6 +104,7 @@ def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
     changed = {
         "critic.epochs": (critic.epochs != 1, "1"),
         "critic.minibatch_size": (critic.minibatch_size is not None, "null"),
+        "critic.num_minibatches": (critic.num_minibatches is not None, "null"),
         "critic.frozen": (bool(critic.frozen), "[]"),
         "critic.lora": (critic.lora is not None, "null"),
         "critic.prompt.kind": (critic.prompt.kind != "policy", "policy"),
@@ -120,6 +143,7 @@ def agreement_needs_several_critics(config: FitConfig) -> Problem | None:
 
 CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
+    critic_minibatches_have_one_size,
     critic_minibatches_fill_the_iteration,
     ranks_share_critic_minibatches,
     pretraining_lr_is_used,

@@ -33,7 +33,9 @@ class RewardModelVerifier:
 class OverlongConfig:
     """DAPO (2503.14476, section 3.4). Both off in VAPO."""
 
-    filter_truncated: bool = option(False, "truncated responses carry no loss")
+    filter_truncated: bool = option(
+        False, "truncated responses carry no loss (the critic's: if critic.truncated is as_policy)"
+    )
     soft_punishment: bool = option(False, "add DAPO's soft overlong punishment to the reward")
     cache_tokens: int | None = option(
         None,

@@ -64,6 +64,7 @@ def num_minibatches(config: FitConfig, network: str) -> int:
     size = config.training.minibatch_size or total
     if network == CRITIC:
         size = config.critic.minibatch_size or size
+        return config.critic.num_minibatches or total // size
     return total // size
 
 

@@ -131,6 +131,21 @@ def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
     assert counts["critic"] == PARAMETERS - VOCAB * 256 + 256  # a value head for lm_head
 
 
+def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
+    """Weights and biases of K outputs, and K float32 numbers a token, kept for the backward."""
+    head = ("critic.head.kind=categorical", "critic.loss=cross_entropy", "critic.init=policy")
+    plain, wide = (estimate(mid_size_config(folder, *more)) for more in (head[2:], head))
+    hidden, bins = AutoConfig.from_pretrained(folder).hidden_size, 101
+    more = wide.parameters["critic"] - plain.parameters["critic"]
+    assert more == (bins - 1) * hidden + bins
+    config = mid_size_config(folder, *head)
+    lengths = worst_microbatch(config, 10**6)
+    tokens = lengths.rows * lengths.response_tokens
+    kept = [e.stages["critic update"]["activations"] for e in (plain, wide)]
+    assert kept[1] - kept[0] > 4 * bins * tokens
+    assert wide.stages["actor update"]["activations"] == plain.stages["actor update"]["activations"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "copies"),
     [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],

@@ -201,6 +201,8 @@ def _local_rollouts(config: FitConfig) -> int:
 def _local_minibatch(config: FitConfig, network: str) -> int:
     size = config.training.minibatch_size
     if network == "critic":
+        if config.critic.num_minibatches is not None:
+            return _local_rollouts(config) // config.critic.num_minibatches
         size = config.critic.minibatch_size or size
     return _local_rollouts(config) if size is None else size // num_processes(config)
 

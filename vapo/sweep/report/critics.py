@@ -135,6 +135,10 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
     )
     if oracle is not None:
         said += f"; the oracle {oracle:.3f}"
+    least = most.best - most.best_spread
+    near = [r.critic for r in table if r is not most and r.best + r.best_spread >= least]
+    if near:
+        said += f". Within one standard deviation of it: {', '.join(near)}"
     return "\n".join([*lines, "", f"{said}."]) + "\n"
 
 
