@@ -133,7 +133,7 @@ def test_a_saved_critic_and_a_checkpoint_have_the_adapters_merged(tmp_path: Path
             ("critic.pretraining_lr=0.1", "components.value_pretraining.enabled=false"),
             "critic.pretraining_lr",
         ),
-        (("critic.count=2",), "critic.count"),
+        (("critic.count=2", "trainer.strategy=fsdp", "trainer.devices=2"), "critic.count"),
         (("algorithm.agreement_mask_share=0.2",), "algorithm.agreement_mask_share"),
     ],
 )
