@@ -52,7 +52,7 @@ def shaken(critic: Critic) -> CriticEnsemble:
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in critic.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
+            parameter.add_(0.1 * torch.randn(parameter.shape))
     return cast(CriticEnsemble, critic)
 
 

@@ -36,6 +36,7 @@ from vapo.networks.build import (
     make_actor,
     make_critic,
 )
+from vapo.networks.critic import Critic
 from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
@@ -96,8 +97,8 @@ def load_forward_networks(
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
         reference = make_actor(config, None, trained=False)
     actor = Actor(model)
-    others = [] if reference is None else [reference]
-    models = [network.model for network in (actor, *members_of(critic), *others)]
+    networks: list[Actor | Critic] = [actor, *members_of(critic)]
+    models = [network.model for network in (*networks, reference) if network is not None]
     return ForwardNetworks(
         actor=actor,
         reference=reference,
