@@ -6,6 +6,7 @@
     V  vocabulary
     H  hidden size
     K  bins of a categorical value head
+    M  critics of an ensemble
     N  prompts
     G  group size (rollouts of one prompt); rollouts of one group are contiguous, B = N * G
     n  tokens, flattened over rows
@@ -159,12 +160,18 @@ class EvaluatedBatch(RolloutBatch):
     `old_values[:, t]` is V(s_t), the value of the state in which token t is sampled. Log-probs
     are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
     critic, `old_entropy` where no value page shows it.
+
+    With several critics `old_values` is their mean and `value_spread` their standard deviation;
+    `critic_members` says which of them trains on the row, `old_member_values` are that one's.
     """
 
     old_logprobs: Float[Tensor, "B T"] | None = None
     ref_logprobs: Float[Tensor, "B T"] | None = None
     old_values: Float[Tensor, "B T"] | None = None
     old_entropy: Float[Tensor, "B T"] | None = None
+    value_spread: Float[Tensor, "B T"] | None = None
+    critic_members: Int[Tensor, " B"] | None = None
+    old_member_values: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)

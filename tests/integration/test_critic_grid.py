@@ -65,6 +65,8 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
         "critic.prompt.kind": "privileged",
         "critic.prompt.template": "{answer}{prompt}",
     },
+    "two_critics": {"critic.count": 2},
+    "agreement": {"critic.count": 2, "algorithm.agreement_mask_share": 0.2},
     "linear_mix": {"algorithm.baseline.kind": "linear_mix"},
     "tether": {"algorithm.baseline.kind": "tether"},
     "evpo": {"algorithm.baseline.kind": "evpo"},
@@ -126,6 +128,8 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "frozen",
         "critic_lora",
         "privileged",
+        "two_critics",
+        "agreement",
     ),
     "noise_weights_know_the_noise": pairs("noise_weights", "hl_gauss", "two_bins"),
     "value_clip_has_one_output": pairs("value_clip", "hl_gauss", "two_bins", "bins_squared_error"),
@@ -140,8 +144,6 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "surrogate_has_one_ratio": pairs("importance_sampling", "dis", "dppo"),
     "k_has_its_component": pairs("k", "no_critic"),
     "critic_free_has_no_critic_parts": pairs("value_clip", "no_critic"),
-    "adapters_are_not_frozen": pairs("critic_lora", "frozen"),
-    "pretraining_lr_is_used": pairs("pretraining_lr", "no_pretraining", "no_critic"),
     "group_estimator_has_groups": pairs("one_response", "no_critic"),
 }
 

@@ -15,7 +15,7 @@ from vapo.runs.checkpoints import network_state, read_checkpoint
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
-    """Write the folder; `from_pretrained` loads it.
+    """Write the folder; `from_pretrained` loads it. Of several critics a folder in it for each.
 
     Raises: UserError: there is something in the folder already.
     """
@@ -31,13 +31,17 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
             f"{checkpoint} --value_page page.html` shows its values; in Python, "
             "vapo.runs.checkpoints.network_state has its weights"
         )
-    state = network_state(contents, network)
-    if network == "actor":
-        options = {"dtype": config.actor.dtype, "attn_implementation": "auto"}
-        model = load_causal_lm(config.actor.path, **options)
-    else:
-        options = {"dtype": config.critic.dtype, "attn_implementation": "auto"}
-        model = load_value_model(critic_path(config), **options, critic=config.critic)
-    model.load_state_dict(state)
-    save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), output_dir)
+    count = config.critic.count if network == "critic" else 1
+    for member in range(count):
+        state = network_state(contents, network, member=member)
+        if network == "actor":
+            options = {"dtype": config.actor.dtype, "attn_implementation": "auto"}
+            model = load_causal_lm(config.actor.path, **options)
+        else:
+            options = {"dtype": config.critic.dtype, "attn_implementation": "auto"}
+            path = critic_path(config, member)
+            model = load_value_model(path, **options, critic=config.critic)
+        model.load_state_dict(state)
+        folder = output_dir if count == 1 else output_dir / str(member)
+        save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)
     print(output_dir)

@@ -18,7 +18,7 @@ from vapo.networks.build import (
     check_frozen,
     check_tokenizers,
     check_value_head,
-    critic_path,
+    critic_start,
 )
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
@@ -248,7 +248,7 @@ def describe_checkpoints(folder: Path) -> str:
 
 def run_tags(config: FitConfig) -> dict[str, str]:
     """What a report tells runs apart by, and the UI filters by."""
-    critic = critic_path(config) if config.algorithm.has_critic else None
+    critic = critic_start(config) if config.algorithm.has_critic else None
     return {
         "command": "fit",
         "code": code_version(),

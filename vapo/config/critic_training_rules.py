@@ -96,21 +96,25 @@ def critic_lora_is_one_process(config: FitConfig) -> Problem | None:
     )
 
 
-def one_critic(config: FitConfig) -> Problem | None:
-    """AsyPPO's ensemble: the options are there, the networks are not."""
-    if config.critic.count > 1:
-        return Problem(
-            ("critic.count",),
-            f"critic.count {config.critic.count} is not supported yet: one critic is trained; set "
-            "critic.count=1",
-        )
-    if config.algorithm.agreement_mask_share > 0:
-        return Problem(
-            ("algorithm.agreement_mask_share", "critic.count"),
-            "algorithm.agreement_mask_share compares several critics, and there is one: set "
-            "algorithm.agreement_mask_share=0",
-        )
-    return None
+def several_critics_are_one_process(config: FitConfig) -> Problem | None:
+    if config.critic.count == 1 or config.trainer.strategy == "auto":
+        return None
+    return Problem(
+        ("critic.count", "trainer.strategy"),
+        f"critic.count {config.critic.count} is not supported with trainer.strategy=fsdp: each "
+        "forward pass of a sharded critic needs all processes, and theirs would be of different "
+        "critics; set critic.count=1, or train in one process with trainer.strategy=auto",
+    )
+
+
+def agreement_needs_several_critics(config: FitConfig) -> Problem | None:
+    if config.algorithm.agreement_mask_share == 0 or config.critic.count > 1:
+        return None
+    return Problem(
+        ("algorithm.agreement_mask_share", "critic.count"),
+        "algorithm.agreement_mask_share compares several critics, and there is one: set "
+        "critic.count to 2 or more, or algorithm.agreement_mask_share=0",
+    )
 
 
 CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
@@ -120,5 +124,6 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     pretraining_lr_is_used,
     adapters_are_not_frozen,
     critic_lora_is_one_process,
-    one_critic,
+    several_critics_are_one_process,
+    agreement_needs_several_critics,
 )

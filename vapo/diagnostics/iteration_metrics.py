@@ -79,7 +79,9 @@ def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
     rows, last = torch.arange(len(batch)), batch.response_lengths - 1
     ends = gather_over_ranks(torch.stack([values[:, 0], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)
-    return {
+    spread = batch.value_spread
+    of_several = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
+    return of_several | {
         "critic/explained_variance": float(
             explained_variance(values, returns, mask, reduce=sum_over_ranks)
         ),

@@ -126,3 +126,28 @@ def batch_mean_advantages(
 
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.no_grad()
+def ensemble_spread(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
+    """Standard deviation over the M critics of an ensemble, with denominator M.
+
+        sqrt(mean_m (V_m - V)^2), V the mean
+
+    Source: AsyPPO (arXiv 2510.01656); the denominator: silent. Members that are equal to the last
+    bit have exactly 0, so that they mask nothing (`masking.lowest_share_mask`).
+    Units: those of the values.
+
+    >>> ensemble_spread(torch.tensor([[0.0, 1.0], [0.3, 0.3]]))
+    tensor([0.5000, 0.0000])
+    """
+    return (values - values[..., :1]).std(dim=-1, correction=0)
+
+
+def ensemble_mean(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
+    """Mean over the M critics of an ensemble: the value of AsyPPO (arXiv 2510.01656).
+
+    Members that are equal to the last bit have exactly their value.
+    """
+    first = values[..., 0]
+    return first + (values - values[..., :1]).mean(dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,6 +13,7 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
+from vapo.networks.ensemble import CriticEnsemble
 from vapo.networks.loading import (
     load_causal_lm,
     load_tokenizer,
@@ -30,13 +32,33 @@ from vapo.system.sharding import fill_from_first_rank, shard
 Network = TypeVar("Network", Actor, Critic)
 
 
-def critic_path(config: FitConfig) -> str:
-    """The folder that the critic starts from."""
+def critic_start(config: FitConfig) -> str:
+    """The folder that the critic starts from, or the one that holds a folder of each critic."""
     init = config.critic.init
     if init == "reward_model":
         assert config.critic.reward_model_path is not None
         return config.critic.reward_model_path
     return config.actor.path if init == "policy" else init
+
+
+def critic_path(config: FitConfig, member: int = 0) -> str:
+    """The model folder that a member of the critics starts from.
+
+    Several critics start from one folder, or from what value pretraining has saved of as many.
+
+    Raises: UserError: the folder has another number of critics than critic.count.
+    """
+    start, count = critic_start(config), config.critic.count
+    folder = Path(start).expanduser()
+    if (folder / "config.json").is_file() or not (folder / "0/config.json").is_file():
+        return start
+    saved = sum(1 for _ in folder.glob("[0-9]*/config.json"))
+    if saved != count:
+        raise UserError(
+            f"{start}: the folder has {saved} critics, and critic.count is {count}: set "
+            f"critic.count={saved}, or start from one of them, as {folder / '0'}"
+        )
+    return str(folder / str(member))
 
 
 def check_value_head(config: FitConfig) -> None:
@@ -45,8 +67,9 @@ def check_value_head(config: FitConfig) -> None:
     Raises: UserError naming both.
     """
     if config.algorithm.has_critic:
-        path = critic_path(config)
-        plan_head(read_model_config(path), path, config.critic)
+        for member in range(config.critic.count):
+            path = critic_path(config, member)
+            plan_head(read_model_config(path), path, config.critic)
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -84,8 +107,17 @@ def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> 
 
 
 def make_critic(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Critic:
-    """The value model, sharded over `mesh` if there is one; not `trained`: without adapters."""
-    options, path = config.critic, critic_path(config)
+    """The value model, or `critic.count` of them as one network; not `trained`: without adapters.
+
+    Sharded over `mesh` if there is one.
+    """
+    paths = [critic_path(config, member) for member in range(config.critic.count)]
+    members = [_make_member(config, path, mesh, trained=trained) for path in paths]
+    return members[0] if len(members) == 1 else CriticEnsemble(members)
+
+
+def _make_member(config: FitConfig, path: str, mesh: DeviceMesh | None, *, trained: bool) -> Critic:
+    options = config.critic
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Critic:

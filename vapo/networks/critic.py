@@ -20,11 +20,13 @@ from vapo.system.sharding import reshard
 class CriticOutput(NamedTuple):
     """The values of n states, and of a categorical head the logits that they are the mean of.
 
-    One forward gives both: a sharded network gathers its weights for a forward alone.
+    One forward gives both: a sharded network gathers its weights for a forward alone. Of several
+    critics `members` are the values of each, and `values` their mean.
     """
 
     values: Float[Tensor, " n"]
     logits: Float[Tensor, "n K"] | None = None
+    members: Float[Tensor, "n M"] | None = None
 
 
 class Critic(nn.Module):

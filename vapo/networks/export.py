@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vapo.config.networks import LoraConfig
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
+from vapo.networks.ensemble import CriticEnsemble, members_of
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.lora import merged
 from vapo.system.distributed import rank
@@ -37,7 +38,14 @@ def save_folder(
 def save_network(
     network: Actor | Critic, tokenizer_path: str, folder: Path, *, lora: LoraConfig | None = None
 ) -> None:
-    """Save a live, maybe sharded, network, its adapters merged. Every rank calls it; 0 writes."""
+    """Save a live, maybe sharded, network, its adapters merged. Every rank calls it; 0 writes.
+
+    Several critics get a folder each, named by their numbers from 0.
+    """
+    if isinstance(network, CriticEnsemble):
+        for number, member in enumerate(members_of(network)):
+            save_network(member, tokenizer_path, folder / str(number), lora=lora)
+        return
     prefix = "model."
     whole = ((name.removeprefix(prefix), tensor) for name, tensor in full_state(network))
     state = {name: tensor.cpu().contiguous() for name, tensor in merged(whole, lora)}

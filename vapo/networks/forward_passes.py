@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
+from vapo.networks.ensemble import ensemble_columns, members_of
 from vapo.networks.token_inputs import (
     TokenInputs,
     cut_by_tokens,
@@ -19,6 +20,8 @@ from vapo.networks.token_inputs import (
     sequence_lengths,
 )
 from vapo.types import EvaluatedBatch, RolloutBatch
+
+_MEMBERS = "values of each member of an ensemble"
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ def evaluate_rollouts(
     columns: dict[str, Any] = {name: torch.zeros(batch.response_mask.shape) for name in names}
     if networks.critic is not None:
         columns["old_values"] = torch.zeros(batch.response_mask.shape)
+        if (count := len(members_of(networks.critic))) > 1:
+            columns[_MEMBERS] = torch.zeros(*batch.response_mask.shape, count)
 
     def values(inputs: TokenInputs) -> dict[str, Tensor]:
-        return {} if networks.critic is None else {"old_values": networks.critic(inputs).values}
+        return _values(inputs, networks.critic)
 
     def both(inputs: TokenInputs) -> dict[str, Tensor]:
         found = _logprobs(inputs, networks)
@@ -66,7 +71,17 @@ def evaluate_rollouts(
         _fill(columns, batch, networks, both, for_critic=False)
     if has_own:
         _fill(columns, batch, networks, values, for_critic=True)
+    if _MEMBERS in columns:
+        columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)
+
+
+def _values(inputs: TokenInputs, critic: Critic | None) -> dict[str, Tensor]:
+    if critic is None:
+        return {}
+    output = critic(inputs)
+    of_members = {} if output.members is None else {_MEMBERS: output.members}
+    return {"old_values": output.values, **of_members}
 
 
 def _logprobs(inputs: TokenInputs, networks: ForwardNetworks) -> dict[str, Tensor]:

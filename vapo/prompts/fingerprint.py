@@ -16,15 +16,16 @@ def fingerprint(folder: str | Path) -> str | None:
     """12 hex digits of a folder's configs and weights; None where there is no such folder.
 
     Of each file: its name, size, first and last MiB. Training moves every weight, so the ends
-    of a file change with it.
+    of a file change with it. A folder of several critics has a folder of each.
     """
     path = Path(folder)
     if not path.is_dir():
         return None
     digest = hashlib.sha256()
-    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.json")]):
+    patterns = [place + kind for place in ("", "[0-9]*/") for kind in ("*.safetensors", "*.json")]
+    for file in sorted(found for pattern in patterns for found in path.glob(pattern)):
         size = file.stat().st_size
-        digest.update(f"{file.name} {size}\0".encode())
+        digest.update(f"{file.relative_to(path).as_posix()} {size}\0".encode())
         with file.open("rb") as content:
             digest.update(content.read(_END_BYTES))
             if size > _END_BYTES:

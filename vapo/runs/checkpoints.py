@@ -114,12 +114,14 @@ def _read_shards(folder: Path) -> Any:
     return contents
 
 
-def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
+def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
     """The weights of `actor` or `critic`, under the names of its Hugging Face model.
 
-    Adapters are merged.
+    Adapters are merged. Of several critics those of one member.
     """
-    prefix = f"{network}.model."
+    config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
+    is_one = network == "actor" or config.critic.count == 1
+    prefix = f"{network}.model." if is_one else f"{network}.members.{member}.model."
     state = {
         name.removeprefix(prefix): tensor
         for name, tensor in contents["state_dict"].items()
@@ -127,7 +129,6 @@ def network_state(contents: dict[str, Any], network: str) -> dict[str, Tensor]:
     }
     if not state:
         raise UserError(f"the checkpoint has no {network}; a critic-free run has only an actor")
-    config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
     return dict(merged(state.items(), getattr(config, network).lora))
 
 
@@ -138,13 +139,15 @@ class Checkpoint:
     path: Path
     contents: dict[str, Any]
 
-    def fill(self, model: nn.Module, network: str, start: str) -> None:
+    def fill(self, model: nn.Module, network: str, start: str, *, member: int = 0) -> None:
         """Load the weights of `actor` or `critic` into the model that was read from `start`.
+
+        Of several critics those of one member.
 
         Raises: UserError: the checkpoint does not have it, or it is of another architecture.
         """
         try:
-            model.load_state_dict(network_state(self.contents, network))
+            model.load_state_dict(network_state(self.contents, network, member=member))
         except UserError as error:
             raise UserError(f"{self.path}: {error}; score it with its run's own config") from None
         except RuntimeError as error:

@@ -11,7 +11,7 @@ from torch import nn
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
-from vapo.networks.build import critic_path
+from vapo.networks.build import critic_path, critic_start
 from vapo.networks.critic import Critic
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
@@ -49,11 +49,36 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
         check_value_head(manifest.value_head, config, name=name)
-        path, critic = critic_path(config), config.critic
-        empty = empty_value_model(path, critic)
+        check_count(_count_in(manifest), config, name=name)
+        _check_network(manifest, _critic_parameters(config), name, "critic", critic_start(config))
+
+
+def _critic_parameters(config: FitConfig) -> dict[str, str]:
+    count = config.critic.count
+    parameters: dict[str, str] = {}
+    for member in range(count):
+        empty = empty_value_model(critic_path(config, member), config.critic)
         put_own_head(empty, config)
         choose_trained(empty, config)
-        _check_network(manifest, parameters_of(Critic(empty), "critic."), name, "critic", path)
+        prefix = "critic." if count == 1 else f"critic.members.{member}."
+        parameters |= parameters_of(Critic(empty), prefix)
+    return parameters
+
+
+def _count_in(manifest: Manifest) -> int:
+    """How many critics a checkpoint has."""
+    prefix = "critic.members."
+    names = [key.removeprefix(prefix) for key in manifest.parameters if key.startswith(prefix)]
+    return len({name.partition(".")[0] for name in names}) or 1
+
+
+def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming both, if the config has another number of critics."""
+    if theirs != config.critic.count:
+        raise UserError(
+            f"{name} has {theirs} critic{'s' * (theirs > 1)}, and critic.count is "
+            f"{config.critic.count}: set critic.count={theirs}, as the run had it"
+        )
 
 
 def check_value_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.agreement import mask_agreement
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
@@ -21,7 +22,8 @@ from vapo.config.hyperparameters import compares_groups
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
-from vapo.networks.critic import Critic, start_head
+from vapo.networks.critic import Critic
+from vapo.networks.ensemble import start_heads
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.source import RolloutSource
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
@@ -123,6 +125,8 @@ class IterationRunner:
         batch = self.estimate(checked.batch, start)
         metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
+        batch, masked = mask_agreement(batch, self.config.algorithm.agreement_mask_share)
+        metrics |= masked
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
@@ -140,7 +144,7 @@ class IterationRunner:
         if not waits or self.networks.critic is None:
             return {}
         mean = mean_over_ranks(critic_rewards(batch, self.config))
-        value = start_head(self.networks.critic, mean)
+        value = start_heads(self.networks.critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(
             f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "

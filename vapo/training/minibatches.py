@@ -69,8 +69,24 @@ class MicrobatchCut:
 
     def __call__(self, rows: list[int]) -> Microbatches:
         lengths = sequence_lengths(self.batch, for_critic=self.for_critic)
-        chunks = cut_by_tokens(lengths, rows, max_tokens=self.max_tokens, packed=self.packed)
+        chunks: list[list[int]] = []
+        for part in self.parts(rows):
+            chunks += cut_by_tokens(lengths, part, max_tokens=self.max_tokens, packed=self.packed)
         return Microbatches(chunks, self.microbatch)
+
+    def parts(self, rows: list[int]) -> list[list[int]]:
+        """The rows that may lie in one micro-batch: all, or for several critics each one's own.
+
+        A critic that has a loss on no token of them gets no rows: a gradient of 0 would move it.
+        """
+        members = self.batch.critic_members
+        if members is None or not self.for_critic:
+            return [rows]
+        found: dict[int, list[int]] = {}
+        for row, member in zip(rows, members[rows].tolist(), strict=True):
+            found.setdefault(member, []).append(row)
+        has_loss = self.batch.critic_mask.any(dim=1)
+        return [part for _, part in sorted(found.items()) if bool(has_loss[part].any())]
 
     def microbatch(self, rows: list[int]) -> Microbatch:
         inputs = rollout_inputs(
@@ -89,8 +105,8 @@ class Minibatch:
     loss. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
     policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
-    prompts; None: both networks read `microbatches`. A `fault` gives the reason why none of it may
-    be trained on.
+    prompts, and are of one critic each where there are several; None: both networks read
+    `microbatches`. A `fault` gives the reason why none of it may be trained on.
     """
 
     microbatches: Microbatches
@@ -162,7 +178,7 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    own_critic = [True] if has_critic_prompts(batch) else []
+    own_critic = [True] if has_critic_prompts(batch) or batch.critic_members is not None else []
     cuts = {
         for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, packed)
         for for_critic in [False, *own_critic]

@@ -20,6 +20,7 @@ from vapo.config.flattening import to_yaml
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic
+from vapo.networks.ensemble import forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.runs.weights_lineage import Lineage
@@ -113,7 +114,7 @@ class VapoModule(L.LightningModule):
             self._reference = (make_reference(self.config, mesh, self.actor),)
         self.uses_packed_rows = choose_packing(
             self.config.training.packing,
-            [n.model for n in (self.actor, self.critic, *self._reference) if n is not None],
+            [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
         )
 
     def on_fit_start(self) -> None:
@@ -231,8 +232,8 @@ class VapoModule(L.LightningModule):
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
-        output = self.critic(inputs)._asdict().items()
-        return {name: inputs.scatter(column) for name, column in output if column is not None}
+        output = forward_of_rows(self.critic, inputs, micro.rows.critic_members)._asdict()
+        return {name: inputs.scatter(x) for name, x in output.items() if x is not None}
 
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool

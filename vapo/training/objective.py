@@ -229,18 +229,19 @@ def value_objective(
     """These rows' share of the value loss by `critic.loss`, a mean over the tokens that carry it.
 
     With cross-entropy the squared error of the expectation is logged beside it, to compare heads.
+    Of several critics each has its own rows, and the denominator counts the tokens of all.
 
     Args:
         output: `values` [b, T], and of a categorical head `logits` [b, T, K].
     """
-    targets = rows.value_targets
+    targets, old_values = rows.value_targets, rows.old_member_values
     assert targets is not None, "the estimator trains a critic"
     loss = squared_error = value_loss(
         output["values"],
         targets,
         rows.critic_mask,
         denominator=minibatch.num_value_tokens,
-        old_values=rows.old_values,
+        old_values=rows.old_values if old_values is None else old_values,
         value_clip=config.algorithm.value_clip,
         token_weights=None if rows.value_weights is None else rows.value_weights[:, None],
     )

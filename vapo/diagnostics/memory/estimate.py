@@ -91,8 +91,10 @@ class _Network:
         trained, adapters = count.total, 0
         if isinstance(options, CriticConfig) and (options.frozen or options.lora is not None):
             trained, adapters = _trained_parameters(model, config)
-        self.weights = (count.total * parameter_bytes + adapters * 4) / ranks
-        self.trained = (trained * parameter_bytes + adapters * 4) / ranks
+        # several critics: a pass is of one at a time
+        self.copies = options.count if isinstance(options, CriticConfig) else 1
+        self.weights = self.copies * (count.total * parameter_bytes + adapters * 4) / ranks
+        self.trained = self.copies * (trained * parameter_bytes + adapters * 4) / ranks
         self.whole_gradients = trained * self.reduce_bytes
         self.gathered = count.total * self.compute_bytes * self.is_sharded
         # embedding, head and last norm stay whole between a forward and its backward
@@ -148,7 +150,7 @@ def estimate_memory(
     for network in networks:
         stages[f"{network.name} update"] = resting | _update(network, networks, config)
     stages["optimizer step"] = resting | _optimizer_step(networks, config)
-    parameters = {n.name: n.parameters.total for n in networks}
+    parameters = {n.name: n.copies * n.parameters.total for n in networks}
     return Estimate(stages, parameters, num_processes(config), host)
 
 
@@ -268,7 +270,7 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
     memory = network.passes.run(FakeNetwork.update, **lengths)
     others = [n for n in networks if n is not network]
     roots = sum(n.root_gathered for n in networks)
-    autocast_copies = sum(2 * n.parameters.total for n in others if n.autocast)
+    autocast_copies = sum(2 * n.copies * n.parameters.total for n in others if n.autocast)
     return {
         "gradients": _gradients(networks, config),
         "gathered weights": network.layers_gathered + roots,

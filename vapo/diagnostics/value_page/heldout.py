@@ -29,14 +29,22 @@ from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
-from vapo.networks.build import check_tokenizers, critic_path, make_actor, make_critic
+from vapo.networks.build import (
+    check_tokenizers,
+    critic_path,
+    critic_start,
+    make_actor,
+    make_critic,
+)
+from vapo.networks.critic import Critic
+from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
-from vapo.runs.compatibility import check_value_head, value_head_options
+from vapo.runs.compatibility import check_count, check_value_head, value_head_options
 from vapo.system.atomic_files import write_text
 from vapo.types import Phase, TrainingBatch
 
@@ -82,11 +90,15 @@ def load_forward_networks(
         if checkpoint is not None:
             theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
             check_value_head(value_head_options(theirs), config, name=str(checkpoint.path))
-            checkpoint.fill(critic.model, "critic", critic_path(config))
+            check_count(theirs.critic.count, config, name=str(checkpoint.path))
+            for member, one in enumerate(members_of(critic)):
+                path = critic_path(config, member)
+                checkpoint.fill(one.model, "critic", path, member=member)
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
         reference = make_actor(config, None, trained=False)
     actor = Actor(model)
-    models = [network.model for network in (actor, critic, reference) if network is not None]
+    networks: list[Actor | Critic] = [actor, *members_of(critic)]
+    models = [network.model for network in (*networks, reference) if network is not None]
     return ForwardNetworks(
         actor=actor,
         reference=reference,
@@ -176,7 +188,7 @@ def _about(
         "actor": str(checkpoint or config.actor.path),
     }
     if config.algorithm.has_critic:
-        facts["critic"] = str(checkpoint or critic_path(config))
+        facts["critic"] = str(checkpoint or critic_start(config))
     name = config.actor.path
     if checkpoint is not None:  # the run's folder, and its own
         name = f"{checkpoint.parent.parent.name}/{checkpoint.name}"

@@ -1,0 +1,63 @@
+"""Two critics through the real job: resumed bit for bit, saved, exported and started from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.test_algorithms import folder, metric, tiny_fit
+from tests.runs.comparing import assert_same
+from tests.systems import system_config
+from tests.tracking.metric_docs import documented_keys
+from vapo.commands.export import run as export
+from vapo.commands.validate import run as validate
+from vapo.errors import UserError
+from vapo.runs.checkpoints import network_state, read_checkpoint
+
+__all__ = ["folder"]
+OPTIONS = ["critic.count=2", "algorithm.agreement_mask_share=0.2", "checkpoints.keep=9"]
+
+
+def test_a_run_its_resumption_and_its_folders(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny_fit("vapo", folder, monkeypatch, *OPTIONS)
+    last = whole / "checkpoints/last.ckpt"
+    expected = read_checkpoint(last)
+    second = whole / "checkpoints/iteration_000002"
+    resumed = tiny_fit("vapo", folder, monkeypatch, *OPTIONS, ckpt_path=second)
+    actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(actual[name], expected[name], name)
+    spreads = metric(whole, folder, "critic/value_spread")
+    assert spreads[0] == 0 < min(spreads[1:]), "members start alike"
+    masked = metric(whole, folder, "critic/agreement_masked_share")
+    assert masked == pytest.approx([0.2, 0.2], abs=0.02), "in the policy phase"
+    assert {"critic/value_spread", "critic/agreement_masked_share"} <= documented_keys()
+    with pytest.raises(UserError, match=r"has 2 critics, and critic\.count is 1"):
+        tiny_fit("vapo", folder, monkeypatch, ckpt_path=second)
+
+    # what value pretraining saved starts another run; an export is alike, of the last weights
+    saved = whole / "pretrained_critic"
+    start = [f"critic.init={saved}", "components.value_pretraining.enabled=false", *OPTIONS]
+    other = tiny_fit("vapo", folder, monkeypatch, *start)
+    assert metric(other, folder, "critic/value_spread")[0] > 0, "they have diverged already"
+    export(last, tmp_path / "exported", "critic")
+    for member in ("0", "1"):
+        exported = load_file(tmp_path / "exported" / member / "model.safetensors")
+        state = network_state(expected, "critic", member=int(member))
+        assert exported.keys() == state.keys()
+        assert all(torch.equal(exported[name], state[name]) for name in state)
+        pretrained = load_file(saved / member / "model.safetensors")
+        assert any(not torch.equal(pretrained[name], state[name]) for name in state)
+
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
+    config = system_config("vapo", *few, *where, *OPTIONS, "trainer.accelerator=cpu")
+    page = tmp_path / "page.html"
+    found = validate(config, ckpt_path=str(last), value_page=str(page))
+    assert page.is_file()
+    assert found["critic/value_spread"] > 0

@@ -1,0 +1,30 @@
+"""The tokens on whose value several critics agree carry no policy loss (AsyPPO)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vapo.functional.masking import lowest_share_mask
+from vapo.types import TrainingBatch
+
+
+def mask_agreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch whose `policy_mask` is without the share of its tokens of the lowest spread.
+
+    Needs the final policy mask. The tokens are those of the whole rollout batch that carry policy
+    loss, in one process (a rule). The loss's denominators count the tokens that are left; the
+    other losses of the policy keep theirs, and so do the value loss, advantages and whitening.
+
+    Returns:
+        the batch, and the metric of what was masked. Nothing changes while the policy is not
+        trained.
+
+    Source: AsyPPO (arXiv 2510.01656).
+    """
+    if not share or batch.old_logprobs is None:
+        return batch, {}
+    assert batch.value_spread is not None, "a rule: several critics"
+    agreed = lowest_share_mask(batch.value_spread, batch.policy_mask, share=share)
+    num_tokens = int(batch.policy_mask.sum())
+    metrics = {"critic/agreement_masked_share": int(agreed.sum()) / max(num_tokens, 1)}
+    return replace(batch, policy_mask=batch.policy_mask & ~agreed), metrics
