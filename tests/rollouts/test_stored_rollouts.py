@@ -188,6 +188,15 @@ def test_other_tokens_another_version_and_no_file(tmp_path: Path, policy: Path) 
         read_rollouts(config, path, TOKENIZER)
 
 
+def test_rewards_of_another_scale_are_refused(tmp_path: Path, policy: Path) -> None:
+    path = tmp_path / "f.parquet"
+    write_table(path, pa.Table.from_pylist(rows_of(4)), {"reward": [1.0, 0.0]})
+    with pytest.raises(UserError, match=r"are 1 and 0, and rewards\.correct and .* are 1 and -1"):
+        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    rows, _ = read_rollouts(config_of(tmp_path, policy, "rewards.incorrect=0"), path, TOKENIZER)
+    assert len(rows) == 8
+
+
 def test_another_policy_is_said(tmp_path: Path, policy: Path) -> None:
     path = tmp_path / "f.parquet"
     write_table(path, pa.Table.from_pylist(rows_of(4)), {"policy": "0123456789ab"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vapo.config.components import ValuePretraining
-from vapo.config.hyperparameters import resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
@@ -23,18 +22,6 @@ def stored_rollouts_have_a_file(config: FitConfig) -> Problem | None:
                 "to one that `vapo rollouts` wrote, or leave it out",
             )
     return None
-
-
-def stored_rollouts_are_trained_on(config: FitConfig) -> Problem | None:
-    is_read = config.algorithm.has_critic and resolve(config).value_pretraining_iterations > 0
-    if config.components.value_pretraining.data is None or is_read:
-        return None
-    return Problem(
-        (f"{_PRETRAINING}.data", f"{_PRETRAINING}.enabled", "algorithm.advantage_estimator"),
-        f"{_PRETRAINING}.data has no effect: there is no value pretraining to read it; set "
-        f"{_PRETRAINING}.enabled=true with num_iterations above 0 and an estimator with a critic, "
-        f"or {_PRETRAINING}.data=null",
-    )
 
 
 def patience_has_heldout_prompts(config: FitConfig) -> Problem | None:
@@ -73,7 +60,6 @@ def stored_rollouts_keep_their_rewards(config: FitConfig) -> Problem | None:
 
 PRETRAINING_RULES: tuple[Rule, ...] = (
     stored_rollouts_have_a_file,
-    stored_rollouts_are_trained_on,
     patience_has_heldout_prompts,
     stored_rollouts_are_read_by_one_process,
     stored_rollouts_keep_their_rewards,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import PrivilegedPrompt
+from vapo.config.critic_rules import gives_configured_rewards
 from vapo.errors import UserError
 from vapo.networks.loading import read_model_config
 from vapo.prompts.critic_prompts import critic_prompt_adder
@@ -136,6 +138,19 @@ class StoredRollouts:
         return order
 
 
+def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> None:
+    """Raises: UserError where the file's rewards are of other numbers than the config's."""
+    written, rewards = metadata.get("reward"), config.rewards
+    own = [rewards.correct, rewards.incorrect]
+    if gives_configured_rewards(config) and written is not None and list(written) != own:
+        raise UserError(
+            f"{KEY} {path}: its rewards of a correct and an incorrect response are "
+            f"{written[0]:g} and {written[1]:g}, and rewards.correct and rewards.incorrect are "
+            f"{own[0]:g} and {own[1]:g}: a critic would learn another scale than the policy's; "
+            "set them to the file's, or sample the rollouts again with `vapo rollouts`"
+        )
+
+
 def read_rollouts(
     config: FitConfig, path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[StoredRollout], str]:
@@ -145,6 +160,7 @@ def read_rollouts(
     Raises: UserError naming the file, the row and the column.
     """
     table, metadata = read_table(path, key=KEY)
+    _check_scale(config, metadata, path)
     model = read_model_config(config.actor.path).get_text_config()
     reader = RowReader(path, tokenizer, int(model.vocab_size), config.rollouts.max_response_tokens)
     rows = reader.read(table, metadata)
