@@ -232,6 +232,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "algorithm.baseline.kind": "evpo",
         "algorithm.baseline.threshold": 0.0,
         "algorithm.baseline.fallback": "batch_mean",
+        "algorithm.baseline.level": "token",
     },
     "easyppo": {
         "critic.weights": "prompt_noise",
@@ -308,6 +309,7 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
             "decay": ("critic", "linear_mix", "evpo"),
             "threshold": ("critic", "linear_mix", "tether"),
             "fallback": ("critic", "linear_mix", "tether"),
+            "level": ("critic", "linear_mix", "tether"),
         }.items()
     },
     ".algorithm.dis_eps_low": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),
