@@ -33,9 +33,9 @@ PRETRAINING = [
     "components.value_pretraining.min_iterations=1",
 ]
 ONE_STEP = ("rloo", "remax", "easyppo")
-SIZES = {  # of the rollout batch of 16, and the critic's quarter of it
+SIZES = {  # of the rollout batch of 16
     system: ["training.minibatch_size=8"] for system in SYSTEMS if system not in ONE_STEP
-} | {"easyppo": ["critic.minibatch_size=4"]}
+}
 WITH_KL_LOSS = ("grpo", "reinforce_pp_baseline", "easyppo")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
