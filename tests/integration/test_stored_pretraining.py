@@ -167,6 +167,29 @@ def test_a_resumed_run_ends_in_the_same_weights(
     assert_same(dict(saved.state_dict()), critic_of(whole))
 
 
+def test_a_file_that_changes_within_the_first_pass_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the second iteration, the first pass being two, and then sampled again."""
+    own = tmp_path / "own.parquet"
+    own.write_bytes(data.read_bytes())
+
+    def stops(self: StoredRollouts, index: int) -> Any:
+        if index == 1:
+            raise RuntimeError("killed")
+        return real(self, index)
+
+    real = StoredRollouts.batch
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRollouts, "batch", stops)
+        with pytest.raises(RuntimeError, match="killed"):
+            stored_fit(tmp_path, own)
+    table = pyarrow.parquet.read_table(own)
+    pyarrow.parquet.write_table(table.take(list(reversed(range(NUM)))), own)
+    with pytest.raises(AssertionError, match="the file is not the one that the run began with"):
+        stored_fit(tmp_path, own, "--ckpt_path", "last")
+
+
 def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2

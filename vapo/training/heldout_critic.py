@@ -51,6 +51,18 @@ class BestCritic:
         self.weights: dict[str, Tensor] = {}
         self.digest = ""
 
+    def begin(self, stored: StoredRollouts) -> None:
+        """Remember the file from the run's first step on, so that every checkpoint names it.
+
+        Raises: UserError where a resumed run reads another file than it began with.
+        """
+        if self.digest and self.digest != stored.digest:
+            raise UserError(
+                f"{KEY} {stored.name}: the file is not the one that the run began with (its "
+                f"digest is {stored.digest}, not {self.digest}); give that one, or begin a new run"
+            )
+        self.digest = stored.digest
+
     def due(self, stored: StoredRollouts, finished: int, *, is_last: bool) -> bool:
         """Whether a pass ends with the iteration, or the phase does."""
         return is_last or stored.passes(finished) > stored.passes(finished - 1)
@@ -58,7 +70,7 @@ class BestCritic:
     def measure(self, module: VapoModule, stored: StoredRollouts, finished: int) -> float | None:
         """The held-out explained variance, kept with the weights where it is the best; None
         where nothing is held out."""
-        self.digest, self.passes = stored.digest, stored.passes(finished)
+        self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
         assert module.critic is not None
@@ -90,11 +102,3 @@ class BestCritic:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-
-    def check_same_file(self, stored: StoredRollouts) -> None:
-        """Raises: UserError where a resumed run reads another file than it began with."""
-        if self.digest and self.digest != stored.digest:
-            raise UserError(
-                f"{KEY} {stored.name}: the file is not the one that the run began with (its "
-                f"digest is {stored.digest}, not {self.digest}); give that one, or begin a new run"
-            )

@@ -54,7 +54,7 @@ class ValuePretraining(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         stored = datamodule_of(trainer).stored
         if stored is not None:
-            self.best.check_same_file(stored)
+            self.best.begin(stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with its own phase."""
