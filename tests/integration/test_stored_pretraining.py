@@ -20,6 +20,7 @@ from vapo.networks.loading import load_value_model
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.training import heldout_critic
 
 BASE = ("--config", "conf/vapo.yaml", *SMALL)
 NUM = 80  # 20 groups of 4
@@ -193,6 +194,22 @@ def test_a_file_that_changes_within_the_first_pass_is_refused(
 def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
+
+
+def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, moments and steps are those of a run of one pass; a second one brought nothing."""
+    found = iter([0.5, 0.5, 0.1])
+    monkeypatch.setattr(
+        heldout_critic, "heldout_explained_variance", lambda module, stored: next(found)
+    )
+    one = stored_fit(tmp_path / "one", data, "components.value_pretraining.epochs=1")
+    more = stored_fit(tmp_path / "more", data, "components.value_pretraining.patience=1")
+    ends = [read_checkpoint(run_dir / "checkpoints/last.ckpt") for run_dir in (one, more)]
+    assert [int(end["state_dict"]["iteration"]) for end in ends] == [2, 4]
+    assert_same(*(network_state(end, "critic") for end in ends))
+    assert_same(*(end["optimizer_states"][1]["state"] for end in ends))
 
 
 def test_a_wrong_file_is_said_before_a_run_begins(data: Path, tmp_path: Path) -> None:
