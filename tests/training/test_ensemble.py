@@ -17,7 +17,7 @@ from tests.networks.test_ensemble import batch_of, config_of, networks, shaken
 from tests.systems import system_config, with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_value_objective import rows as rows_of
-from vapo.advantages.agreement import mask_agreement, mask_disagreement
+from vapo.advantages.agreement import mask_agreement
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.networks import ensemble
@@ -26,7 +26,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.ensemble import CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.forward_passes import evaluate_rollouts
 from vapo.training.minibatches import Microbatches, Minibatch, make_minibatches
-from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
+from vapo.training.objective import Totals, policy_objective, value_objective
 from vapo.types import Prompt, TrainingBatch
 
 PROMPTS = [Prompt(str(i), "", (12, 2 + i), "1") for i in range(6)]
@@ -213,71 +213,6 @@ def test_agreement_off_or_without_a_policy_changes_nothing() -> None:
     assert metrics == {"critic/agreement_masked_share": 0.0}
 
 
-def entropy_loss(batch: TrainingBatch) -> tuple[float, Totals]:
-    """The policy's loss on entropies of 1, 10, 2 and 20, 3, with a bonus of 0.1."""
-    config = system_config("vapo", "algorithm.entropy_coef=0.1")
-    entropy = torch.tensor([[1.0, 10.0, 2.0], [20.0, 3.0, 99.0]])
-    left = batch.entropy_mask
-    minibatch = Minibatch(
-        Microbatches([], lambda rows: pytest.fail("not cut")),
-        *(5, 2, 0, int(batch.policy_mask.sum()), 2, 5, 5, 3),
-        num_entropy_tokens=None if left is None else int(left.sum()),
-    )
-    totals, args = Totals(), (torch.zeros(MASK.shape), entropy, batch, minibatch)
-    return float(policy_objective(*args, resolve(config), config.algorithm, totals)), totals
-
-
-def test_the_tokens_of_the_highest_spread_carry_no_entropy_bonus() -> None:
-    """.4 of five tokens are the two of spreads .4 and .3, whose entropies are 10 and 20.
-
-    The policy loss is -(1 + 2 + 3 + 4 + 5) / 5 = -3, the bonus 0.1 (1 + 2 + 3) / 3 instead of
-    0.1 * 36 / 5, and the logged entropy that of all.
-    """
-    batch = spread_batch()
-    masked, metrics = mask_disagreement(batch, 0.4)
-    assert masked.entropy_mask is not None
-    assert masked.entropy_mask.tolist() == [[True, False, True], [False, True, False]]
-    assert metrics == {"critic/disagreement_masked_share": 0.4}
-    assert masked.policy_mask is batch.policy_mask
-    assert masked.loss_mask is batch.loss_mask
-    assert entropy_loss(batch)[0] == pytest.approx(-3 - 0.1 * 7.2)
-    loss, totals = entropy_loss(masked)
-    assert loss == pytest.approx(-3 - 0.1 * 2)
-    assert float(totals.sums["actor/entropy"]) == pytest.approx(7.2)
-    # beside the other mask each has its own tokens: -(2 + 3 + 4) / 3 of spreads .4, .2, .3
-    both, _ = mask_disagreement(mask_agreement(batch, 0.4)[0], 0.4)
-    assert entropy_loss(both)[0] == pytest.approx(-3 - 0.1 * 2)
-
-
-def test_disagreement_off_or_without_a_policy_changes_nothing() -> None:
-    batch = spread_batch()
-    assert mask_disagreement(batch, 0.0) == (batch, {})
-    pretraining = replace(batch, old_logprobs=None)
-    assert mask_disagreement(pretraining, 0.4) == (pretraining, {})
-    same = replace(batch, value_spread=torch.zeros(MASK.shape))
-    masked, metrics = mask_disagreement(same, 0.4)
-    assert masked.entropy_mask is not None
-    assert torch.equal(masked.entropy_mask, MASK), "critics that agree everywhere mask nothing"
-    assert metrics == {"critic/disagreement_masked_share": 0.0}
-    assert entropy_loss(masked)[0] == entropy_loss(same)[0]
-
-
-def test_a_minibatch_counts_its_tokens_of_the_bonus_and_without_one_has_no_loss_by_it(
-    tmp_path: Path,
-) -> None:
-    """Six responses of 12 tokens, without any other loss of the policy."""
-    config = system_config("vapo", "algorithm.entropy_coef=0.1")
-    batch = training_batch(shaken(make_critic(config_of(tmp_path), None)))
-    mask = batch.response_mask
-    batch = replace(batch, advantages=torch.zeros(mask.shape))
-    hp = replace(resolve(config), mu=0.0)
-    first = mask & (torch.arange(mask.shape[1]) == 0)
-    for given, count in ((None, 12), (first, 6), (mask & False, 0)):
-        minibatch = whole_minibatch(replace(batch, entropy_mask=given))
-        assert (minibatch.entropy_tokens, minibatch.num_tokens) == (count, 12)
-        assert has_loss("actor", minibatch, hp, config.algorithm) is (count > 0)
-
-
 def test_the_spread_is_logged_as_a_mean_over_tokens(tmp_path: Path) -> None:
     batch = training_batch(shaken(make_critic(config_of(tmp_path), None)))
     assert batch.response_lengths.tolist() == [1, 2, 3, 1, 2, 3]
@@ -314,21 +249,6 @@ def test_the_mask_is_for_the_policy_alone(base: FitConfig, tmp_path: Path) -> No
     values = {"critic.count": 2, "training.num_iterations": 1, "training.minibatch_size": 16}
     one = with_values(base, values)
     masked = with_values(one, {"algorithm.agreement_mask_share": 0.5})
-    found = [weights(train(config, tmp_path / "run")) for config in (one, masked)]
-    differ = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
-    assert differ
-    assert all(name.startswith("actor.") for name in differ)
-
-
-def test_the_entropys_mask_changes_the_policy_alone(base: FitConfig, tmp_path: Path) -> None:
-    values = {
-        "critic.count": 2,
-        "training.num_iterations": 1,
-        "training.minibatch_size": 16,
-        "algorithm.entropy_coef": 0.1,
-    }
-    one = with_values(base, values)
-    masked = with_values(one, {"algorithm.disagreement_mask_share": 0.5})
     found = [weights(train(config, tmp_path / "run")) for config in (one, masked)]
     differ = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
     assert differ
