@@ -102,7 +102,8 @@ class _Typing:
 
     def tree(self, schema: type, raw: dict[str, Any]) -> DictConfig:
         defaults, kept = self.block(schema, raw, "")
-        tree = OmegaConf.merge(OmegaConf.structured(defaults), kept)
+        # Nobody else has these defaults, so that they need no copy: half of the time.
+        tree = OmegaConf.unsafe_merge(OmegaConf.structured(defaults), kept)
         assert isinstance(tree, DictConfig)
         return tree
 
