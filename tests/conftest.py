@@ -1,15 +1,32 @@
-"""Set-up of all tests: no network, one thread, annotated tensor shapes are checked."""
+"""Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked."""
 
+import gc
 import os
+from pathlib import Path
+
+# What collection loads stays until the end: the collector has nothing to find in it.
+gc.disable()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import torch
+from beartype.claw import beartype_package
 from jaxtyping import install_import_hook
 
 from tests import shape_checks
 
-# Before any test imports vapo.
-install_import_hook("vapo", f"{shape_checks.__name__}.checked")
+# Before any test imports vapo. The config has no tensors: its types are checked without the names
+# of sizes, which every call would pay for.
+beartype_package("vapo.config", conf=shape_checks.TYPES)
+PACKAGE = Path(__file__).parents[1] / "vapo"
+ROOMS = sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
+install_import_hook(
+    [room for room in ROOMS if room != "vapo.config"], f"{shape_checks.__name__}.checked"
+)
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
