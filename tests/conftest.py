@@ -4,9 +4,6 @@ import gc
 import os
 from pathlib import Path
 
-# What collection loads stays until the end: the collector has nothing to find in it.
-gc.disable()
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
@@ -15,6 +12,9 @@ from beartype.claw import beartype_package
 from jaxtyping import install_import_hook
 
 from tests import shape_checks
+
+# What is loaded from here to the first test stays: the collector has nothing to find in it.
+gc.disable()
 
 # Before any test imports vapo. The config has no tensors: its types are checked without the names
 # of sizes, which every call would pay for.

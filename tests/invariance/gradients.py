@@ -139,6 +139,7 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
         use_distributed_sampler=False,
     )
     trainer.fit(module, datamodule)
+    assert trainer.world_size == num_processes
     return {
         "gradients": module.gradients,
         "metrics": {**module.step_metrics, **datamodule.metrics},
