@@ -1,6 +1,7 @@
 """Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked."""
 
 import gc
+import importlib
 import os
 from pathlib import Path
 
@@ -15,6 +16,17 @@ from tests import shape_checks
 
 # What is loaded from here to the first test stays: the collector has nothing to find in it.
 gc.disable()
+
+# Whatever a module that jaxtyping checks is the first to import is compiled anew, for half a minute
+# in all: jaxtyping's own names of compiled files hold for it, too.
+for name in (
+    "lightning.pytorch",
+    "mlflow",
+    "torch.distributed.checkpoint",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+):
+    importlib.import_module(name)
 
 # Before any test imports vapo. The config has no tensors: its types are checked without the names
 # of sizes, which every call would pay for.
