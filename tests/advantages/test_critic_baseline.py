@@ -188,6 +188,7 @@ def test_evpos_group_mean_is_of_the_group() -> None:
         assert_close(made.raw_advantages, [[x, x] for x in expected])
 
 
+@pytest.mark.slow
 def test_two_processes_are_one() -> None:
     """Advantages, weights of the value loss, metrics and state, over two iterations."""
     found, second = on_ranks(2, computed_on_a_rank)

@@ -40,6 +40,7 @@ def other_critic(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_its_folders_and_its_resumption(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

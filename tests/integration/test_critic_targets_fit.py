@@ -26,6 +26,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.slow
 def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_its_resumption_and_its_folders(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_file_says_what_was_sampled(data: Path) -> None:
     assert not data.with_name("rollouts.parquet.parts").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_samples_the_rest(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
     return network_state(read_checkpoint(run_dir / "checkpoints/last.ckpt"), "critic")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_weights(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +195,7 @@ def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
 
 
+@pytest.mark.slow
 def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

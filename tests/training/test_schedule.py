@@ -121,6 +121,7 @@ EASY = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_with_more_steps_of_the_critic_resumes_bit_for_bit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

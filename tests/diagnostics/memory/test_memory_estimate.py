@@ -49,11 +49,11 @@ def totals(config: FitConfig) -> dict[str, float]:
     [
         (),
         ("training.packing=padded",),
-        CHECKPOINTING,
-        EAGER,
-        ("trainer.precision=bf16-mixed",),
-        ("critic.frozen=[self_attn.,mlp.]",),
-        ("critic.lora.rank=4",),
+        pytest.param(CHECKPOINTING, marks=pytest.mark.slow),
+        pytest.param(EAGER, marks=pytest.mark.slow),
+        pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.slow),
+        pytest.param(("critic.frozen=[self_attn.,mlp.]",), marks=pytest.mark.slow),
+        pytest.param(("critic.lora.rank=4",), marks=pytest.mark.slow),
     ],
     ids=[
         "packed",
