@@ -10,23 +10,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from random import Random
 from string import ascii_letters
 from typing import Any
 
 from vapo.errors import UserError
-
-MAX_STEPS = 10_000
-
-
-@dataclass(frozen=True)
-class ProceduralRow:
-    """One generated problem, its answer and a worked response."""
-
-    problem: str
-    answer: str
-    demonstration: str
+from vapo.prompts.checked_steps import checked_steps
+from vapo.prompts.procedural_rows import ProceduralRow, check_range, check_steps
 
 
 def state_tracking(
@@ -66,13 +56,8 @@ def state_tracking(
     >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
     1
     """
-    _check_range("num_positions", num_positions, low=2, high=9)
-    _check_range("min_steps", min_steps, low=1, high=MAX_STEPS)
-    _check_range("max_steps", max_steps, low=1, high=MAX_STEPS)
-    if min_steps > max_steps:
-        raise UserError(
-            f"options.min_steps is {min_steps}, above options.max_steps, {max_steps}: swap them"
-        )
+    check_range("num_positions", num_positions, low=2, high=9)
+    check_steps(min_steps, max_steps)
     if terse_probability and not repeat_swaps:
         raise UserError(
             "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
@@ -85,7 +70,7 @@ def state_tracking(
         "terse_wrong_step_probability": terse_wrong_step_probability,
     }
     for name, probability in noise.items():
-        _check_range(name, probability, low=0, high=1)
+        check_range(name, probability, low=0, high=1)
     rows = []
     for index in range(num_examples):
         rng = Random(f"state_tracking/problem/{seed}/{index}")
@@ -127,12 +112,8 @@ def _after(position: int, swap: tuple[int, ...]) -> int:
     return {first: second, second: first}.get(position, position)
 
 
-def _check_range(name: str, value: float, *, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise UserError(f"options.{name} is {value!r}: give a number from {low} to {high}")
-
-
 PROCEDURAL_TASKS: Mapping[str, Callable[..., list[ProceduralRow]]] = {
+    "checked_steps": checked_steps,
     "state_tracking": state_tracking,
 }
 

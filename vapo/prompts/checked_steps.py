@@ -1,0 +1,157 @@
+"""Steps that are checked as they are written, and what an oracle knows of them.
+
+A problem names a start position and the keys to press; what a key does from a position is known
+from demonstrations alone. Half of the keys are pressed wrongly far more often than the others,
+and after each step a check says whether the position is the right one: a mistake can be read as
+soon as it is made, one step is to blame, and nothing in between matters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import combinations
+from random import Random
+from string import ascii_lowercase
+
+from vapo.prompts.procedural_rows import MAX_STEPS, ProceduralRow, check_range, check_steps
+
+POSITIONS = "12345"
+KEYS, HARD_KEYS = "ABCDEFGH", "ABCD"
+RIGHT, WRONG = "+", "-"
+FREE = ".:,!?*/~"
+_PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
+
+
+@cache
+def moves() -> Mapping[tuple[str, str], str]:
+    """Where each key leads from each position: it swaps two positions, always the same two."""
+    pairs = list(combinations(POSITIONS, 2))
+    Random("checked_steps/moves/5").shuffle(pairs)
+    table = {}
+    for key, (a, b) in zip(KEYS, pairs, strict=False):
+        table |= {(key, position): {a: b, b: a}.get(position, position) for position in POSITIONS}
+    return table
+
+
+def checked_steps(
+    num_examples: int,
+    *,
+    seed: int,
+    min_steps: int = 6,
+    max_steps: int = 14,
+    num_free_tokens: int = 2,
+    wrong_step_probability: float = 0.0,
+    hard_wrong_step_probability: float = 0.0,
+    early_stop_probability: float = 0.0,
+) -> list[ProceduralRow]:
+    """Press keys one by one, and check each step.
+
+    `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
+    and the key, has `num_free_tokens` tokens that mean nothing, then the new position and its
+    check: `aC:!5+bF~.2+;2` ends with the answer. The free tokens are the part of a text that
+    could as well be written otherwise. Labels run from a to z and start over.
+
+    Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
+    position is wrong (uniform over the others), and the demonstration continues from there; for
+    the keys A to D it is `hard_wrong_step_probability`. The check is always true. With
+    `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
+
+    Raises:
+        UserError: an option is out of range.
+
+    >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0].demonstration.count("+")
+    2
+    """
+    check_steps(min_steps, max_steps)
+    check_range("num_free_tokens", num_free_tokens, low=0, high=MAX_STEPS)
+    check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
+    check_range("hard_wrong_step_probability", hard_wrong_step_probability, low=0, high=1)
+    check_range("early_stop_probability", early_stop_probability, low=0, high=1)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"checked_steps/problem/{seed}/{index}")
+        positions = [rng.choice(POSITIONS)]
+        keys = [rng.choice(KEYS) for _ in range(rng.randint(min_steps, max_steps))]
+        for key in keys:
+            positions.append(moves()[key, positions[-1]])
+        problem = positions[0] + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
+        rng = Random(f"checked_steps/demonstration/{seed}/{index}")
+        text, position = "", positions[0]
+        for step, key in enumerate(keys):
+            if rng.random() < early_stop_probability:
+                break
+            is_hard = key in HARD_KEYS
+            position = moves()[key, position]
+            if rng.random() < (hard_wrong_step_probability if is_hard else wrong_step_probability):
+                position = rng.choice(POSITIONS.replace(position, ""))
+            free = "".join(rng.choices(FREE, k=num_free_tokens))
+            check = RIGHT if position == positions[step + 1] else WRONG
+            text += f"{_label(step)}{key}{free}{position}{check}"
+        rows.append(ProceduralRow(problem, positions[-1], f"{text};{position}"))
+    return rows
+
+
+def checked_steps_states(problem: str, response: str) -> list[str] | None:
+    """The states of `checked_steps`; None where the text is no problem of it.
+
+    While everything is right: what was written last, and how many steps are left, hard ones
+    first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`, until a position
+    is right again by chance. After the semicolon whether the position before it is the answer,
+    and whether steps were left out; then whether the answer is right.
+
+    >>> checked_steps_states("1aC=", "aC5+;5")[:2]
+    ['start on 1 of 1', 'label on 1 of 1']
+    """
+    found = _PROBLEM.search(problem)
+    if found is None:
+        return None
+    keys = re.findall(r"[a-z](.)", found[2])
+    positions = [found[1]]
+    for key in keys:
+        positions.append(moves()[key, positions[-1]])
+    return list(_states(keys, positions, response))
+
+
+def _states(keys: list[str], positions: list[str], response: str) -> list[str]:
+    written, is_on, step, answered = "start", True, 0, False
+    states = [_state(written, is_on, keys[step:])]
+    for character in response:
+        if answered:
+            states.append(states[-1])
+            continue
+        if written == "semicolon":
+            answered = True
+            states.append("right" if character == positions[-1] else "wrong")
+            continue
+        if character == ";":
+            written = "semicolon"
+        elif character in POSITIONS:
+            written, step = "position", step + 1
+            is_on = step < len(positions) and character == positions[step]
+        elif character in KEYS:
+            written = "key"
+            is_on = is_on and step < len(keys) and character == keys[step]
+        elif character in ascii_lowercase:
+            written = "label"
+            is_on = is_on and step < len(keys) and character == _label(step)
+        elif character in FREE:
+            written = "free"
+        else:
+            written = "check"
+        states.append(_state(written, is_on, keys[step:]))
+    return states
+
+
+def _state(written: str, is_on: bool, left: list[str]) -> str:
+    following = "on" if is_on else "off"
+    if written == "semicolon":
+        return f"end {following}{' early' if left else ''}"
+    if not is_on:
+        return f"{written} off"
+    return f"{written} on {sum(key in HARD_KEYS for key in left)} of {len(left)}"
+
+
+def _label(step: int) -> str:
+    return ascii_lowercase[step % len(ascii_lowercase)]
