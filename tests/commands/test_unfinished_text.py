@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from vapo.commands.reward_model import with_unfinished
 from vapo.config import RewardModelConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
-from vapo.rewards.scorer import Scorer
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = load_tokenizer(str(ROOT / "models/state_tracking/policy"), key="policy_path")
 
 
-class EndsInSemicolonTwo:
-    """Right is what ends in `;2`."""
-
-    def score(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        right = [rollout.response_text.endswith(";2") for rollout in rollouts]
-        return [Verdict(is_right, 1.0 if is_right else -1.0) for is_right in right]
+def ends_in_semicolon_two(rollouts: Sequence[Rollout]) -> list[Verdict]:
+    right = [rollout.response_text.endswith(";2") for rollout in rollouts]
+    return [Verdict(is_right, 1.0 if is_right else -1.0) for is_right in right]
 
 
 def whole(index: int) -> tuple[Rollout, Verdict]:
@@ -39,8 +34,8 @@ def prepared(share: float) -> list[tuple[Rollout, Verdict]]:
         [ROOT / "conf/reward_model_state_tracking.yaml"],
         [f"unfinished_share={share}"],
     )
-    scorer = cast(Scorer, EndsInSemicolonTwo())
-    return with_unfinished([whole(i) for i in range(200)], config, TOKENIZER, scorer)
+    rollouts = [whole(i) for i in range(200)]
+    return with_unfinished(rollouts, config, TOKENIZER, ends_in_semicolon_two)
 
 
 def test_a_share_of_the_responses_is_cut_and_judged_as_it_is_then() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +76,7 @@ def run(config: RewardModelConfig) -> None:
             how = (config, sampler, scorer, progress.stage)
             train = scored_responses(prompts.training, config.num_steps, "train", *how)
             heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
-        train = with_unfinished(train, config, tokenizer, scorer)
+        train = with_unfinished(train, config, tokenizer, scorer.score)
         del policy, sampler, how
         train_supervised(
             SupervisedModule(
@@ -139,7 +139,7 @@ def with_unfinished(
     scored: list[Scored],
     config: RewardModelConfig,
     tokenizer: PreTrainedTokenizerBase,
-    scorer: Scorer,
+    score: Callable[[list[Rollout]], list[Verdict]],
 ) -> list[Scored]:
     """The responses, a share of them cut at a random token and judged again."""
     rng = Random(f"reward_model/unfinished/{config.seed}")
@@ -153,13 +153,13 @@ def with_unfinished(
             replace(
                 whole,
                 response_ids=ids,
-                response_text=tokenizer.decode(ids, skip_special_tokens=True),
+                response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
                 rollout_logprobs=whole.rollout_logprobs[:kept],
                 finish_reason=FinishReason.LENGTH,
             )
         )
     with_cut = list(scored)
-    for index, rollout, verdict in zip(chosen, cut, scorer.score(cut), strict=True):
+    for index, rollout, verdict in zip(chosen, cut, score(cut), strict=True):
         with_cut[index] = rollout, verdict
     return with_cut
 

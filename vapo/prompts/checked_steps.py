@@ -30,7 +30,7 @@ def moves() -> Mapping[tuple[str, str], str]:
     """Where each key leads from each position: it swaps two positions, always the same two."""
     pairs = list(combinations(POSITIONS, 2))
     Random("checked_steps/moves/5").shuffle(pairs)
-    table = {}
+    table: dict[tuple[str, str], str] = {}
     for key, (a, b) in zip(KEYS, pairs, strict=False):
         table |= {(key, position): {a: b, b: a}.get(position, position) for position in POSITIONS}
     return table
@@ -117,8 +117,8 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
 
     While everything is right: what was written last, and how many steps are left, those
     with hard keys first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`,
-    until a position is right again by chance. After the semicolon whether the position before it is the answer,
-    and whether steps were left out; then whether the answer is right.
+    until a position is right again by chance. After the semicolon whether the position before it
+    is the answer, and how many steps were left out; then whether the answer is right.
 
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
     ['start on 1 of 1', 'label on 1 of 1']
