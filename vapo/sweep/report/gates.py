@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vapo.diagnostics.gates import Gate, GateCurves, GateFigures
 from vapo.sweep.report.style import house_style
@@ -105,7 +106,7 @@ def figure(figures: GateFigures, curves: GateCurves) -> Figure:
     unlearns its start, how fast the policy shortens. Close it when written."""
     with house_style():
         drawn, (left, middle, right) = pyplot.subplots(
-            1, 3, figsize=(9.6, 3.1), layout="constrained"
+            1, 3, figsize=(9.6, 3.5), layout="constrained"
         )
         _draw_knowledge(left, figures, curves)
         _draw_middle(middle, figures, curves)
@@ -119,12 +120,12 @@ def _draw_knowledge(axes: Axes, figures: GateFigures, curves: GateCurves) -> Non
     if best is not None:
         axes.axhline(best, color=_GREY, linestyle="--", linewidth=1, label="oracle")
     later = [*found[1:], *([] if best is None else [best]), 0.1]
-    floor = min(0.0, *found[len(found) // 4 :])  # a loaded head may begin far below
-    axes.set_ylim(max(floor, -0.5) - 0.05, max(later) * 1.15)
+    floor = max(min(0.0, *found), -0.5)  # a loaded head may begin far below
+    axes.set_ylim(floor - 0.05, max(later) * 1.15)
     axes.set_title("what the critic knows")
     axes.set_xlabel("iterations of value pretraining")
     axes.set_ylabel("held-out explained variance")
-    axes.legend(frameon=False)
+    _finish(axes)
 
 
 def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
@@ -139,7 +140,7 @@ def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
     axes.set_title("value of a half-finished response")
     axes.set_xlabel("iterations")
     axes.set_ylabel("critic's value at the middle token")
-    axes.legend(frameon=False)
+    _finish(axes)
 
 
 def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
@@ -148,10 +149,16 @@ def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
     axes.axhline(lengths[0] / 2, color=_GREY, linestyle=":", label="half of the start")
     _mark(axes, figures.collapsed_after, "T_collapse")
     axes.set_ylim(bottom=0, top=1.25 * max(lengths))
-    axes.set_title("responses beside a critic that stays as it is")
+    axes.set_title("responses, the critic left as it is")
     axes.set_xlabel("iterations of the policy")
     axes.set_ylabel("mean response length, tokens")
-    axes.legend(frameon=False)
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    """Whole iterations, and the legend where it hides no line."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
 
 
 def _mark(axes: Axes, iteration: int | None, name: str) -> None:
