@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib import pyplot
 
@@ -169,7 +171,7 @@ def record(
     }
     texts = {
         "gates.md": markdown(figures, gates, about=about),
-        "gates.json": json.dumps(numbers, indent=1) + "\n",
+        "gates.json": json.dumps(as_json(numbers), indent=1) + "\n",
     }
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -187,3 +189,12 @@ def record(
         for iteration, value in enumerate(curve):
             logger.log_metrics({f"gates/{name}": value}, step=iteration)
     logger.set_tags({f"gates/{gate.component}": gate.word for gate in gates})
+
+
+def as_json(value: Any) -> Any:
+    """The same with null for the numbers that JSON cannot represent."""
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
