@@ -1,15 +1,58 @@
-"""Set-up of all tests: no network, one thread, annotated tensor shapes are checked."""
+"""Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked."""
 
+import gc
+import importlib
 import os
+from collections.abc import Generator
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
+import pytest
 import torch
+from beartype.claw import beartype_package
 from jaxtyping import install_import_hook
 
 from tests import shape_checks
 
-# Before any test imports vapo.
-install_import_hook("vapo", f"{shape_checks.__name__}.checked")
+# Before any test imports vapo. The config has no tensors: its types are checked without the names
+# of sizes, which every call would pay for.
+beartype_package("vapo.config", conf=shape_checks.TYPES)
+PACKAGE = Path(__file__).parents[1] / "vapo"
+ROOMS = sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
+install_import_hook(
+    [room for room in ROOMS if room != "vapo.config"], f"{shape_checks.__name__}.checked"
+)
 torch.set_num_threads(1)
+
+# Whatever a module that jaxtyping checks is the first to import is compiled anew, for half a
+# minute in all: jaxtyping's own names of compiled files hold for it, too.
+IMPORTED_BEFORE = (
+    "lightning.pytorch",
+    "mlflow",
+    "torch.distributed.checkpoint",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+)
+# Begun first, or the last process would have one of them alone at the end.
+LONGEST = ("test_critic_grid.py", "test_secrets.py", "test_sweep.py", "test_two_processes.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is loaded here stays to the end: the garbage collector has nothing to find in it."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)  # the process that hands out the tests imports none of them
+    gc.disable()
+    for name in IMPORTED_BEFORE:
+        importlib.import_module(name)
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)

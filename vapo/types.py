@@ -182,7 +182,8 @@ class TrainingBatch(EvaluatedBatch):
     those of the value targets (None: the same); `raw_advantages` are those before whitening.
     `importance_weights` multiply the tokens' policy losses and `value_weights` the responses'
     value losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry
-    policy loss. Advantages are None while the policy is not trained, targets without a critic.
+    policy loss, `entropy_mask` those that carry the entropy bonus (None: all). Advantages are None
+    while the policy is not trained, targets without a critic.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
@@ -193,6 +194,7 @@ class TrainingBatch(EvaluatedBatch):
     importance_weights: Float[Tensor, "B T"] | None = None
     value_rewards: Float[Tensor, "B T"] | None = None
     value_weights: Float[Tensor, " B"] | None = None
+    entropy_mask: Bool[Tensor, "B T"] | None = None
 
     @property
     def critic_token_rewards(self) -> Float[Tensor, "B T"]:

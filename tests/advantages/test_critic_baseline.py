@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.advantages.two_ranks import KINDS, batch_of, computed
+from tests.advantages.two_ranks import KINDS, batch_of, computed, computed_on_a_rank
+from tests.forked import on_ranks
 from tests.systems import system_config
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
@@ -191,17 +188,12 @@ def test_evpos_group_mean_is_of_the_group() -> None:
         assert_close(made.raw_advantages, [[x, x] for x in expected])
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_are_one() -> None:
     """Advantages, weights of the value loss, metrics and state, over two iterations."""
-    out = tmp_path / "found.pt"
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.advantages.two_ranks", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    result = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    found = torch.load(out, weights_only=True)
+    found, second = on_ranks(2, computed_on_a_rank)
+    for kind in KINDS:
+        states = found[kind]["state"], second[kind]["state"]
+        assert states[0] == states[1], "what is saved is the same on all ranks"
     one = computed(0, 1)
     assert set(found) == set(one) == set(KINDS)
     for kind, expected in one.items():

@@ -91,8 +91,12 @@ def test_in_value_pretraining_too_and_explained_variance_is_of_the_critics_rewar
     assert found["critic/explained_variance"] == 1.0
 
 
-def test_unshaped_without_a_punishment_is_shaped() -> None:
-    assert_same(stage(), stage("critic.reward=unshaped"))
+def test_without_a_punishment_there_is_nothing_to_leave_out() -> None:
+    """The rules refuse it; the stage gives the shaped result."""
+    config = system_config("vapo", *PLAIN)
+    unshaped = replace(config, critic=replace(config.critic, reward="unshaped"))
+    made = estimate_advantages(evaluated(config), Phase.POLICY_OPTIMIZATION, unshaped)
+    assert_same(stage(), made)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +134,10 @@ def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
 
 
 def test_a_filler_has_no_loss_of_the_critic_either() -> None:
-    config = system_config("vapo", "critic.truncated=train")
-    made = with_loss_on(evaluated(config), torch.tensor([False, True]))
+    config = system_config("vapo", FILTERED, "critic.truncated=train")
+    whole = evaluated(config)
+    assert whole.critic_mask.any(dim=1).tolist() == [True, True]
+    made = with_loss_on(whole, torch.tensor([False, True]))
     assert made.critic_mask.any(dim=1).tolist() == [False, True]
     assert made.loss_mask.any(dim=1).tolist() == [False, True]
 
@@ -275,7 +281,8 @@ def test_prompt_noise_weighs_the_responses_of_the_whole_batch(phase: Phase) -> N
 
 def test_fillers_change_no_weight() -> None:
     """The mean of 1 is over the prompts that carry value loss."""
-    config = system_config("vapo", *PLAIN, "critic.weights=prompt_noise", "critic.truncated=train")
+    options = ("critic.weights=prompt_noise", FILTERED, "critic.truncated=train")
+    config = system_config("vapo", *PLAIN, *options)
     two = evaluated(config, group_size=2)
     rows = [0, 1, 1, 1]
     columns = [item.name for item in fields(two) if isinstance(getattr(two, item.name), Tensor)]

@@ -57,9 +57,33 @@ def test_functional_imports_only_torch_typing_jaxtyping_and_types() -> None:
             assert inside or name.split(".")[0] in allowed, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("name", [p.stem for p in sorted((PACKAGE / "functional").glob("*.py"))])
-def test_functional_loads_nothing_else(name: str) -> None:
-    loaded = modules_after(f"import vapo.functional.{name}".removesuffix(".__init__"))
+FUNCTIONAL = [p.stem for p in sorted((PACKAGE / "functional").glob("*.py"))]
+EACH_ALONE = """
+import importlib, os, sys
+import torch, jaxtyping  # all of them load these two, which takes a second
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        importlib.import_module(f"vapo.functional.{name}".removesuffix(".__init__"))
+        print(name, *sys.modules, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
+
+
+@pytest.fixture(scope="module")
+def after_functional() -> dict[str, set[str]]:
+    """For each file of functional/, the names in `sys.modules` once it alone is imported."""
+    command = [sys.executable, "-c", EACH_ALONE, *FUNCTIONAL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {name: set(modules) for name, *modules in lines}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_loads_nothing_else(name: str, after_functional: dict[str, set[str]]) -> None:
+    loaded = after_functional[name]
+    assert f"vapo.functional.{name}".removesuffix(".__init__") in loaded
     others = {"lightning", "transformers", "omegaconf", "mlflow", "datasets", "torchmetrics"}
     assert not loaded & others
     ours = {module for module in loaded if module.split(".")[0] == "vapo"}

@@ -40,6 +40,7 @@ OPTIONS = {  # one value of each option that a critic-free system would ignore, 
     ),
     "critic.count=2": "critic.count=1",
     "algorithm.agreement_mask_share=0.1": "algorithm.agreement_mask_share=0.0",
+    "algorithm.disagreement_mask_share=0.1": "algorithm.disagreement_mask_share=0.0",
 }
 
 
@@ -127,6 +128,14 @@ CONFLICTS = {  # of the methods' sheet: options that exclude each other, and a m
 def test_conflicts_are_refused_with_a_mend(tmp_path: Path, name: str) -> None:
     options, mend = CONFLICTS[name]
     assert mend in problem(tmp_path, *options)
+
+
+def test_the_mask_of_the_entropy_bonus_needs_critics_and_a_bonus(tmp_path: Path) -> None:
+    share, several = "algorithm.disagreement_mask_share=0.2", "critic.count=2"
+    bonus = "algorithm.entropy_coef=0.01"
+    assert "set critic.count to 2 or more" in problem(tmp_path, share, bonus)
+    assert "set algorithm.entropy_coef above 0" in problem(tmp_path, share, several)
+    fit_config(tmp_path, share, several, bonus)
 
 
 def test_epochs_and_a_minibatch_size_may_be_combined(tmp_path: Path) -> None:

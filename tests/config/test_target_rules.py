@@ -18,6 +18,8 @@ LINEAR_MIX = "algorithm.baseline.kind=linear_mix"
 EVPO = "algorithm.baseline.kind=evpo"
 NOISE = "critic.weights=prompt_noise"
 BOOTSTRAP = "critic.bootstrap_truncated=true"
+PUNISHED = "rewards.overlong.soft_punishment=true"
+FILTERED = "rewards.overlong.filter_truncated=true"
 DIS = ("algorithm.surrogate=dis", "components.clip_higher.enabled=false")
 DPPO = ("algorithm.surrogate=dppo_tv", "components.clip_higher.enabled=false")
 K = "components.length_adaptive_gae.k=0.5"
@@ -60,6 +62,13 @@ REFUSED = [
     ((BOOTSTRAP, *OWN), "makes its own: leave it at false"),
     (("critic.anchors=[0.5]", *NO_CRITIC), "critic.anchors has no effect"),
     (("critic.reward=unshaped", *OWN), "makes its own: leave it at shaped"),
+    (("critic.reward=unshaped",), "set rewards.overlong.soft_punishment=true, or critic.reward=sh"),
+    (("critic.reward=unshaped", FILTERED), "and there is none, so it has no effect"),
+    (
+        ("critic.truncated=train",),
+        "set rewards.overlong.filter_truncated=true, or critic.truncated=as_policy",
+    ),
+    (("critic.truncated=train", PUNISHED), "none is taken from the policy, so it has no effect"),
     ((LINEAR_MIX, *NO_CRITIC), "weighs the advantages of GAE"),
     ((LINEAR_MIX, SINGLE), "mean reward of a prompt's responses as a baseline"),
     (("algorithm.baseline.kind=tether", SINGLE), "group_size to 2 or more"),
@@ -102,7 +111,8 @@ def test_one_error_names_all_that_dis_excludes(tmp_path: Path) -> None:
         (*DPPO, "components.token_level_loss.enabled=false", "algorithm.sequence_reduction=sum"),
         (BOOTSTRAP, "critic.truncated=leave_out"),
         ("critic.anchors=[0.3,0.6,1.0]", "critic.late_anchor=0.95"),
-        (NOISE, LINEAR_MIX, "critic.reward=unshaped", K),
+        (NOISE, LINEAR_MIX, PUNISHED, "critic.reward=unshaped", K),
+        (FILTERED, "critic.truncated=train"),
     ],
 )
 def test_allowed(tmp_path: Path, overrides: tuple[str, ...]) -> None:

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from vapo import cli
 
 ROOT = Path(__file__).parents[2]
@@ -42,10 +44,10 @@ def vapo(*args: str) -> Result:
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err), chdir(ROOT):
         code = cli.main(args)
-    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+    return Result(args, code, out.getvalue(), err.getvalue())
 
 
-def vapo_process(*args: str, timeout: float = 240) -> Result:
+def vapo_process(*args: str, timeout_s: float = 240) -> Result:
     """The same as a process of its own: what starts others, or an engine that ends with it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -54,8 +56,53 @@ def vapo_process(*args: str, timeout: float = 240) -> Result:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout_s,
     )
+
+
+def vapo_forked(*args: str, without: str = "-", timeout_s: float = 240, **variables: str) -> Result:
+    """The same as a process that is forked from one that has loaded the package.
+
+    It has the environment of this process, but for variables that begin with `without`, and its
+    own `variables`.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(without)}
+    (result,) = _forked(args, [environment | variables], timeout_s)
+    return result
+
+
+def vapo_on_two_ranks(*args: str, timeout_s: float = 240) -> Result:
+    """The same as two processes that torchrun would have started; the first one's result."""
+    first, second = _forked(
+        args, [{**os.environ, **of_rank} for of_rank in forked.rank_variables(2)], timeout_s
+    )
+    assert second.returncode == first.returncode, second.stderr[-4000:]
+    return first
+
+
+def _forked(
+    args: tuple[str, ...], environments: Sequence[dict[str, str]], timeout_s: float
+) -> list[Result]:
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / str(i) for i in range(len(environments))]
+        for folder in folders:
+            folder.mkdir()
+        processes = [
+            forked.start(folder / "out", {}, _command, args, folder / "err", environment)
+            for folder, environment in zip(folders, environments, strict=True)
+        ]
+        codes = [forked.end(process, timeout_s) for process in processes]
+        return [
+            Result(args, code, (folder / "out").read_text(), (folder / "err").read_text())
+            for code, folder in zip(codes, folders, strict=True)
+        ]
+
+
+def _command(args: tuple[str, ...], err: Path, environment: dict[str, str]) -> int:
+    os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ.clear()
+    os.environ.update(environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    return cli.main(args)
 
 
 def store(tmp_path: Path) -> Path:

@@ -18,7 +18,13 @@ from vapo.errors import UserError
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
 __all__ = ["folder"]
-OPTIONS = ["critic.count=2", "algorithm.agreement_mask_share=0.2", "checkpoints.keep=9"]
+OPTIONS = [
+    "critic.count=2",
+    "algorithm.agreement_mask_share=0.2",
+    "algorithm.disagreement_mask_share=0.2",
+    "algorithm.entropy_coef=0.001",
+    "checkpoints.keep=9",
+]
 
 
 def test_a_run_its_resumption_and_its_folders(
@@ -36,7 +42,10 @@ def test_a_run_its_resumption_and_its_folders(
     assert spreads[0] == 0 < min(spreads[1:]), "members start alike"
     masked = metric(whole, folder, "critic/agreement_masked_share")
     assert masked == pytest.approx([0.2, 0.2], abs=0.02), "in the policy phase"
-    assert {"critic/value_spread", "critic/agreement_masked_share"} <= documented_keys()
+    of_entropy = metric(whole, folder, "critic/disagreement_masked_share")
+    assert of_entropy == pytest.approx([0.2, 0.2], abs=0.02)
+    logged = {"value_spread", "agreement_masked_share", "disagreement_masked_share"}
+    assert {f"critic/{name}" for name in logged} <= documented_keys()
     with pytest.raises(UserError, match=r"has 2 critics, and critic\.count is 1"):
         tiny_fit("vapo", folder, monkeypatch, ckpt_path=second)
 

@@ -22,7 +22,16 @@ from transformers import (
 )
 
 from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
-from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo, vapo_process
+from tests.integration.commands import (
+    ROOT,
+    SMALL,
+    fit,
+    store,
+    summary,
+    vapo,
+    vapo_on_two_ranks,
+    vapo_process,
+)
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.report import open_reader
 from vapo.prompts.fingerprint import fingerprint
@@ -403,7 +412,7 @@ def test_an_unsharded_run_resumes_sharded(tmp_path: Path) -> None:
         "training.num_iterations=2",
         "--ckpt_path",
         "last",
-        run=vapo_process,
+        run=vapo_on_two_ranks,
     )
     assert again == run
     after = read_checkpoint(run / "checkpoints/last.ckpt")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.integration.commands import ROOT, SMALL, store, summary
+from vapo import cli
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.runs.checkpoints import read_checkpoint
@@ -93,12 +95,15 @@ def test_srun(tmp_path: Path) -> None:
         "SLURM_NODELIST": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    arguments = command(tmp_path, "trainer.devices=2")
+    arguments = command(tmp_path, "trainer.devices=2")[2:]
     ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    processes = [start(arguments, **shared, **rank) for rank in ranks]
-    for process in processes:
-        _, err = process.communicate(timeout=280)
-        assert process.returncode == 0, err[-4000:]
+    logs = [tmp_path / f"log{rank}.txt" for rank in range(2)]
+    processes = [
+        forked.start(log, {**shared, **rank}, cli.main, arguments)
+        for log, rank in zip(logs, ranks, strict=True)
+    ]
+    for process, log in zip(processes, logs, strict=True):
+        assert forked.end(process, timeout_s=280) == 0, log.read_text()[-4000:]
     assert_one_trained_run(tmp_path)
 
 

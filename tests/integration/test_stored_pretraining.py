@@ -1,10 +1,8 @@
-"""`vapo rollouts`, value pretraining from its file, and `vapo critics`, on the small policy."""
+"""`vapo rollouts`, and value pretraining from its file, on the small policy."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import torch
 
 from tests.integration.commands import SMALL, store, vapo
 from tests.runs.comparing import assert_same
-from vapo.commands import critics as critics_command
 from vapo.commands import rollouts as rollouts_command
 from vapo.networks.loading import load_value_model
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.training import heldout_critic
 
 BASE = ("--config", "conf/vapo.yaml", *SMALL)
 NUM = 80  # 20 groups of 4
@@ -167,9 +165,49 @@ def test_a_resumed_run_ends_in_the_same_weights(
     assert_same(dict(saved.state_dict()), critic_of(whole))
 
 
+def test_a_file_that_changes_within_the_first_pass_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the second iteration, the first pass being two, and then sampled again."""
+    own = tmp_path / "own.parquet"
+    own.write_bytes(data.read_bytes())
+
+    def stops(self: StoredRollouts, index: int) -> Any:
+        if index == 1:
+            raise RuntimeError("killed")
+        return real(self, index)
+
+    real = StoredRollouts.batch
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRollouts, "batch", stops)
+        with pytest.raises(RuntimeError, match="killed"):
+            stored_fit(tmp_path, own)
+    table = pyarrow.parquet.read_table(own)
+    pyarrow.parquet.write_table(table.take(list(reversed(range(NUM)))), own)
+    with pytest.raises(AssertionError, match="the file is not the one that the run began with"):
+        stored_fit(tmp_path, own, "--ckpt_path", "last")
+
+
 def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
+
+
+def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, moments and steps are those of a run of one pass; a second one brought nothing."""
+    found = iter([0.5, 0.5, 0.1])
+    monkeypatch.setattr(
+        heldout_critic, "heldout_explained_variance", lambda module, stored: next(found)
+    )
+    one = stored_fit(tmp_path / "one", data, "components.value_pretraining.epochs=1")
+    more = stored_fit(tmp_path / "more", data, "components.value_pretraining.patience=1")
+    ends = [read_checkpoint(run_dir / "checkpoints/last.ckpt") for run_dir in (one, more)]
+    assert [int(end["state_dict"]["iteration"]) for end in ends] == [2, 4]
+    assert_same(network_state(ends[0], "critic"), network_state(ends[1], "critic"))
+    moments = [end["optimizer_states"][1]["state"] for end in ends]
+    assert_same(moments[0], moments[1])
 
 
 def test_a_wrong_file_is_said_before_a_run_begins(data: Path, tmp_path: Path) -> None:
@@ -180,87 +218,3 @@ def test_a_wrong_file_is_said_before_a_run_begins(data: Path, tmp_path: Path) ->
     assert result.returncode == 2
     assert "group 0 has 4 rollouts" in result.stderr
     assert not (tmp_path / "runs").exists()
-
-
-# ---- critics side by side --------------------------------------------------------------------
-
-GRID = """
-full_system: scalar
-rows:
-  - row: scalar
-  - row: from policy
-    overrides: {critic.init: policy}
-"""
-
-
-def compare(folder: Path, data: Path, *more: str, seeds: str = "0") -> str:
-    grid = folder / "grid.yaml"
-    grid.write_text(GRID)
-    files = ["--rollouts", str(data), "--grid", str(grid), "--seeds", seeds]
-    return run("critics", *BASE, *where(folder), *files, "--output_dir", str(folder / "out"), *more)
-
-
-def test_critics_side_by_side(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[tuple[str, int]] = []
-    real = critics_command.train_critic
-
-    def counted(config: Any, *args: Any, **kwargs: Any) -> Any:
-        trained.append((config.critic.init, config.seed))
-        return real(config, *args, **kwargs)
-
-    monkeypatch.setattr(critics_command, "train_critic", counted)
-    out = compare(tmp_path, data)
-    assert trained == [("reward_model", 0), ("policy", 0)]
-    assert "knows most" in out
-    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
-    assert [row["critic"] for row in rows] == ["scalar", "from policy"]
-    assert rows[0]["relative_speed"] == "1.0"
-    assert -1 < float(rows[0]["oracle"]) < 1
-    curves = json.loads((tmp_path / "out" / "curves.json").read_text())
-    steps, tokens, _, values = zip(*curves[1]["points"], strict=True)
-    assert steps == (0, 2, 4), "2 iterations of 2 minibatches"
-    assert tokens[0] == 0 < tokens[1] < tokens[2]
-    assert abs(values[0]) < 1e-6, "the policy's critic begins at 0 everywhere"
-    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
-    trained.clear()
-    compare(tmp_path, data, seeds="0,1")
-    assert trained == [("reward_model", 1), ("policy", 1)], "seed 0 is not trained again"
-    trained.clear()
-    compare(tmp_path, data, "critic.optimizer.lr=1e-4")
-    assert len(trained) == 2, "another critic"
-
-
-def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None:
-    """The same config in `vapo fit` has the same held-out explained variance, to the last bit."""
-    settings = ["components.value_pretraining.heldout_share=0.2"]
-    compare(tmp_path, data, *settings)
-    curves = json.loads((tmp_path / "out" / "curves.json").read_text())
-    run_dir = stored_fit(tmp_path, data, "components.value_pretraining.num_iterations=2")
-    [state] = [
-        state
-        for name, state in read_checkpoint(run_dir / "checkpoints/last.ckpt")["callbacks"].items()
-        if name.startswith("ValuePretraining")
-    ]
-    assert curves[0]["points"][-1][3] == state["best"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["components.value_pretraining.enabled=false"], "pretrains no critic"),
-        (["components.value_pretraining.patience=2"], "leave them out"),
-        (["components.value_pretraining.heldout_share=0"], "nothing to measure"),
-        (["components.group_sampling.group_size=2", "training.minibatch_size=8"], "group 0 has 4"),
-    ],
-)
-def test_what_the_comparison_refuses(
-    data: Path, tmp_path: Path, overrides: Sequence[str], message: str
-) -> None:
-    grid = tmp_path / "grid.yaml"
-    grid.write_text(GRID)
-    result = vapo(
-        "critics", *BASE, *where(tmp_path), "--rollouts", str(data), "--grid", str(grid), *overrides
-    )
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "row 'scalar' of the grid" in result.stderr

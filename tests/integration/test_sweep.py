@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.commands import ROOT, vapo_process
+from tests.integration.commands import ROOT, Result, vapo_forked, vapo_process
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [
@@ -27,12 +28,12 @@ SMOKE = [
 GRID = ROOT / "conf/sweep/ablation.yaml"
 
 
-def sweep(folder: Path, grid: Path, *more: str) -> Any:
+def sweep(
+    folder: Path, grid: Path, *more: str, run: Callable[..., Result] = vapo_process
+) -> Result:
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    return vapo_process(
-        "sweep", "--config", "conf/vapo.yaml", "--grid", str(grid), *SMOKE, *where, *more,
-        timeout=500,
-    )  # fmt: skip
+    command = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid)]
+    return run(*command, *SMOKE, *where, *more, timeout_s=500)
 
 
 def cpu_seconds() -> float:
@@ -56,7 +57,7 @@ def test_smoke_sweep_of_the_ablation(tmp_path: Path) -> None:
     assert {run["state"] for run in record["runs"]} == {"finished"}
     assert len(record["value_pretrainings"]) == 2
     check_mlflow(tmp_path, record)
-    again = sweep(tmp_path, GRID, "--jobs", "2", "--no_report")
+    again = sweep(tmp_path, GRID, "--jobs", "2", "--no_report", run=vapo_forked)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("was finished before") == 14
     assert " started" not in again.stdout
@@ -121,7 +122,7 @@ def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
         "  - {row: broken, overrides: {actor.path: nowhere}}\n"
         "  - {row: whole, overrides: {components.value_pretraining.enabled: false}}\n"
     )
-    done = sweep(tmp_path, grid, "--jobs", "2", "training.num_iterations=1")
+    done = sweep(tmp_path, grid, "--jobs", "2", "training.num_iterations=1", run=vapo_forked)
     assert done.returncode == 2
     assert "    | vapo: actor.path: nowhere: cannot load" in done.stdout
     assert "broken/0 not started: its value pretraining failed" in done.stdout

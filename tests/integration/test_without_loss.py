@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import on_ranks
 from tests.integration.without_loss import EXPECTED, run
-from tests.poisoned import ROOT
 
 NETWORKS = ("actor", "critic")
 
@@ -44,13 +39,7 @@ def test_one_process() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_sharded_processes_decide_alike(tmp_path: Path) -> None:
+def test_two_sharded_processes_decide_alike() -> None:
     """Where one response is left, the other rank has none: both step, or neither."""
-    command = [sys.executable, "-m", "tests.integration.without_loss", str(tmp_path), "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    for rank in range(2):
-        check(json.loads((tmp_path / f"rank{rank}.json").read_text()))
+    for seen in on_ranks(2, run, 2, timeout_s=560):
+        check(seen)

@@ -1,15 +1,8 @@
-"""A run through the real module, datamodule and Trainer whose minibatches lack losses to a plan.
-
-Run as `python -m tests.integration.without_loss OUT NUM_PROCESSES`: every rank writes what it saw
-to OUT/rank0.json, OUT/rank1.json.
-"""
+"""A run through the real module, datamodule and Trainer whose minibatches lack losses to a plan."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -103,9 +96,3 @@ def run(num_processes: int, *overrides: str) -> dict[str, Any]:
     trainer.fit(module, fixed_rollouts(config, progress, MaskedRollouts))
     iterations = [logged for logged in notebook.logged if "progress/iteration" in logged]
     return {"steps": snapshots.steps, "iterations": iterations}
-
-
-if __name__ == "__main__":
-    folder, processes = Path(sys.argv[1]), int(sys.argv[2])
-    seen = run(processes)
-    (folder / f"rank{rank()}.json").write_text(json.dumps(seen))

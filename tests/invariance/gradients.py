@@ -1,12 +1,10 @@
 """Gradients of one whole minibatch through the real module and Trainer.
 
-Run as `python -m tests.invariance.gradients OUT NUM_PROCESSES MICROBATCH_TOKENS`; writes the
-gradients and metrics of a fixed minibatch, computed on one process or sharded over two.
+The gradients and metrics of a fixed minibatch, computed on one process or sharded over two.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,14 +139,8 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
         use_distributed_sampler=False,
     )
     trainer.fit(module, datamodule)
+    assert trainer.world_size == num_processes
     return {
         "gradients": module.gradients,
         "metrics": {**module.step_metrics, **datamodule.metrics},
     }
-
-
-if __name__ == "__main__":
-    out, processes, budget, *rest = sys.argv[1:]
-    result = compute(int(processes), int(budget), *rest)
-    if rank() == 0:
-        torch.save(result, out)

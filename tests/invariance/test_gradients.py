@@ -6,15 +6,12 @@ and the metrics included.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.forked import on_ranks
 from tests.invariance.gradients import compute
 
 ONE_FORWARD, MANY = 100_000, 40
@@ -88,17 +85,9 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
     [(ONE_FORWARD, (PADDED,)), (MANY, (PACKED,)), (MANY, (*CORRECTED, PACKED))],
 )
 def test_two_sharded_processes_equal_one(
-    whole: dict[str, Any], budget: int, overrides: tuple[str, ...], tmp_path: Path
+    whole: dict[str, Any], budget: int, overrides: tuple[str, ...]
 ) -> None:
-    out = tmp_path / "sharded.pt"
-    root = Path(__file__).parents[2]
-    module = "tests.invariance.gradients"
-    command = [sys.executable, "-m", module, str(out), "2", str(budget), *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    result = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    sharded, _ = on_ranks(2, compute, 2, budget, *overrides)
     is_corrected = CORRECTED[0] in overrides
     one = compute(1, ONE_FORWARD, *CORRECTED, PADDED) if is_corrected else whole
-    assert_same(one, torch.load(out, weights_only=True))
+    assert_same(one, sharded)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forked import on_ranks
 from tests.invariance.gradients import NUM_ROLLOUTS, ROOT, compute
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, PADDED, assert_same
-from tests.invariance.test_sharding_options import compute_apart
 from tests.rollout_fixtures import make_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -53,7 +53,7 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("head", ["bounded", "hl_gauss"])
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], tmp_path: Path) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
-    assert_same(whole, compute_apart(tmp_path / "sharded.pt", 2, *trained))
+    assert_same(whole, on_ranks(2, compute, 2, MANY, *trained)[0])
 
 
 @pytest.mark.parametrize("head", ["two_hot"])
@@ -61,7 +61,7 @@ def test_the_first_batchs_mean_is_over_all_ranks(head: str, tmp_path: Path) -> N
     """A bias of two numbers lies on two ranks. The backbone has a gradient of 0 on both."""
     whole, sharded = (
         compute(1, ONE_FORWARD, *HEADS[head], FIRST_BATCH, PADDED),
-        compute_apart(tmp_path / "sharded.pt", 2, *HEADS[head], FIRST_BATCH),
+        on_ranks(2, compute, 2, MANY, *HEADS[head], FIRST_BATCH)[0],
     )
     for result in (whole, sharded):
         result["gradients"] = {

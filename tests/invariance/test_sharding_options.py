@@ -3,40 +3,18 @@ weights filled after sharding, clipping by a norm over shards."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from tests.forked import on_ranks
 from tests.invariance.gradients import compute
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, assert_same
 
-ROOT = Path(__file__).parents[2]
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
 # FSDP2 runs its offload code on a CPU too, which the rules between options forbid to users
 OFFLOADED = ("trainer.cpu_offload=true", "trainer.strategy=fsdp", "trainer.accelerator=auto")
 CLIPPED = ("actor.optimizer.max_grad_norm=0.01", "critic.optimizer.max_grad_norm=0.02")
-
-
-def compute_apart(out: Path, processes: int, *overrides: str) -> dict[str, Any]:
-    """`compute` in processes of their own."""
-    arguments = [str(out), str(processes), str(MANY), *overrides]
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.invariance.gradients", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    contents = torch.load(out, weights_only=True)
-    assert isinstance(contents, dict)
-    return contents
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +43,9 @@ def test_recomputed_activations_on_one_process(clipped: dict[str, Any]) -> None:
     ],
 )
 def test_every_option_on_shards(
-    clipped: dict[str, Any], processes: int, options: tuple[str, ...], tmp_path: Path
+    clipped: dict[str, Any], processes: int, options: tuple[str, ...]
 ) -> None:
     """Every network is made on the meta device here, and clipped by the norm over its shards."""
     overrides = (*CLIPPED, *CHECKPOINTING, *options)
-    assert_same(clipped, compute_apart(tmp_path / "sharded.pt", processes, *overrides))
+    sharded = on_ranks(processes, compute, processes, MANY, *overrides)
+    assert_same(clipped, sharded[0])

@@ -18,7 +18,7 @@ def train(tmp_path: Path, *args: str) -> tuple[float, float]:
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={tmp_path / 'mlruns'}",
         *args,
-        timeout=850,
+        timeout_s=850,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     contents = summary(Path(result.stdout.strip().splitlines()[-1]))

@@ -33,6 +33,12 @@ def critic_config(tmp_path: Path, *overrides: str) -> FitConfig:
     return fit_config(tmp_path, f"actor.path={path}", *overrides)
 
 
+def own_head(hidden_size: int) -> torch.nn.Module:
+    """A head as a user may write one."""
+    layers = (torch.nn.Linear(hidden_size, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    return torch.nn.Sequential(*layers)
+
+
 def values(critic: Critic) -> torch.Tensor:
     with torch.no_grad():
         found: Any = critic(INPUTS)
@@ -83,6 +89,27 @@ def test_frozen_texts_that_cannot_be_meant(tmp_path: Path, frozen: str, reason: 
     for attempt in (lambda: check_frozen(config), lambda: make_critic(config, None)):
         with pytest.raises(UserError, match=reason):
             attempt()
+
+
+@pytest.mark.parametrize(
+    ("head", "frozen"),
+    [
+        (("critic.head.kind=bounded",), "score.bias"),
+        (("critic.head.kind=categorical", "critic.loss=cross_entropy"), "score.bias"),
+        (("critic.head.start=first_batch",), "score.bias"),
+        (("critic.head_function=tests.networks.test_trained_weights:own_head",), "score.2.bias"),
+    ],
+)
+def test_frozen_is_held_against_the_head_that_the_config_makes(
+    tmp_path: Path, head: tuple[str, ...], frozen: str
+) -> None:
+    config = critic_config(tmp_path, *head, f"critic.frozen=[{frozen}]")
+    check_frozen(config)
+    critic = make_critic(config, None)
+    still = [name for name, p in critic.named_parameters() if not p.requires_grad]
+    assert still == [f"model.{frozen}"]
+    with pytest.raises(UserError, match=rf"'{frozen}' is in no parameter's name"):
+        check_frozen(critic_config(tmp_path, f"critic.frozen=[{frozen}]"))
 
 
 def test_adapters_and_the_head_are_trained(tmp_path: Path) -> None:

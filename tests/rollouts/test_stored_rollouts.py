@@ -317,18 +317,16 @@ def test_truncated_responses_carry_value_loss_as_the_config_says(
     tmp_path: Path, policy: Path
 ) -> None:
     rows = rows_of(4, response_ids=[A] * 3, finish_reason="length")
-    masks = {
-        kind: stored_of(tmp_path, policy, rows, f"critic.truncated={kind}").batch(0)[0].critic_mask
-        for kind in ("as_policy", "train", "leave_out")
-    }
-    assert {kind: bool(mask.any()) for kind, mask in masks.items()} == {
-        "as_policy": True,
-        "train": True,
-        "leave_out": False,
-    }
-    filtered = ("rewards.overlong.filter_truncated=true", "critic.truncated=train")
-    batch = stored_of(tmp_path, policy, rows, *filtered).batch(0)[0]
-    assert (batch.loss_mask.any(), batch.critic_mask.all()) == (False, True)
+    for filtered, kind, carries in (
+        ("false", "as_policy", True),
+        ("false", "leave_out", False),
+        ("true", "as_policy", False),
+        ("true", "train", True),
+    ):
+        options = (f"rewards.overlong.filter_truncated={filtered}", f"critic.truncated={kind}")
+        batch = stored_of(tmp_path, policy, rows, *options).batch(0)[0]
+        assert bool(batch.critic_mask.any()) is bool(batch.critic_mask.all()) is carries
+        assert bool(batch.loss_mask.any()) is (filtered == "false")
 
 
 PRIVILEGED = "critic.prompt.kind=privileged"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commands import ROOT, SMALL
+from tests.integration.commands import ROOT, SMALL, vapo_forked
 from tests.tracking.mlflow_server import Server
 from vapo.config import FitConfig
 from vapo.config.flattening import flatten_written, to_yaml
@@ -65,16 +63,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def vapo(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own, with no credentials but these."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING_")}
-    own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    return subprocess.run(
-        [sys.executable, "-m", "vapo", *args],
-        cwd=ROOT,
-        env=own | variables,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    return vapo_forked(*args, without="MLFLOW_TRACKING_", timeout_s=500, **variables)
 
 
 def shown(done: subprocess.CompletedProcess[str]) -> str:

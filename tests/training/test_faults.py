@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.poisoned import PLAN, ROOT, run
+from tests.forked import on_ranks
+from tests.poisoned import PLAN, run
 from tests.rollout_fixtures import make_rollouts
 
 
@@ -120,14 +118,7 @@ def test_one_process(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_two_sharded_processes_skip_the_same(tmp_path: Path) -> None:
     """The poison is on rank 1 alone."""
-    command = [sys.executable, "-m", "tests.poisoned", str(tmp_path), "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    for rank in range(2):
-        seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
+    for seen in on_ranks(2, run, tmp_path, 2, PLAN, timeout_s=560):
         check_the_plan(seen, rows=8)
         check_the_counts(seen, rows=8)
     check_the_records(tmp_path, rank=1, rows=8)

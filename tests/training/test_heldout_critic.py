@@ -9,12 +9,14 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.optim import AdamW
 
 from tests.components.test_value_pretraining import make_module
 from tests.config.fits import fit_config
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import resolve
 from vapo.config.components import ValuePretraining as Settings
+from vapo.config.networks import OptimizerConfig
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -22,6 +24,7 @@ from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.training import heldout_critic
 from vapo.training.heldout_critic import BestCritic
 from vapo.training.module import VapoModule
+from vapo.training.optimizers import make_optimizer
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Verdict
 
 
@@ -35,39 +38,52 @@ def stored_stub(heldout: Sequence[Any] = ("group",)) -> Any:
 
 def follow(
     best: BestCritic, module: Any, monkeypatch: pytest.MonkeyPatch, found: Sequence[float]
-) -> int:
-    """Set the head's weight to the pass's number, measure; the passes until it is over."""
+) -> tuple[int, AdamW]:
+    """Set the head's weight and all moments to the pass's number, measure; the passes until it is
+    over."""
+    optimizer = make_optimizer(module.critic, OptimizerConfig())
     for number, value in enumerate(found, start=1):
         monkeypatch.setattr(
             heldout_critic, "heldout_explained_variance", lambda module, stored, v=value: v
         )
         with torch.no_grad():
             module.critic.model.score.weight.fill_(number)
-        best.measure(module, stored_stub(), 2 * number)
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                tensor.fill_(number)
+        best.measure(module, optimizer, stored_stub(), 2 * number)
         if best.is_over():
-            return number
-    return 0
+            return number, optimizer
+    return 0, optimizer
 
 
 def test_patience_and_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     best, module = BestCritic(Settings(data="f", patience=2)), make_module()
-    assert follow(best, module, monkeypatch, [0.1, 0.3, 0.3, 0.2, 0.9]) == 4
+    passes, optimizer = follow(best, module, monkeypatch, [0.1, 0.3, 0.3, 0.2, 0.9])
+    assert passes == 4
     assert (best.best, best.best_pass) == (0.3, 2)
-    best.restore(module)
+    again = BestCritic(best.settings)
+    again.load_state_dict(best.state_dict())
+    again.restore(module, optimizer)
     assert module.critic is not None
     weight = module.critic.state_dict()["model.score.weight"]
     assert set(weight.flatten().tolist()) == {2.0}
+    states = list(optimizer.state.values())
+    assert len(states) == len(list(module.critic.parameters()))
+    numbers = {float(x) for state in states for t in state.values() for x in t.flatten()}
+    assert numbers == {2.0}, "step and both moments are those of the best pass, too"
+    assert (again.weights, again.moments) == ({}, [])
 
 
 def test_a_number_that_is_none_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     best, module = BestCritic(Settings(data="f", patience=3)), make_module()
-    assert follow(best, module, monkeypatch, [-0.5, float("nan"), 0.1]) == 0
+    assert follow(best, module, monkeypatch, [-0.5, float("nan"), 0.1])[0] == 0
     assert (best.best, best.best_pass) == (0.1, 3)
 
 
 def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     best, module = BestCritic(Settings(data="f", epochs=3)), make_module()
-    assert follow(best, module, monkeypatch, [0.1, 0.2, 0.3, 0.4]) == 3
+    assert follow(best, module, monkeypatch, [0.1, 0.2, 0.3, 0.4])[0] == 3
     stored = stored_stub()
     assert [best.due(stored, n, is_last=False) for n in range(1, 6)] == [
         False, True, False, True, False
@@ -77,23 +93,23 @@ def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_held_out_keeps_the_last_weights() -> None:
     best, module = BestCritic(Settings(data="f", epochs=1, heldout_share=0.0)), make_module()
-    assert best.measure(module, stored_stub(heldout=()), 2) is None
-    assert best.is_over()
     assert module.critic is not None
-    before = {k: v.clone() for k, v in module.critic.state_dict().items()}
-    best.restore(module)
-    assert all(torch.equal(v, before[k]) for k, v in module.critic.state_dict().items())
+    optimizer = make_optimizer(module.critic, OptimizerConfig())
+    assert best.measure(module, optimizer, stored_stub(heldout=()), 2) is None
+    assert best.is_over()
+    assert (best.weights, best.moments) == ({}, []), "there is nothing to go back to"
 
 
-def test_another_file_is_refused_when_a_run_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, again, module = BestCritic(Settings()), BestCritic(Settings()), make_module()
-    follow(best, module, monkeypatch, [0.1])
+def test_another_file_is_refused_when_a_run_resumes() -> None:
+    """A checkpoint from before the end of the first pass names the file already."""
+    best, again = BestCritic(Settings()), BestCritic(Settings())
+    best.begin(stored_stub())
     again.load_state_dict(best.state_dict())
     other = stored_stub()
-    again.check_same_file(other)
+    again.begin(other)
     other.digest = "xyz"
     with pytest.raises(UserError, match="not the one that the run began with"):
-        again.check_same_file(other)
+        again.begin(other)
 
 
 # ---- oracle ----------------------------------------------------------------------------------

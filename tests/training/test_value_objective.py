@@ -171,7 +171,8 @@ def test_the_mean_is_of_the_rewards_that_the_critic_learns(tmp_path: Path) -> No
         rows(), rewards=torch.tensor([0.5, -1.0]), unshaped_rewards=torch.tensor([1.0, 0.0])
     )
     for kind, mean in (("shaped", -0.25), ("unshaped", 0.5)):
-        runner = first_batch_runner(tmp_path, f"critic.reward={kind}")
+        punished = "rewards.overlong.soft_punishment=true"
+        runner = first_batch_runner(tmp_path, punished, f"critic.reward={kind}")
         metrics = runner.start_head(batch, start)
         assert metrics["critic/head_start_mean_reward"] == mean
         assert metrics["critic/head_start_value"] == mean

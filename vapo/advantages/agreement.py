@@ -1,4 +1,4 @@
-"""The tokens on whose value several critics agree carry no policy loss (AsyPPO)."""
+"""What the spread of several critics takes from the policy's losses, token by token (AsyPPO)."""
 
 from __future__ import annotations
 
@@ -28,3 +28,25 @@ def mask_agreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, d
     num_tokens = int(batch.policy_mask.sum())
     metrics = {"critic/agreement_masked_share": int(agreed.sum()) / max(num_tokens, 1)}
     return replace(batch, policy_mask=batch.policy_mask & ~agreed), metrics
+
+
+def mask_disagreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch whose `entropy_mask` is without the share of its tokens of the highest spread.
+
+    There a bonus would have the policy explore states that no critic can judge. The tokens are
+    those of the whole rollout batch that carry the policy's losses (`loss_mask`), in one process
+    (a rule). The bonus is a mean over those that are left; everything else keeps all tokens.
+
+    Returns:
+        the batch, and the metric of what was masked. Nothing changes while the policy is not
+        trained.
+
+    Source: AsyPPO (arXiv 2510.01656).
+    """
+    if not share or batch.old_logprobs is None:
+        return batch, {}
+    assert batch.value_spread is not None, "a rule: several critics"
+    differing = lowest_share_mask(-batch.value_spread, batch.loss_mask, share=share)
+    num_tokens = int(batch.loss_mask.sum())
+    metrics = {"critic/disagreement_masked_share": int(differing.sum()) / max(num_tokens, 1)}
+    return replace(batch, entropy_mask=batch.loss_mask & ~differing), metrics

@@ -178,6 +178,13 @@ class AlgorithmConfig:
         ge=0,
         lt=1,
     )
+    disagreement_mask_share: float = option(
+        0.0,
+        "with several critics: this share of the tokens, those on whose value they differ most, "
+        "carries no entropy bonus (AsyPPO)",
+        ge=0,
+        lt=1,
+    )
     sequence_reduction: Literal["mean", "sum", "constant_length"] = option(
         "mean",
         "what a response's token losses come to when token_level_loss is off: their mean, their "

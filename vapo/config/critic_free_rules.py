@@ -31,8 +31,8 @@ def critic_options_have_a_critic(config: FitConfig) -> Problem | None:
     keys["critic.head.kind"] = (own.head.kind, plain.critic.head.kind)
     keys["critic.head.start"] = (own.head.start, plain.critic.head.start)
     keys["critic.prompt.kind"] = (own.prompt.kind, plain.critic.prompt.kind)
-    share = "agreement_mask_share"
-    keys[f"algorithm.{share}"] = (getattr(algorithm, share), getattr(plain.algorithm, share))
+    for share in ("agreement_mask_share", "disagreement_mask_share"):
+        keys[f"algorithm.{share}"] = (getattr(algorithm, share), getattr(plain.algorithm, share))
     for key, (value, default) in keys.items():
         if value != default:
             return Problem(

@@ -161,6 +161,30 @@ def range_holds_the_targets(config: FitConfig) -> Problem | None:
     )
 
 
+def unshaped_reward_was_shaped(config: FitConfig) -> Problem | None:
+    """`own_estimator_makes_its_targets` speaks of the estimators without such targets."""
+    is_gae = config.algorithm.advantage_estimator == "gae"
+    if config.critic.reward != "unshaped" or config.rewards.overlong.soft_punishment or not is_gae:
+        return None
+    return Problem(
+        ("critic.reward", "rewards.overlong.soft_punishment"),
+        "critic.reward unshaped leaves the overlong punishment out of the value targets, and "
+        "there is none, so it has no effect: set rewards.overlong.soft_punishment=true, or "
+        "critic.reward=shaped",
+    )
+
+
+def critic_trains_on_what_was_filtered(config: FitConfig) -> Problem | None:
+    if config.critic.truncated != "train" or config.rewards.overlong.filter_truncated:
+        return None
+    return Problem(
+        ("critic.truncated", "rewards.overlong.filter_truncated"),
+        "critic.truncated train gives the critic the truncated responses that the policy does not "
+        "train on, and none is taken from the policy, so it has no effect: set "
+        "rewards.overlong.filter_truncated=true, or critic.truncated=as_policy",
+    )
+
+
 def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
     """Of the value targets, and the keys that they follow from."""
     rewards = config.rewards
@@ -200,4 +224,6 @@ CRITIC_RULES: tuple[Rule, ...] = (
     value_clip_has_one_output,
     mean_reward_is_in_range,
     range_holds_the_targets,
+    unshaped_reward_was_shaped,
+    critic_trains_on_what_was_filtered,
 )

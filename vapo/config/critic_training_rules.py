@@ -92,12 +92,28 @@ def several_critics_are_one_process(config: FitConfig) -> Problem | None:
 
 
 def agreement_needs_several_critics(config: FitConfig) -> Problem | None:
-    if config.algorithm.agreement_mask_share == 0 or config.critic.count > 1:
+    if config.critic.count > 1:
+        return None
+    for name in ("agreement_mask_share", "disagreement_mask_share"):
+        key = f"algorithm.{name}"
+        if getattr(config.algorithm, name) > 0:
+            return Problem(
+                (key, "critic.count"),
+                f"{key} compares several critics, and there is one: set critic.count to 2 or "
+                f"more, or {key}=0",
+            )
+    return None
+
+
+def entropy_mask_has_a_bonus(config: FitConfig) -> Problem | None:
+    algorithm = config.algorithm
+    if algorithm.disagreement_mask_share == 0 or algorithm.entropy_coef > 0:
         return None
     return Problem(
-        ("algorithm.agreement_mask_share", "critic.count"),
-        "algorithm.agreement_mask_share compares several critics, and there is one: set "
-        "critic.count to 2 or more, or algorithm.agreement_mask_share=0",
+        ("algorithm.disagreement_mask_share", "algorithm.entropy_coef"),
+        "algorithm.disagreement_mask_share takes tokens from the entropy bonus, and "
+        "algorithm.entropy_coef is 0, so it has no effect: set algorithm.entropy_coef above 0, or "
+        "algorithm.disagreement_mask_share=0",
     )
 
 
@@ -109,4 +125,5 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     critic_lora_is_one_process,
     several_critics_are_one_process,
     agreement_needs_several_critics,
+    entropy_mask_has_a_bonus,
 )

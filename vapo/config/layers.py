@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -83,8 +84,12 @@ def read_file(path: Path) -> Layer:
     return read_text(text, str(path))
 
 
+@lru_cache(maxsize=64)
 def read_text(text: str, name: str) -> Layer:
-    """A layer from YAML text; `name` stands for the file in errors."""
+    """A layer from YAML text; `name` stands for the file in errors.
+
+    A sweep reads the same files for every row.
+    """
     try:
         node = limits.compose(text)
     except yaml.MarkedYAMLError as error:

@@ -162,7 +162,7 @@ def _forget_other_kinds(
 
 def _merge(values: DictConfig, layer: Layer) -> Any:
     try:
-        return OmegaConf.merge(values, layer.tree)
+        return OmegaConf.unsafe_merge(values, layer.tree)  # `values` is replaced: no copy
     except OmegaConfBaseException as error:  # an interpolation that is not one
         key = error.full_key or ""
         place = f"{layer.place(key)}: {key}" if key else layer.name

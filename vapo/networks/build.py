@@ -137,14 +137,15 @@ def _make_member(config: FitConfig, path: str, mesh: DeviceMesh | None, *, train
 
 
 def check_frozen(config: FitConfig) -> None:
-    """Try critic.frozen on the critic's config.json alone, before a model is loaded.
+    """Try critic.frozen on the critic's config.json and head alone, before a model is loaded.
 
     Raises: UserError: a text is in no parameter's name, or nothing would be trained.
     """
     options = config.critic
     if config.algorithm.has_critic and options.frozen:
-        kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
-        freeze(empty_model("value_model", critic_path(config), **kernels), options.frozen)
+        model = empty_value_model(critic_path(config), options)
+        put_own_head(model, config)
+        freeze(model, options.frozen)
 
 
 def _placed(

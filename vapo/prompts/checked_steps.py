@@ -1,15 +1,15 @@
 """Steps that are checked as they are written, and what an oracle knows of them.
 
 A problem names a start position and the keys to press; what a key does from a position is known
-from demonstrations alone. Half of the keys are pressed wrongly far more often than the others,
-and after each step a check says whether the position is the right one: a mistake can be read as
-soon as it is made, one step is to blame, and nothing in between matters.
+from demonstrations alone, and some of it is a misconception. After each step a check says whether the
+position is the right one: a mistake can be read as soon as it is made, one step is to blame, and
+what is written in between does not matter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import combinations
 from random import Random
@@ -18,7 +18,8 @@ from string import ascii_lowercase
 from vapo.prompts.procedural_rows import MAX_STEPS, ProceduralRow, check_range, check_steps
 
 POSITIONS = "12345"
-KEYS, HARD_KEYS = "ABCDEFGH", "ABCD"
+KEYS = "ABCDEFGH"
+NUM_MISCONCEPTIONS = 12  # of the 40 moves
 RIGHT, WRONG = "+", "-"
 FREE = ".:,!?*/~"
 _PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
@@ -35,6 +36,16 @@ def moves() -> Mapping[tuple[str, str], str]:
     return table
 
 
+@cache
+def misconceptions() -> Mapping[tuple[str, str], str]:
+    """Where some keys lead from some positions by mistake."""
+    rng = Random("checked_steps/misconceptions")
+    return {
+        (key, position): rng.choice(POSITIONS.replace(moves()[key, position], ""))
+        for key, position in rng.sample(sorted(moves()), NUM_MISCONCEPTIONS)
+    }
+
+
 def checked_steps(
     num_examples: int,
     *,
@@ -43,7 +54,7 @@ def checked_steps(
     max_steps: int = 14,
     num_free_tokens: int = 2,
     wrong_step_probability: float = 0.0,
-    hard_wrong_step_probability: float = 0.0,
+    misconception_probability: float = 0.0,
     early_stop_probability: float = 0.0,
 ) -> list[ProceduralRow]:
     """Press keys one by one, and check each step.
@@ -54,8 +65,9 @@ def checked_steps(
     could as well be written otherwise. Labels run from a to z and start over.
 
     Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
-    position is wrong (uniform over the others), and the demonstration continues from there; for
-    the keys A to D it is `hard_wrong_step_probability`. The check is always true. With
+    position is wrong (uniform over the others), and the demonstration continues from there; with
+    `misconception_probability` a step of which there is a misconception leads where that says,
+    always to the same wrong position. The check is always true. With
     `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
 
     Raises:
@@ -67,7 +79,7 @@ def checked_steps(
     check_steps(min_steps, max_steps)
     check_range("num_free_tokens", num_free_tokens, low=0, high=MAX_STEPS)
     check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
-    check_range("hard_wrong_step_probability", hard_wrong_step_probability, low=0, high=1)
+    check_range("misconception_probability", misconception_probability, low=0, high=1)
     check_range("early_stop_probability", early_stop_probability, low=0, high=1)
     rows = []
     for index in range(num_examples):
@@ -82,9 +94,10 @@ def checked_steps(
         for step, key in enumerate(keys):
             if rng.random() < early_stop_probability:
                 break
-            is_hard = key in HARD_KEYS
-            position = moves()[key, position]
-            if rng.random() < (hard_wrong_step_probability if is_hard else wrong_step_probability):
+            before, position = position, moves()[key, position]
+            if (key, before) in misconceptions() and rng.random() < misconception_probability:
+                position = misconceptions()[key, before]
+            elif rng.random() < wrong_step_probability:
                 position = rng.choice(POSITIONS.replace(position, ""))
             free = "".join(rng.choices(FREE, k=num_free_tokens))
             check = RIGHT if position == positions[step + 1] else WRONG
@@ -96,13 +109,13 @@ def checked_steps(
 def checked_steps_states(problem: str, response: str) -> list[str] | None:
     """The states of `checked_steps`; None where the text is no problem of it.
 
-    While everything is right: what was written last, and how many steps are left, hard ones
-    first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`, until a position
+    While everything is right: what was written last, and how many steps are left, those
+    with a misconception first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`, until a position
     is right again by chance. After the semicolon whether the position before it is the answer,
     and whether steps were left out; then whether the answer is right.
 
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
-    ['start on 1 of 1', 'label on 1 of 1']
+    ['start on 0 of 1', 'label on 0 of 1']
     """
     found = _PROBLEM.search(problem)
     if found is None:
@@ -114,18 +127,17 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     return list(_states(keys, positions, response))
 
 
-def _states(keys: list[str], positions: list[str], response: str) -> list[str]:
-    written, is_on, step, answered = "start", True, 0, False
-    states = [_state(written, is_on, keys[step:])]
+def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:
+    steps = list(zip(keys, positions, strict=False))
+    left = [sum(s in misconceptions() for s in steps[i:]) for i in range(len(steps) + 1)]
+    written, step, is_on = "start", 0, True
+    yield f"start on {left[0]} of {len(steps)}"
     for character in response:
-        if answered:
-            states.append(states[-1])
-            continue
-        if written == "semicolon":
-            answered = True
-            states.append("right" if character == positions[-1] else "wrong")
-            continue
-        if character == ";":
+        if written in ("right", "wrong"):
+            pass
+        elif written == "semicolon":
+            written = "right" if character == positions[-1] else "wrong"
+        elif character == ";":
             written = "semicolon"
         elif character in POSITIONS:
             written, step = "position", step + 1
@@ -136,21 +148,14 @@ def _states(keys: list[str], positions: list[str], response: str) -> list[str]:
         elif character in ascii_lowercase:
             written = "label"
             is_on = is_on and step < len(keys) and character == _label(step)
-        elif character in FREE:
-            written = "free"
         else:
-            written = "check"
-        states.append(_state(written, is_on, keys[step:]))
-    return states
-
-
-def _state(written: str, is_on: bool, left: list[str]) -> str:
-    following = "on" if is_on else "off"
-    if written == "semicolon":
-        return f"end {following}{' early' if left else ''}"
-    if not is_on:
-        return f"{written} off"
-    return f"{written} on {sum(key in HARD_KEYS for key in left)} of {len(left)}"
+            written = "free" if character in FREE else "check"
+        if written in ("right", "wrong"):
+            yield written
+        elif written == "semicolon":
+            yield f"semicolon {'on' if is_on else 'off'} of {max(0, len(steps) - step)}"
+        else:
+            yield f"{written} on {left[step]} of {len(steps) - step}" if is_on else f"{written} off"
 
 
 def _label(step: int) -> str:

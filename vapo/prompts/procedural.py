@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from string import ascii_letters
 from typing import Any
@@ -56,51 +57,76 @@ def state_tracking(
     >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
     1
     """
+    noise = _Noise(
+        repeat_swaps,
+        skip_steps_probability,
+        wrong_step_probability,
+        early_stop_probability,
+        terse_probability,
+        terse_wrong_step_probability,
+    )
+    _check_options(min_steps, max_steps, num_positions, noise)
+    lengths = (min_steps, max_steps)
+    return [_row(seed, index, lengths, num_positions, noise) for index in range(num_examples)]
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """How demonstrations are written: the options of `state_tracking` of these names."""
+
+    repeat_swaps: bool
+    skip_steps_probability: float
+    wrong_step_probability: float
+    early_stop_probability: float
+    terse_probability: float
+    terse_wrong_step_probability: float
+
+
+def _check_options(min_steps: int, max_steps: int, num_positions: int, noise: _Noise) -> None:
     check_range("num_positions", num_positions, low=2, high=9)
     check_steps(min_steps, max_steps)
-    if terse_probability and not repeat_swaps:
+    if noise.terse_probability and not noise.repeat_swaps:
         raise UserError(
             "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
         )
-    noise = {
-        "skip_steps_probability": skip_steps_probability,
-        "wrong_step_probability": wrong_step_probability,
-        "early_stop_probability": early_stop_probability,
-        "terse_probability": terse_probability,
-        "terse_wrong_step_probability": terse_wrong_step_probability,
-    }
-    for name, probability in noise.items():
-        check_range(name, probability, low=0, high=1)
-    rows = []
-    for index in range(num_examples):
-        rng = Random(f"state_tracking/problem/{seed}/{index}")
-        start = rng.randint(1, num_positions)
-        num_steps = rng.randint(min_steps, max_steps)
-        swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
-        text, position = str(start), start
-        for step, swap in enumerate(swaps):
-            text += f"{_label(step)}{swap[0]}{swap[1]}"
-            position = _after(position, swap)
-        problem, answer = f"{text}=", str(position)
-        rng = Random(f"state_tracking/demonstration/{seed}/{index}")
-        is_terse = terse_probability > 0 and rng.random() < terse_probability
-        if rng.random() < skip_steps_probability:
-            skipped = f";{rng.randint(1, num_positions)}"
-            rows.append(ProceduralRow(problem, answer, skipped))
-            continue
-        wrong = terse_wrong_step_probability if is_terse else wrong_step_probability
-        position, demonstration = start, ""
-        for step, swap in enumerate(swaps):
-            if early_stop_probability and rng.random() < early_stop_probability:
-                break
-            position = _after(position, swap)
-            if rng.random() < wrong:
-                position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
-            repeated = f"{swap[0]}{swap[1]}" if repeat_swaps and not is_terse else ""
-            demonstration += f"{_label(step)}{repeated}{position}"
-        demonstration += f";{position}"
-        rows.append(ProceduralRow(problem, answer, demonstration))
-    return rows
+    for name, value in vars(noise).items():
+        if name != "repeat_swaps":
+            check_range(name, value, low=0, high=1)
+
+
+def _row(
+    seed: int, index: int, lengths: tuple[int, int], num_positions: int, noise: _Noise
+) -> ProceduralRow:
+    rng = Random(f"state_tracking/problem/{seed}/{index}")
+    start = rng.randint(1, num_positions)
+    num_steps = rng.randint(*lengths)
+    swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
+    text, position = str(start), start
+    for step, swap in enumerate(swaps):
+        text += f"{_label(step)}{swap[0]}{swap[1]}"
+        position = _after(position, swap)
+    rng = Random(f"state_tracking/demonstration/{seed}/{index}")
+    demonstration = _demonstration(rng, start, swaps, num_positions, noise)
+    return ProceduralRow(f"{text}=", str(position), demonstration)
+
+
+def _demonstration(
+    rng: Random, start: int, swaps: list[tuple[int, ...]], num_positions: int, noise: _Noise
+) -> str:
+    is_terse = noise.terse_probability > 0 and rng.random() < noise.terse_probability
+    if rng.random() < noise.skip_steps_probability:
+        return f";{rng.randint(1, num_positions)}"
+    wrong = noise.terse_wrong_step_probability if is_terse else noise.wrong_step_probability
+    position, text = start, ""
+    for step, swap in enumerate(swaps):
+        if noise.early_stop_probability and rng.random() < noise.early_stop_probability:
+            break
+        position = _after(position, swap)
+        if rng.random() < wrong:
+            position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
+        repeated = f"{swap[0]}{swap[1]}" if noise.repeat_swaps and not is_terse else ""
+        text += f"{_label(step)}{repeated}{position}"
+    return f"{text};{position}"
 
 
 def _label(step: int) -> str:

@@ -1,7 +1,7 @@
 """Train one critic on stored rollouts, and measure what it knows of the held-out ones.
 
-The module, the stages and the losses are those of a run's value pretraining, without an engine, a
-verifier and prompts, so that what a config says of its critic holds here, too.
+The module, the stages and the losses are those of a run's value pretraining, without a policy, an
+engine, a verifier and prompts, so that what a config says of its critic holds here, too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from dataclasses import dataclass
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.config import FitConfig, resolve
+from vapo.networks.build import make_critic
+from vapo.networks.ensemble import members_of
+from vapo.networks.meta_device import empty_model
+from vapo.networks.packed_attention import choose_packing
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
@@ -25,6 +31,7 @@ from vapo.system.sharding import lightning_precision
 from vapo.training.datamodule import RolloutDataModule, iteration_of
 from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
+from vapo.training.optimizers import make_optimizers
 from vapo.types import Phase, Prompt, Rollout
 
 
@@ -73,6 +80,30 @@ class _NoVerifier(Scorer):
         self.judges, self.by_source = [], {}
 
 
+class CriticModule(VapoModule):
+    """A run's module with its critic alone: stored rollouts train it without the policy.
+
+    Whether rows are packed depends on the policy's architecture, too, so that a critic learns the
+    same here as in a run, to the last bit.
+    """
+
+    def configure_model(self) -> None:
+        if hasattr(self, "critic"):
+            return
+        self.critic, actor = make_critic(self.config, None), self.config.actor
+        policy = empty_model(  # of config.json, without weights
+            "causal_lm",
+            actor.path,
+            dtype=actor.dtype,
+            attn_implementation=actor.attn_implementation,
+        )
+        models = [policy, *(member.model for member in members_of(self.critic))]
+        self.uses_packed_rows = choose_packing(self.config.training.packing, models)
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
+        return make_optimizers(self, {"critic": self.config.critic.optimizer})
+
+
 class CriticCurve(Callback):
     """Measures before the first, after every n-th and after the last iteration."""
 
@@ -116,7 +147,7 @@ def train_critic(
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Point]:
     """The critic's held-out explained variance along its pretraining's iterations."""
-    module = VapoModule(config, pad_id=pad_id)
+    module = CriticModule(config, pad_id=pad_id)
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
     datamodule = RolloutDataModule(
         config,

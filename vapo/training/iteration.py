@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.agreement import mask_agreement
+from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
@@ -126,6 +126,8 @@ class IterationRunner:
         metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         batch, masked = mask_agreement(batch, self.config.algorithm.agreement_mask_share)
+        metrics |= masked
+        batch, masked = mask_disagreement(batch, self.config.algorithm.disagreement_mask_share)
         metrics |= masked
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics

@@ -102,7 +102,7 @@ class Minibatch:
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
-    loss. `num_advantage_tokens` are those
+    loss, `num_entropy_tokens` the entropy bonus (None: all). `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
     policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
     prompts, and are of one critic each where there are several; None: both networks read
@@ -120,6 +120,7 @@ class Minibatch:
     max_response_tokens: int
     networks: tuple[str, ...] = NETWORKS
     critic_microbatches: Microbatches | None = None
+    num_entropy_tokens: int | None = None
     fault: str | None = None
 
     def of(self, network: str) -> Microbatches:
@@ -127,6 +128,11 @@ class Minibatch:
         if network == "critic" and self.critic_microbatches is not None:
             return self.critic_microbatches
         return self.microbatches
+
+    @property
+    def entropy_tokens(self) -> int:
+        """The tokens that carry the entropy bonus."""
+        return self.num_tokens if self.num_entropy_tokens is None else self.num_entropy_tokens
 
     def denominator(self, reduction: LossReduction) -> int:
         """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
@@ -237,6 +243,7 @@ def _make_minibatch(
     networks: tuple[str, ...],
 ) -> Minibatch:
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
+    entropy_mask = loss_mask if batch.entropy_mask is None else batch.entropy_mask
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
     # a nan is one, too: it must show in the loss
     has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
@@ -248,6 +255,7 @@ def _make_minibatch(
         "num_policy_responses": (policy_tokens > 0).sum(),
         "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
         "num_value_tokens": batch.critic_mask[rows].sum(),
+        "num_entropy_tokens": entropy_mask[rows].sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
     return Minibatch(

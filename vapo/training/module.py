@@ -197,7 +197,7 @@ class VapoModule(L.LightningModule):
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
-        microbatches = minibatch.of("actor" if network is self.actor else "critic")
+        microbatches = minibatch.of("critic" if network is self.critic else "actor")
         for index, microbatch in enumerate(microbatches):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
             is_last = index == len(microbatches) - 1

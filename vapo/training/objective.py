@@ -82,13 +82,12 @@ def has_loss(
         return True
     if network == "critic":
         return minibatch.num_value_tokens > 0
-    on_every_token = algorithm.entropy_coef > 0 or (
-        algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
-    )
+    has_kl = algorithm.kl.coef > 0 and algorithm.kl.placement == "loss"
     return (
         minibatch.num_advantage_tokens > 0
         or (hyperparameters.mu > 0 and minibatch.num_positive_tokens > 0)
-        or (on_every_token and minibatch.num_tokens > 0)
+        or (algorithm.entropy_coef > 0 and minibatch.entropy_tokens > 0)
+        or (has_kl and minibatch.num_tokens > 0)
     )
 
 
@@ -139,6 +138,13 @@ def policy_objective(
     )
     totals.add("actor/entropy", mean_entropy)
     if algorithm.entropy_coef > 0:
+        if rows.entropy_mask is not None:
+            mean_entropy = aggregate(
+                entropy,
+                rows.entropy_mask,
+                reduction="token_mean",
+                denominator=minibatch.entropy_tokens,
+            )
         loss = loss - algorithm.entropy_coef * mean_entropy
     ratios = (logprobs.detach(), old_logprobs, advantages, mask)
     add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)

@@ -38,6 +38,23 @@ def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
     return optimizer
 
 
+def copy_of_moments(optimizer: Optimizer) -> list[dict[str, Tensor]]:
+    """The state of each parameter, in the order of the optimizer's groups."""
+    return [
+        {name: tensor.detach().clone() for name, tensor in optimizer.state[parameter].items()}
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def put_moments(optimizer: Optimizer, moments: Sequence[Mapping[str, Tensor]]) -> None:
+    """Give an optimizer the state that `copy_of_moments` took from it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter, saved in zip(parameters, moments, strict=True):
+        for name, tensor in saved.items():
+            optimizer.state[parameter][name].copy_(tensor)
+
+
 def make_optimizers(
     module: nn.Module, options: Mapping[str, OptimizerConfig]
 ) -> tuple[list[Optimizer], list[LambdaLR]]:

@@ -185,6 +185,21 @@ def test_the_page_names_its_checkpoint_and_settings(folders: Path, tmp_path: Pat
     assert gaps.min() < -0.01
 
 
+def test_the_page_says_whose_the_advantages_are(folders: Path, tmp_path: Path) -> None:
+    """The critic's own with every baseline, which a run with another one does not train on."""
+    notes, shown = [], []
+    for baseline in ("critic", "tether"):
+        file = tmp_path / f"{baseline}.html"
+        options = ["algorithm.gamma=1", f"algorithm.baseline.kind={baseline}"]
+        assert cli.main(command(folders, "--value_page", str(file), *options)) == 0
+        page = written(file)
+        notes.append("\n".join(page["notes"]))
+        shown.append([response["columns"]["advantage"] for response, *_ in shown_responses(page)])
+    assert ["that a policy iteration would train on" in text for text in notes] == [True, False]
+    assert "the critic's alone. A run trains with algorithm.baseline tether" in notes[1]
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.parametrize("system", ["grpo", "remax"])
 def test_a_critic_free_system_has_a_page_without_values(
     folders: Path, tmp_path: Path, system: str

@@ -17,7 +17,8 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import value_calibration
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.types import EvaluatedBatch, Phase
+from vapo.rollouts.batch import select_rows
+from vapo.types import EvaluatedBatch, FinishReason, Phase
 
 
 def test_numbers_are_the_batchs() -> None:
@@ -86,6 +87,40 @@ def test_derived_numbers_by_hand() -> None:
         "engine_gap": [-0.5, 0.0],
     }.items():
         assert unpacked(columns[name], 2).tolist() == expected, name
+
+
+def one_response(finish: FinishReason, *, gamma: float = 0.5) -> dict[str, list[float]]:
+    """The columns of two tokens with values 0.25 and 0.5, and a reward of 1, bootstrapped."""
+    config = system_config("vapo", f"algorithm.gamma={gamma}", "critic.bootstrap_truncated=true")
+    batch = evaluated(config)
+    rows = select_rows(batch, [0], width=2)
+    rollout = replace(
+        batch.rollouts[0],
+        response_ids=(4, 4),
+        rollout_logprobs=(-1.0, -1.0),
+        finish_reason=finish,
+    )
+    both = torch.tensor([[True, True]])
+    rows = replace(
+        rows,
+        rollouts=[rollout],
+        response_mask=both,
+        loss_mask=both,
+        rewards=torch.tensor([1.0]),
+        old_values=torch.tensor([[0.25, 0.5]]),
+        group_size=1,
+    )
+    _, data = rendered(estimated(config, rows), config)
+    columns = data["groups"][0]["responses"][0]["columns"]
+    return {name: unpacked(columns[name], 2).tolist() for name in ("td_error", "value_error")}
+
+
+def test_a_bootstrapped_responses_td_error_is_of_the_value_that_replaces_its_reward() -> None:
+    """gamma V(s_2) - V(s_1) = 0, then 0.5 * 0.5 - 0.5 where it was cut, and 1 - 0.5 where not."""
+    found = one_response(FinishReason.LENGTH)
+    assert found == {"td_error": [0.0, -0.25], "value_error": [-0.25, -0.5]}
+    assert one_response(FinishReason.LENGTH, gamma=1.0)["td_error"] == [0.25, 0.0]
+    assert one_response(FinishReason.STOP)["td_error"] == [0.0, 0.5]
 
 
 def test_charts_are_of_all_rollouts_whatever_is_shown() -> None:

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.estimators import policy_lambda
-from vapo.config import FitConfig, Hyperparameters, resolve
+from vapo.advantages.estimators import policy_lambda, rewards_of_both
+from vapo.config import FitConfig, resolve
 from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.functional.advantages import gae
@@ -39,7 +39,7 @@ def page_contents(
 ) -> PageContents:
     """Choose what to show of a batch that has its advantages. Every rank must call this."""
     hyperparameters, settings = resolve(config), config.value_pages
-    columns = token_columns(batch, hyperparameters)
+    columns = token_columns(batch, config)
     chosen = choose_groups(
         batch,
         columns.get("value_error"),
@@ -55,15 +55,15 @@ def page_contents(
     return PageContents(batch, columns, lambdas, chosen, positions, calibration)
 
 
-def token_columns(
-    batch: TrainingBatch, hyperparameters: Hyperparameters
-) -> dict[str, Float[Tensor, "B T"]]:
+def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Tensor, "B T"]]:
     """Compute the columns that the phase and the system have: name -> a number for each token.
 
-    `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), `value_error` V(s_t) - return,
-    `engine_gap` old log-prob - the engine's.
+    `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), of the rewards that the advantages add up: with
+    `critic.bootstrap_truncated` a truncated response's is its last value. `value_error` is
+    V(s_t) - return, `engine_gap` old log-prob - the engine's.
     """
-    returns = achieved_returns(batch, hyperparameters.gamma)
+    gamma = config.algorithm.gamma
+    returns = achieved_returns(batch, gamma)
     columns: dict[str, Tensor | None] = {
         "value": batch.old_values,
         "value_target": batch.value_targets,
@@ -78,12 +78,11 @@ def token_columns(
     }
     if batch.old_values is not None:
         columns["value_error"] = batch.old_values - returns
+        rewards = batch.token_rewards
+        if config.critic.bootstrap_truncated:
+            rewards, _ = rewards_of_both(batch, config, bootstraps=True)
         columns["td_error"] = gae(
-            batch.token_rewards,
-            batch.old_values,
-            batch.response_mask,
-            gamma=hyperparameters.gamma,
-            lambda_=0,
+            rewards, batch.old_values, batch.response_mask, gamma=gamma, lambda_=0
         )
     if batch.ref_logprobs is not None:  # else all but the last are 0
         columns["token_reward"] = batch.token_rewards
@@ -130,6 +129,12 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
         yield (
             "The tokens' advantages are whitened over the batch, as the loss uses them; their "
             "details have them before, too. The chart of the mean advantage is before whitening."
+        )
+    if config.critic.bootstrap_truncated:
+        yield (
+            "critic.bootstrap_truncated: the TD error at the last token of a truncated response is "
+            "of the value that stands in the place of its reward; the value errors are of the "
+            "reward."
         )
     if world_size() > 1:
         yield "The groups are of the first process; the charts are of the rollouts of all."

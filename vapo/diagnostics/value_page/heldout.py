@@ -200,9 +200,8 @@ def _about(
 
 
 def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
-    yield (
-        "Written by vapo validate: held-out prompts, and nothing was trained. Advantages are those "
-        "that a policy iteration would train on."
+    yield "Written by vapo validate: held-out prompts, and nothing was trained. " + _trained_on(
+        config
     )
     training, here = config.rollouts, config.evaluation
     names = ("temperature", "top_p", "top_k")
@@ -217,3 +216,14 @@ def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
         yield "The engine gap includes the probability that top_p or top_k cut off."
     if left_out:
         yield left_out
+
+
+def _trained_on(config: FitConfig) -> str:
+    """Tether's weight and EVPO's choice are of a run's own rollouts, not of these."""
+    baseline = config.algorithm.baseline.kind
+    if baseline == "critic":
+        return "Advantages are those that a policy iteration would train on."
+    return (
+        f"Advantages are the critic's alone. A run trains with algorithm.baseline {baseline}, "
+        "which weighs them against mean rewards: value pages of the run itself have those."
+    )

@@ -16,6 +16,7 @@ from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.heldout_critic import BestCritic
 from vapo.training.module import VapoModule
+from vapo.training.optimizers import stepper
 from vapo.types import Phase
 
 
@@ -54,7 +55,7 @@ class ValuePretraining(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         stored = datamodule_of(trainer).stored
         if stored is not None:
-            self.best.check_same_file(stored)
+            self.best.begin(stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with its own phase."""
@@ -78,7 +79,8 @@ class ValuePretraining(Callback):
             return
         pl_module.phase = Phase.POLICY_OPTIMIZATION
         assert pl_module.critic is not None
-        self.best.restore(pl_module)
+        if self.best.weights:
+            self.best.restore(pl_module, stepper(pl_module, "critic")[0].optimizer)
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
             save_network(
@@ -102,7 +104,8 @@ class ValuePretraining(Callback):
         stored = datamodule_of(trainer).stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
             return False
-        found = self.best.measure(module, stored, finished)
+        optimizer = stepper(module, "critic")[0].optimizer
+        found = self.best.measure(module, optimizer, stored, finished)
         if found is not None:
             assert trainer.logger is not None
             metrics = {"critic/heldout_explained_variance": found}
