@@ -1,9 +1,9 @@
 """Steps that are checked as they are written, and what an oracle knows of them.
 
 A problem names a start position and the keys to press; what a key does from a position is known
-from demonstrations alone, and some of it is a misconception. After each step a check says whether the
-position is the right one: a mistake can be read as soon as it is made, one step is to blame, and
-what is written in between does not matter.
+from demonstrations alone, and of some keys, the hard ones, they have misconceptions. After each
+step a check says whether the position is the right one: a mistake can be read as soon as it is
+made, and one step is to blame.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from string import ascii_lowercase
 from vapo.prompts.procedural_rows import MAX_STEPS, ProceduralRow, check_range, check_steps
 
 POSITIONS = "12345"
-KEYS = "ABCDEFGH"
-NUM_MISCONCEPTIONS = 12  # of the 40 moves
+HARD_KEYS, EASY_KEYS = "ABC", "DEFGH"
+KEYS = HARD_KEYS + EASY_KEYS
 RIGHT, WRONG = "+", "-"
 FREE = ".:,!?*/~"
 _PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
@@ -38,11 +38,12 @@ def moves() -> Mapping[tuple[str, str], str]:
 
 @cache
 def misconceptions() -> Mapping[tuple[str, str], str]:
-    """Where some keys lead from some positions by mistake."""
+    """Where a hard key leads by mistake from each position."""
     rng = Random("checked_steps/misconceptions")
     return {
         (key, position): rng.choice(POSITIONS.replace(moves()[key, position], ""))
-        for key, position in rng.sample(sorted(moves()), NUM_MISCONCEPTIONS)
+        for key in HARD_KEYS
+        for position in POSITIONS
     }
 
 
@@ -52,7 +53,7 @@ def checked_steps(
     seed: int,
     min_steps: int = 6,
     max_steps: int = 14,
-    num_free_tokens: int = 2,
+    num_free_tokens: int = 0,
     wrong_step_probability: float = 0.0,
     misconception_probability: float = 0.0,
     early_stop_probability: float = 0.0,
@@ -60,14 +61,15 @@ def checked_steps(
     """Press keys one by one, and check each step.
 
     `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
-    and the key, has `num_free_tokens` tokens that mean nothing, then the new position and its
-    check: `aC:!5+bF~.2+;2` ends with the answer. The free tokens are the part of a text that
-    could as well be written otherwise. Labels run from a to z and start over.
+    and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer.
+    Labels run from a to z and start over. The keys A to C are hard; their share of a problem's
+    keys is drawn for each problem, uniform from 0 to 1, so that some problems are much harder.
+    With `num_free_tokens` a step has so many tokens that mean nothing before its position.
 
     Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
     position is wrong (uniform over the others), and the demonstration continues from there; with
-    `misconception_probability` a step of which there is a misconception leads where that says,
-    always to the same wrong position. The check is always true. With
+    `misconception_probability` a hard key leads where the misconception says, always to the same
+    wrong position from the same position. The check is always true. With
     `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
 
     Raises:
@@ -85,7 +87,11 @@ def checked_steps(
     for index in range(num_examples):
         rng = Random(f"checked_steps/problem/{seed}/{index}")
         positions = [rng.choice(POSITIONS)]
-        keys = [rng.choice(KEYS) for _ in range(rng.randint(min_steps, max_steps))]
+        hard_share, num_steps = rng.random(), rng.randint(min_steps, max_steps)
+        keys = [
+            rng.choice(HARD_KEYS if rng.random() < hard_share else EASY_KEYS)
+            for _ in range(num_steps)
+        ]
         for key in keys:
             positions.append(moves()[key, positions[-1]])
         problem = positions[0] + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
@@ -110,12 +116,12 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     """The states of `checked_steps`; None where the text is no problem of it.
 
     While everything is right: what was written last, and how many steps are left, those
-    with a misconception first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`, until a position
-    is right again by chance. After the semicolon whether the position before it is the answer,
+    with hard keys first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`,
+    until a position is right again by chance. After the semicolon whether the position before it is the answer,
     and whether steps were left out; then whether the answer is right.
 
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
-    ['start on 0 of 1', 'label on 0 of 1']
+    ['start on 1 of 1', 'label on 1 of 1']
     """
     found = _PROBLEM.search(problem)
     if found is None:
@@ -128,10 +134,10 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
 
 
 def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:
-    steps = list(zip(keys, positions, strict=False))
-    left = [sum(s in misconceptions() for s in steps[i:]) for i in range(len(steps) + 1)]
+    steps = len(keys)
+    left = [sum(key in HARD_KEYS for key in keys[step:]) for step in range(steps + 1)]
     written, step, is_on = "start", 0, True
-    yield f"start on {left[0]} of {len(steps)}"
+    yield f"start on {left[0]} of {steps}"
     for character in response:
         if written in ("right", "wrong"):
             pass
@@ -153,9 +159,9 @@ def _states(keys: list[str], positions: list[str], response: str) -> Iterator[st
         if written in ("right", "wrong"):
             yield written
         elif written == "semicolon":
-            yield f"semicolon {'on' if is_on else 'off'} of {max(0, len(steps) - step)}"
+            yield f"semicolon {'on' if is_on else 'off'} of {max(0, steps - step)}"
         else:
-            yield f"{written} on {left[step]} of {len(steps) - step}" if is_on else f"{written} off"
+            yield f"{written} on {left[step]} of {steps - step}" if is_on else f"{written} off"
 
 
 def _label(step: int) -> str:
