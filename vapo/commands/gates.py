@@ -7,12 +7,13 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.commands.fit import actor_access
@@ -27,11 +28,11 @@ from vapo.networks.build import check_frozen, check_tokenizers, check_value_head
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import load_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.answer_now import answer_token_ids
 from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.rollouts.stored_rollouts import open_stored
+from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.sweep.report.gates import console_text, figure, markdown
 from vapo.system.atomic_files import write_text, write_whole
 from vapo.system.devices import pick_device, set_threads
@@ -41,6 +42,18 @@ from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tr
 from vapo.tracking.logger import RunLogger
 from vapo.training.gate_figures import measure, policy_iterations
 from vapo.training.probes import ProbeSetting
+from vapo.types import Prompt
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the config names, read and checked. `answer_ids` None: without a guess."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSplit
+    heldout: list[Prompt]
+    stored: StoredRollouts | None
+    answer_ids: tuple[int, ...] | None
 
 
 def run(
@@ -54,24 +67,8 @@ def run(
     started = time.monotonic()
     quiet_libraries()
     _check(config)
-    set_threads(config.trainer)
-    pick_device(config.trainer)
-    check_engine(config)
-    estimator_of(config.algorithm)
-    check_own_head(config)
-    check_value_head(config)
-    check_frozen(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    check_tokenizers(config, tokenizer)
-    budget = config.rollouts.max_response_tokens
-    answer_ids = None
-    if answer_now is not None:
-        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
-    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
-    heldout = prompts.heldout[: config.evaluation.num_prompts]
-    if not heldout:
-        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
-    stored = open_stored(config, tokenizer)
+    inputs = read_inputs(config, answer_now)
+    tokenizer, budget = inputs.tokenizer, config.rollouts.max_response_tokens
     folder = output_dir or Path(config.output_dir) / "gates"
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -85,32 +82,21 @@ def run(
         ) as logger,
     ):
         logger.log_config(to_yaml(config), params(config))
-        logger.log_inputs(dataset_inputs(config, prompts))
-        progress.note(prompts.report.describe())
+        logger.log_inputs(dataset_inputs(config, inputs.prompts))
+        progress.note(inputs.prompts.report.describe())
         setting = ProbeSetting(
             config,
             int(tokenizer.pad_token_id),
-            prompts,
+            inputs.prompts,
             scorer,
             lambda module: make_sampler(config, actor_access(module), tokenizer),
             progress,
-            stored,
+            inputs.stored,
         )
-        with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
-            start = sample_start(
-                config, heldout, sampler, scorer, tokenizer, progress, answer_ids=answer_ids
-            )
-        progress.note(describe_cost(config, start, num_iterations))
-        figures, curves = measure(
-            setting,
-            start,
-            lambda rollout: oracle_states(config, rollout, tokenizer),
-            num_iterations=num_iterations,
-            folder=folder,
-        )
+        figures, curves, num_heldout = measured(setting, inputs, num_iterations, folder)
         gates = judge(figures)
         about = [
-            f"{len(start.batch)} held-out responses of {config.actor.path}, critic from "
+            f"{num_heldout} held-out responses of {config.actor.path}, critic from "
             f"{critic_start(config)}, seed {config.seed}",
             f"answered at the middle with {answer_now!r}" if answer_now else "no --answer_now",
             f"at most {num_iterations} iterations a probe; {time.monotonic() - started:.0f} s in "
@@ -120,6 +106,54 @@ def run(
         recorded = logger.describe()
     print(f"{console_text(figures, gates)}\n\n{about[-1]}\n{recorded}\n{folder}")
     return folder
+
+
+def read_inputs(config: FitConfig, answer_now: str | None) -> Inputs:
+    """Read what is needed, and check it before anything is sampled."""
+    set_threads(config.trainer)
+    pick_device(config.trainer)
+    check_engine(config)
+    estimator_of(config.algorithm)
+    check_own_head(config)
+    check_value_head(config)
+    check_frozen(config)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    check_tokenizers(config, tokenizer)
+    budget, answer_ids = config.rollouts.max_response_tokens, None
+    if answer_now is not None:
+        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
+    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
+    heldout = prompts.heldout[: config.evaluation.num_prompts]
+    if not heldout:
+        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
+    return Inputs(tokenizer, prompts, heldout, open_stored(config, tokenizer), answer_ids)
+
+
+def measured(
+    setting: ProbeSetting, inputs: Inputs, num_iterations: int, folder: Path
+) -> tuple[GateFigures, GateCurves, int]:
+    """Sample the start policy, say what the probes cost at most, and run them; with the number
+    of held-out responses."""
+    config, tokenizer = setting.config, inputs.tokenizer
+    with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
+        start = sample_start(
+            config,
+            inputs.heldout,
+            sampler,
+            setting.scorer,
+            tokenizer,
+            setting.progress,
+            answer_ids=inputs.answer_ids,
+        )
+    setting.progress.note(describe_cost(config, start, num_iterations))
+    figures, curves = measure(
+        setting,
+        start,
+        lambda rollout: oracle_states(config, rollout, tokenizer),
+        num_iterations=num_iterations,
+        folder=folder,
+    )
+    return figures, curves, len(start.batch)
 
 
 def _check(config: FitConfig) -> None:
