@@ -13,6 +13,7 @@ from vapo.diagnostics.gates import Gate, GateFigures, Interval, clustered_interv
 PAPER = GateFigures(
     mean_reward=-0.2,
     mean_length=400.0,
+    start_length=380.0,
     guess=Interval(-0.5, -0.6, -0.4),
     value_start=-0.9,
     value_pretrained=-0.2,

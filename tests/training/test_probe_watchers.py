@@ -13,6 +13,8 @@ from tests.rollout_fixtures import make_rollouts
 from vapo.diagnostics.start_policy import reach
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.progress import Progress
+from vapo.training.iteration import Iteration
+from vapo.training.module import VapoModule
 from vapo.training.probe_watchers import Beginning, Collapse, StateReturns, Unlearning
 from vapo.types import RolloutBatch
 
@@ -38,15 +40,30 @@ def test_unlearned_at_the_first_value_above_a_guess(
 
 @pytest.mark.parametrize(
     ("lengths", "expected"),
-    [([80.0, 60.0, 40.0], None), ([80.0, 90.0, 39.0, 80.0], 2), ([80.0], None)],
+    [([110.0, 60.0, 40.0], None), ([110.0, 90.0, 39.0, 80.0], 2), ([110.0], None)],
 )
 def test_collapsed_at_the_first_length_below_half(
     lengths: list[float], expected: int | None
 ) -> None:
-    """The n-th iteration's rollouts have n - 1 updates behind them: places count from 0."""
-    watcher = Collapse(QUIET)
+    """Of 80, the mean of the start's three batches. Places count from 0: the n-th iteration's
+    rollouts have n - 1 updates behind them."""
+    watcher = Collapse(QUIET, [60.0, 70.0])
     watcher.lengths = lengths
     assert watcher.collapsed_after == expected
+
+
+def test_lengths_stand_at_the_updates_that_their_policy_has_behind_it() -> None:
+    """Sampled ahead, the second iteration's rollouts are of the start, too."""
+    watcher = Collapse(QUIET, [])
+    for number, staleness, length in [(1, 0, 80.0), (2, 1, 70.0), (3, 1, 60.0), (4, 1, 30.0)]:
+        iteration = MagicMock(spec=Iteration, number=number)
+        iteration.metrics = {
+            "rollout/response_length_mean": length,
+            "rollout/staleness_iterations": float(staleness),
+        }
+        _, is_over = watcher.after(MagicMock(spec=VapoModule), iteration)
+    assert watcher.lengths == [70.0, 60.0, 30.0]
+    assert (watcher.collapsed_after, is_over) == (2, True)
 
 
 def test_the_share_of_prompts_that_returned() -> None:

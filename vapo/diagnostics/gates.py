@@ -35,17 +35,18 @@ class Interval:
 class GateFigures:
     """What `vapo gates` measures.
 
-    `values_*` and the explained variances are of the held-out responses of the start policy,
-    values those of the middle token's state. `guess` None: no text was given to answer with.
-    `*_pretrained` None: value pretraining is off. `unlearned_after` and `collapsed_after` count
-    iterations; None: not within `num_iterations`. Weights and horizons are means over the
-    held-out responses, adaptive of the length-adaptive lambda, constant of
+    Values and explained variances are of the held-out responses of the start policy, values those
+    of the middle token's state; `start_length` is of its training responses. `guess` None: no text
+    was given to answer with. `*_pretrained` None: value pretraining is off. `unlearned_after` and
+    `collapsed_after` count iterations; None: not within `num_iterations`. Weights and horizons are
+    means over the held-out responses, adaptive of the length-adaptive lambda, constant of
     `algorithm.lambda_policy`. What follows them is of the first policy iterations, but for
     `prompt_visits`, the times that the whole run takes each training prompt.
     """
 
     mean_reward: float
     mean_length: float
+    start_length: float
     guess: Interval | None
     value_start: float
     value_pretrained: float | None

@@ -52,8 +52,13 @@ def measure(
         unlearning = Unlearning(batch, progress, new, guess=start.guess.mean)
         run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
-    collapse = Collapse(progress)
-    run_probe(setting, collapse, num_policy_iterations=num_iterations + 1, trained=["actor"])
+    # a file's rollouts may be another policy's
+    known = beginning.start_lengths if setting.stored is None else []
+    if not known and unlearning is not None:
+        known = unlearning.start_lengths
+    collapse = Collapse(progress, known)
+    behind = 1 + config.training.overlap_rollouts  # so many iterations later a policy is seen
+    run_probe(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
     curves = GateCurves(
         explained_variance=tuple(point.explained_variance for point in beginning.pretraining),
         value_pretraining=tuple(point.middle for point in beginning.pretraining),
@@ -81,6 +86,7 @@ def figures_of(
     return GateFigures(
         mean_reward=start.mean_reward,
         mean_length=start.mean_length,
+        start_length=collapse.start_length,
         guess=start.guess,
         value_start=first.middle,
         value_pretrained=last.middle if is_pretrained else None,

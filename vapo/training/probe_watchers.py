@@ -100,6 +100,7 @@ class Beginning(ProbeWatcher):
         self.shares_right: list[float] = []
         self.length_variations: list[float] = []
         self.prompts: list[str] = []
+        self.start_lengths: list[float] = []
 
     def before(self, module: VapoModule) -> None:
         self.pretraining.append(heldout_values(module, self.heldout))
@@ -108,6 +109,7 @@ class Beginning(ProbeWatcher):
         if iteration.phase is Phase.VALUE_PRETRAINING:
             self.pretraining.append(heldout_values(module, self.heldout))
             self.state_returns.add(iteration.batch)
+            self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
             return self.pretraining[-1]._asdict(), False
         clipped = mean_of_steps(module.minibatch_metrics).get("actor/clip_fraction_high", math.nan)
         lengths = iteration.batch.response_lengths.tolist()
@@ -138,12 +140,14 @@ class Unlearning(ProbeWatcher):
         super().__init__(progress)
         self.heldout, self.state_returns, self.guess = heldout, returns, guess
         self.middles: list[float] = []
+        self.start_lengths: list[float] = []
 
     def before(self, module: VapoModule) -> None:
         self.middles.append(heldout_values(module, self.heldout).middle)
 
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         self.middles.append(heldout_values(module, self.heldout).middle)
+        self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
         if self.state_returns is not None:
             self.state_returns.add(iteration.batch)
         return {"value at the middle": self.middles[-1]}, self.unlearned_after is not None
@@ -155,21 +159,31 @@ class Unlearning(ProbeWatcher):
 
 
 class Collapse(ProbeWatcher):
-    """The policy alone, until its responses have less than half of their first mean length.
+    """The policy alone, until its responses have less than half of their mean length at the start.
 
-    An iteration's rollouts are of the policy before its update: the n-th has n - 1 behind it.
+    `start_lengths` are the mean lengths of the start policy's training batches so far, which this
+    probe's first joins: one batch alone may be far from the mean.
+
+    An iteration's rollouts are of the policy before its update: the n-th has n - 1 behind it, and
+    one fewer where they were sampled ahead.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, start_lengths: Sequence[float]) -> None:
         super().__init__(progress)
+        self.start_lengths = list(start_lengths)
         self.lengths: list[float] = []
 
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
-        self.lengths.append(iteration.metrics["rollout/response_length_mean"])
+        updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_iterations"])
+        self.lengths[updates:] = [iteration.metrics["rollout/response_length_mean"]]
         return {"response length": self.lengths[-1]}, self.collapsed_after is not None
 
     @property
     def collapsed_after(self) -> int | None:
         """The first number of iterations after which the responses are that short."""
-        half = self.lengths[0] / 2
+        half = self.start_length / 2
         return next((n for n, length in enumerate(self.lengths) if length < half), None)
+
+    @property
+    def start_length(self) -> float:
+        return statistics.fmean([*self.start_lengths, self.lengths[0]])

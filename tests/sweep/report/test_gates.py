@@ -67,7 +67,7 @@ def test_the_figure_draws_the_curves_and_what_they_are_measured_by() -> None:
     assert (middle["going on"][1][0], middle["a guess"][1][0]) == (-0.2, -0.5)
     assert middle["T_unlearn, 2"][0] == [2, 2]
     assert length["the policy alone"][1] == [400.0, 300.0, 190.0]
-    assert length["half of the start"][1] == [200.0, 200.0]
+    assert length["half of the start"][1] == [190.0, 190.0]
     assert length["T_collapse, 2"][0] == [2, 2]
 
 

@@ -146,7 +146,7 @@ def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
 def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
     lengths = curves.response_length
     axes.plot(range(len(lengths)), lengths, color="#D55E00", marker="o", label="the policy alone")
-    axes.axhline(lengths[0] / 2, color=_GREY, linestyle=":", label="half of the start")
+    axes.axhline(figures.start_length / 2, color=_GREY, linestyle=":", label="half of the start")
     _mark(axes, figures.collapsed_after, "T_collapse")
     axes.set_ylim(bottom=0, top=1.25 * max(lengths))
     axes.set_title("responses, the critic left as it is")
