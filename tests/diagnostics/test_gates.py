@@ -75,8 +75,10 @@ COLLAPSE = {"value pretraining", "vanilla PPO"}
         ({"mean_reward": -0.7}, COLLAPSE, "cannot show"),
         ({"mean_reward": -0.45}, COLLAPSE, "open"),
         ({"guess": None}, COLLAPSE, "open"),
-        ({"collapsed_after": 20}, COLLAPSE, "cannot show"),  # no sooner than it unlearns
-        ({"collapsed_after": 19}, set(), "can show"),
+        ({"collapsed_after": 41}, COLLAPSE, "cannot show"),  # the critic has unlearned long before
+        ({"collapsed_after": 40}, COLLAPSE, "open"),
+        ({"collapsed_after": 21}, COLLAPSE, "open"),
+        ({"collapsed_after": 20}, set(), "can show"),
         ({"collapsed_after": None}, COLLAPSE, "cannot show"),
         ({"unlearned_after": None}, set(), "can show"),
         ({"collapsed_after": None, "unlearned_after": None}, COLLAPSE, "open"),
