@@ -84,7 +84,7 @@ def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
     changed = {key for key in base if base[key] != over[key] and key.startswith(LEFT_TO_THE_TASK)}
     one_step = {"rloo", "remax", "easyppo"}
     assert changed == ({"training.minibatch_size"} if system in one_step else set())
-    rates = {"actor.optimizer.lr", "critic.optimizer.lr", "critic.pretraining_lr"}
+    rates = {"actor.optimizer.lr", "critic.optimizer.lr", "components.value_pretraining.lr"}
     assert not rates & {key for key in base if base[key] != over[key]}
 
 

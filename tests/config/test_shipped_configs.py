@@ -17,7 +17,8 @@ DEFAULT = CONF / "vapo.yaml"
 ALGORITHMS = sorted(CONF.glob("algorithm/*.yaml"))
 SCALES = sorted(CONF.glob("scale/*.yaml"))
 DATA = sorted(CONF.glob("data/*.yaml"))
-TASKS = sorted(CONF.glob("long_state_tracking/vapo*.yaml"))
+TASKS = sorted(CONF.glob("*/vapo.yaml"))
+TASKS.remove(CONF / "algorithm/vapo.yaml")
 NAMES = {"vapo": FitConfig, "sft": SftConfig, "reward_model": RewardModelConfig}
 
 

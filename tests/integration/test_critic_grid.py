@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
     "bootstrap": {"critic.bootstrap_truncated": True},
     "epochs": {"critic.epochs": 2},
     "critic_minibatches": {"critic.minibatch_size": 4},
-    "pretraining_lr": {"critic.pretraining_lr": 1e-2},
+    "pretraining_lr": {"components.value_pretraining.lr": 1e-2},
     "frozen": {"critic.frozen": ["self_attn."]},
     "critic_lora": {"critic.lora": LoraConfig(rank=2)},
     "privileged": {
@@ -143,7 +143,6 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "bootstrap", "noise_weights", "unshaped", "linear_mix", "tether", "evpo", "evpo_group"
     ),
     "adapters_are_not_frozen": pairs("critic_lora", "frozen"),
-    "pretraining_lr_is_used": pairs("pretraining_lr", "no_pretraining", "no_critic"),
     "noise_weights_have_groups": pairs("noise_weights", "one_response"),
     "baseline_has_groups": pairs("one_response", "linear_mix", "tether", "evpo_group"),
     "baseline_has_values": pairs("no_critic", "linear_mix", "tether", "evpo", "evpo_group"),

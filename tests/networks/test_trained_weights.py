@@ -193,10 +193,6 @@ def test_adapters_beside_a_head_of_another_kind(tmp_path: Path, head: str) -> No
             ("critic.minibatch_size=1", "trainer.strategy=fsdp", "trainer.devices=2"),
             "critic.minibatch_size",
         ),
-        (
-            ("critic.pretraining_lr=0.1", "components.value_pretraining.enabled=false"),
-            "critic.pretraining_lr",
-        ),
         (("critic.count=2", "trainer.strategy=fsdp", "trainer.devices=2"), "critic.count"),
         (("algorithm.agreement_mask_share=0.2",), "algorithm.agreement_mask_share"),
     ],

@@ -114,7 +114,7 @@ def test_learning_rate_of_a_phase_has_the_schedules_warmup() -> None:
 EASY = [
     "critic.minibatch_size=4",
     "critic.epochs=2",
-    "critic.pretraining_lr=0.004",
+    "components.value_pretraining.lr=0.004",
     "critic.optimizer.lr=0.001",
     "critic.optimizer.warmup_steps=10",
     "checkpoints.keep=9",

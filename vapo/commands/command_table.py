@@ -135,6 +135,19 @@ COMMANDS = {
         option("--num N", "rollouts, in whole groups", type=positive, default=1024),
         option("--output FILE", "Parquet; default: a name of its own in output_dir"),
     ),
+    "gates": _configured(
+        "gates", "which effects of the paper's ablation a setting can show, before a sweep",
+        option(
+            "--answer_now TEXT",
+            "what makes the policy answer at once, as ';' on the tasks of conf/; for the value of "
+            "a guess",
+        ),
+        option(
+            "--num_iterations N", "at most, of the critic alone and of the policy alone",
+            type=positive, default=30,
+        ),
+        option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
+    ),
     "estimate": _configured(
         "estimate", "the memory that a config needs on each GPU",
         option("--gpu_memory_gib N", "does it fit?", type=float),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
@@ -37,7 +39,7 @@ from vapo.training.supervised import (
     recorded_run,
     train_supervised,
 )
-from vapo.types import Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 NUM_HELDOUT_BATCHES = 4
 
@@ -74,6 +76,7 @@ def run(config: RewardModelConfig) -> None:
             how = (config, sampler, scorer, progress.stage)
             train = scored_responses(prompts.training, config.num_steps, "train", *how)
             heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
+        train = with_unfinished(train, config, tokenizer, scorer.score)
         del policy, sampler, how
         train_supervised(
             SupervisedModule(
@@ -130,6 +133,35 @@ def scored_responses(
         seed=derive_seed(config.seed, "reward model", purpose),
     )
     return list(zip(rollouts, verdicts, strict=True))
+
+
+def with_unfinished(
+    scored: list[Scored],
+    config: RewardModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    score: Callable[[list[Rollout]], list[Verdict]],
+) -> list[Scored]:
+    """The responses, a share of them cut at a random token and judged again."""
+    rng = Random(f"reward_model/unfinished/{config.seed}")
+    chosen = [i for i in range(len(scored)) if rng.random() < config.unfinished_share]
+    cut = []
+    for index in chosen:
+        whole = scored[index][0]
+        kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
+        ids = whole.response_ids[:kept]
+        cut.append(
+            replace(
+                whole,
+                response_ids=ids,
+                response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+                rollout_logprobs=whole.rollout_logprobs[:kept],
+                finish_reason=FinishReason.LENGTH,
+            )
+        )
+    with_cut = list(scored)
+    for index, rollout, verdict in zip(chosen, cut, score(cut), strict=True):
+        with_cut[index] = rollout, verdict
+    return with_cut
 
 
 def collate_scored(examples: Sequence[Scored], pad_id: int) -> ScoredInputs:

@@ -32,6 +32,12 @@ class ValuePretraining:
         "null: not asked",
         gt=0,
     )
+    lr: float | None = _option(
+        None,
+        "the critic's learning rate in value pretraining; null: critic.optimizer.lr, which it has "
+        "afterwards",
+        gt=0,
+    )
     data: str | None = _option(
         None,
         "Parquet file of rollouts to train on, as `vapo rollouts` writes it (docs/critics.md); "

@@ -154,9 +154,6 @@ class CriticConfig:
         "minibatch_size decides",
         ge=1,
     )
-    pretraining_lr: float | None = option(
-        None, "learning rate in value pretraining; null: optimizer.lr", gt=0
-    )
     prompt: CriticPromptConfig = section(
         lambda: make(CriticPromptConfig), "what the critic reads before the response"
     )

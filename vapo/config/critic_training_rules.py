@@ -58,22 +58,6 @@ def ranks_share_critic_minibatches(config: FitConfig) -> Problem | None:
     )
 
 
-def pretraining_lr_is_used(config: FitConfig) -> Problem | None:
-    lr = config.critic.pretraining_lr
-    if lr is None or resolve(config).value_pretraining_iterations > 0:
-        return None
-    return Problem(
-        (
-            "critic.pretraining_lr",
-            "components.value_pretraining.enabled",
-            "components.value_pretraining.num_iterations",
-        ),
-        f"critic.pretraining_lr {lr:g} has no effect: there is no value pretraining; set "
-        "critic.pretraining_lr=null, or components.value_pretraining.enabled=true with "
-        "num_iterations above 0",
-    )
-
-
 def adapters_are_not_frozen(config: FitConfig) -> Problem | None:
     critic = config.critic
     if critic.lora is None or not critic.frozen:
@@ -137,7 +121,6 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     critic_minibatches_have_one_size,
     critic_minibatches_fill_the_iteration,
     ranks_share_critic_minibatches,
-    pretraining_lr_is_used,
     adapters_are_not_frozen,
     critic_lora_is_one_process,
     several_critics_are_one_process,

@@ -188,6 +188,13 @@ class RewardModelConfig:
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
     num_steps: int = option(60, "optimizer steps", ge=1)
     batch_size: int = option(64, "responses per step", ge=1)
+    unfinished_share: float = option(
+        0.0,
+        "share of the training responses that are cut at a random token and judged as they are "
+        "then: makes the bias of a reward model as a critic, which scores unfinished text low",
+        ge=0,
+        le=1,
+    )
     microbatch_tokens: int = option(
         16384, "tokens of one forward / backward, padding included", ge=1
     )

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from vapo.advantages.token_rewards import critic_rewards
-from vapo.config import resolve
+from vapo.config import FitConfig, resolve
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.masking import place_at_last_token
 from vapo.functional.metrics import explained_variance
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.types import RolloutBatch
 
 
 def oracle_explained_variance(stored: StoredRollouts) -> float | None:
@@ -28,10 +29,18 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
     if all(row.oracle is not None for row in heldout):
         values = [list(row.oracle or ()) for row in heldout]
     elif all(row.oracle_state is not None for row in [*heldout, *training]):
-        values = _table_values(training, _returns(stored, stored.training), heldout)
+        values = state_values(
+            [row.oracle_state or () for row in training],
+            _returns(stored, stored.training),
+            [row.oracle_state or () for row in heldout],
+        )
     else:
         return None
-    returns = _returns(stored, stored.heldout)
+    return explained_by(values, _returns(stored, stored.heldout))
+
+
+def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
+    """The explained variance of each token's value, a row a response."""
     mask = _padded([[1.0] * len(row) for row in returns]) > 0
     return float(explained_variance(_padded(values), _padded(returns), mask))
 
@@ -43,26 +52,30 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
+    return token_returns(stored.batch_of(units), stored.config)
+
+
+def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
     """The Monte-Carlo return of each response token, of the critic's rewards."""
-    batch = stored.batch_of(units)
-    rewards = place_at_last_token(critic_rewards(batch, stored.config), batch.response_mask)
-    gamma = resolve(stored.config).gamma
+    rewards = place_at_last_token(critic_rewards(batch, config), batch.response_mask)
+    gamma = resolve(config).gamma
     returns: Tensor = monte_carlo_returns(rewards, batch.response_mask, gamma=gamma)
     rows = zip(returns, batch.response_mask, strict=True)
     return [row[mask].tolist() for row, mask in rows]
 
 
-def _table_values(
-    training: Sequence[StoredRollout],
+def state_values(
+    training: Sequence[Sequence[str]],
     returns: Sequence[Sequence[float]],
-    heldout: Sequence[StoredRollout],
+    heldout: Sequence[Sequence[str]],
 ) -> list[list[float]]:
+    """The value of each held-out token's state, by the returns of the training tokens in it."""
     everything = [value for row in returns for value in row]
     mean = sum(everything) / len(everything)
     sums: dict[str, tuple[float, int]] = {}
-    for row, row_returns in zip(training, returns, strict=True):
-        for state, value in zip(row.oracle_state or (), row_returns, strict=True):
+    for states, row_returns in zip(training, returns, strict=True):
+        for state, value in zip(states, row_returns, strict=True):
             total, count = sums.get(state, (mean, 1))
             sums[state] = total + value, count + 1
     table = {state: total / count for state, (total, count) in sums.items()}
-    return [[table.get(state, mean) for state in row.oracle_state or ()] for row in heldout]
+    return [[table.get(state, mean) for state in states] for states in heldout]

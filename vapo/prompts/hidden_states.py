@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from string import ascii_letters
 
+from vapo.prompts.checked_steps import checked_steps_states
+
 _PROBLEM = re.compile(r"(\d)((?:[A-Za-z]\d\d)+)=")
 
 
@@ -68,5 +70,6 @@ def _label(step: int) -> str:
 
 
 HIDDEN_STATES: Mapping[str, Callable[[str, str], list[str] | None]] = {
+    "checked_steps": checked_steps_states,
     "state_tracking": state_tracking_states,
 }

@@ -16,17 +16,8 @@ from string import ascii_letters
 from typing import Any
 
 from vapo.errors import UserError
-
-MAX_STEPS = 10_000
-
-
-@dataclass(frozen=True)
-class ProceduralRow:
-    """One generated problem, its answer and a worked response."""
-
-    problem: str
-    answer: str
-    demonstration: str
+from vapo.prompts.checked_steps import checked_steps
+from vapo.prompts.procedural_rows import ProceduralRow, check_range, check_steps
 
 
 def state_tracking(
@@ -92,20 +83,15 @@ class _Noise:
 
 
 def _check_options(min_steps: int, max_steps: int, num_positions: int, noise: _Noise) -> None:
-    _check_range("num_positions", num_positions, low=2, high=9)
-    _check_range("min_steps", min_steps, low=1, high=MAX_STEPS)
-    _check_range("max_steps", max_steps, low=1, high=MAX_STEPS)
-    if min_steps > max_steps:
-        raise UserError(
-            f"options.min_steps is {min_steps}, above options.max_steps, {max_steps}: swap them"
-        )
+    check_range("num_positions", num_positions, low=2, high=9)
+    check_steps(min_steps, max_steps)
     if noise.terse_probability and not noise.repeat_swaps:
         raise UserError(
             "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
         )
     for name, value in vars(noise).items():
         if name != "repeat_swaps":
-            _check_range(name, value, low=0, high=1)
+            check_range(name, value, low=0, high=1)
 
 
 def _row(
@@ -152,12 +138,8 @@ def _after(position: int, swap: tuple[int, ...]) -> int:
     return {first: second, second: first}.get(position, position)
 
 
-def _check_range(name: str, value: float, *, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise UserError(f"options.{name} is {value!r}: give a number from {low} to {high}")
-
-
 PROCEDURAL_TASKS: Mapping[str, Callable[..., list[ProceduralRow]]] = {
+    "checked_steps": checked_steps,
     "state_tracking": state_tracking,
 }
 

@@ -88,8 +88,7 @@ def phases_differ(config: FitConfig) -> bool:
 
 def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
     """The learning rate after warmup, where it depends on the phase; None: it does not."""
-    options = config.critic
-    if network != CRITIC or options.pretraining_lr is None:
+    own = config.components.value_pretraining.lr
+    if network != CRITIC or own is None:
         return None
-    is_pretraining = phase is Phase.VALUE_PRETRAINING
-    return options.pretraining_lr if is_pretraining else options.optimizer.lr
+    return own if phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr

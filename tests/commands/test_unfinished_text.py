@@ -1,0 +1,56 @@
+"""A reward model that has seen unfinished text: some responses are cut and judged again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vapo.commands.reward_model import with_unfinished
+from vapo.config import RewardModelConfig
+from vapo.config.loading import load_config
+from vapo.networks.loading import load_tokenizer
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = load_tokenizer(str(ROOT / "models/state_tracking/policy"), key="policy_path")
+
+
+def ends_in_semicolon_two(rollouts: Sequence[Rollout]) -> list[Verdict]:
+    right = [rollout.response_text.endswith(";2") for rollout in rollouts]
+    return [Verdict(is_right, 1.0 if is_right else -1.0) for is_right in right]
+
+
+def whole(index: int) -> tuple[Rollout, Verdict]:
+    text = "a3b2;2"
+    ids = tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+    prompt = Prompt(str(index), "p", (1,), "2")
+    rollout = Rollout(prompt, ids, text, (-0.5,) * len(ids), FinishReason.STOP)
+    return rollout, Verdict(True, 1.0)
+
+
+def prepared(share: float) -> list[tuple[Rollout, Verdict]]:
+    config = load_config(
+        RewardModelConfig,
+        [ROOT / "conf/reward_model_state_tracking.yaml"],
+        [f"unfinished_share={share}"],
+    )
+    rollouts = [whole(i) for i in range(200)]
+    return with_unfinished(rollouts, config, TOKENIZER, ends_in_semicolon_two)
+
+
+def test_a_share_of_the_responses_is_cut_and_judged_as_it_is_then() -> None:
+    cut = [(r, v) for r, v in prepared(0.5) if r.finish_reason is FinishReason.LENGTH]
+    assert 70 < len(cut) < 130
+    assert {len(rollout.response_ids) for rollout, _ in cut} == {1, 2, 3, 4, 5}
+    for rollout, verdict in cut:
+        assert rollout.response_text == "a3b2;2"[: len(rollout.response_ids)]
+        assert len(rollout.rollout_logprobs) == len(rollout.response_ids)
+        assert (verdict.is_correct, verdict.reward) == (False, -1.0)
+
+
+def test_without_the_option_every_response_is_whole() -> None:
+    assert prepared(0.0) == [whole(i) for i in range(200)]
+
+
+def test_the_same_seed_cuts_the_same_responses() -> None:
+    assert prepared(0.3) == prepared(0.3)

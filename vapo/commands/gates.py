@@ -1,0 +1,234 @@
+"""`vapo gates`: which effects of the paper's ablation a setting can show, before it costs hours."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+from transformers import PreTrainedTokenizerBase
+
+from vapo.advantages.estimators import estimator_of
+from vapo.commands.fit import actor_access
+from vapo.commands.rollouts import oracle_states
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig, resolve
+from vapo.config.flattening import to_yaml
+from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
+from vapo.diagnostics.start_policy import StartPolicy, sample_start
+from vapo.errors import UserError
+from vapo.networks.build import check_frozen, check_tokenizers, check_value_head, critic_start
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.own_head import check_own_head
+from vapo.prompts.critic_prompts import with_critic_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.answer_now import answer_token_ids
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
+from vapo.sweep.report.gates import console_text, figure, markdown
+from vapo.system.atomic_files import write_text, write_whole
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
+from vapo.tracking.logger import RunLogger
+from vapo.training.gate_figures import measure, policy_iterations
+from vapo.training.probes import ProbeSetting
+from vapo.types import Prompt
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the config names, read and checked. `answer_ids` None: without a guess."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSplit
+    heldout: list[Prompt]
+    stored: StoredRollouts | None
+    answer_ids: tuple[int, ...] | None
+
+
+def run(
+    config: FitConfig,
+    *,
+    answer_now: str | None = None,
+    num_iterations: int = 30,
+    output_dir: Path | None = None,
+) -> Path:
+    """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
+    started = time.monotonic()
+    quiet_libraries()
+    _check(config)
+    inputs = read_inputs(config, answer_now)
+    tokenizer, budget = inputs.tokenizer, config.rollouts.max_response_tokens
+    folder = output_dir or Path(config.output_dir) / "gates"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        Progress() as progress,
+        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
+        RunLogger(
+            recorded_tracking(config),
+            run_name=config.tracking.run_name or f"gates-seed{config.seed}",
+            tags={"command": "gates", **model_tags(config, critic_start(config))},
+            note=progress.note,
+        ) as logger,
+    ):
+        logger.log_config(to_yaml(config), params(config))
+        logger.log_inputs(dataset_inputs(config, inputs.prompts))
+        progress.note(inputs.prompts.report.describe())
+        setting = ProbeSetting(
+            config,
+            int(tokenizer.pad_token_id),
+            inputs.prompts,
+            scorer,
+            lambda module: make_sampler(config, actor_access(module), tokenizer),
+            progress,
+            inputs.stored,
+        )
+        figures, curves, num_heldout = measured(setting, inputs, num_iterations, folder)
+        gates = judge(figures)
+        about = [
+            f"{num_heldout} held-out responses of {config.actor.path}, critic from "
+            f"{critic_start(config)}, seed {config.seed}",
+            f"answered at the middle with {answer_now!r}" if answer_now else "no --answer_now",
+            f"at most {num_iterations} iterations a probe; {time.monotonic() - started:.0f} s in "
+            "all",
+        ]
+        record(folder, figures, curves, gates, about, logger)
+        recorded = logger.describe()
+    print(f"{console_text(figures, gates)}\n\n{about[-1]}\n{recorded}\n{folder}")
+    return folder
+
+
+def read_inputs(config: FitConfig, answer_now: str | None) -> Inputs:
+    """Read what is needed, and check it before anything is sampled."""
+    set_threads(config.trainer)
+    pick_device(config.trainer)
+    check_engine(config)
+    estimator_of(config.algorithm)
+    check_own_head(config)
+    check_value_head(config)
+    check_frozen(config)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    check_tokenizers(config, tokenizer)
+    budget, answer_ids = config.rollouts.max_response_tokens, None
+    if answer_now is not None:
+        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
+    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
+    heldout = prompts.heldout[: config.evaluation.num_prompts]
+    if not heldout:
+        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
+    return Inputs(tokenizer, prompts, heldout, open_stored(config, tokenizer), answer_ids)
+
+
+def measured(
+    setting: ProbeSetting, inputs: Inputs, num_iterations: int, folder: Path
+) -> tuple[GateFigures, GateCurves, int]:
+    """Sample the start policy, say what the probes cost at most, and run them; with the number
+    of held-out responses."""
+    config, tokenizer = setting.config, inputs.tokenizer
+    with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
+        start = sample_start(
+            config,
+            inputs.heldout,
+            sampler,
+            setting.scorer,
+            tokenizer,
+            setting.progress,
+            answer_ids=inputs.answer_ids,
+        )
+    setting.progress.note(describe_cost(config, start, num_iterations))
+    figures, curves = measure(
+        setting,
+        start,
+        lambda rollout: oracle_states(config, rollout, tokenizer),
+        num_iterations=num_iterations,
+        folder=folder,
+    )
+    return figures, curves, len(start.batch)
+
+
+def _check(config: FitConfig) -> None:
+    """What this command does not do, before anything is read."""
+    trainer = config.trainer
+    if not config.algorithm.has_critic:
+        raise UserError(
+            f"algorithm.advantage_estimator is {config.algorithm.advantage_estimator}, which has "
+            "no critic: vapo gates measures what a critic can show; give the config of a system "
+            "that has one, as conf/vapo.yaml"
+        )
+    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
+        raise UserError(
+            "vapo gates is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle deals the rewards out anew: set it to false")
+
+
+def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
+    """What is to be done at most, before it is begun."""
+    numbers, few = resolve(config), policy_iterations(num_iterations)
+    unlearning = num_iterations if start.guess is not None else 0
+    iterations = numbers.value_pretraining_iterations + few + unlearning + num_iterations + 1
+    rollouts = iterations * numbers.num_prompts * numbers.group_size
+    without = "" if unlearning else "; without --answer_now no value of a guess, and no T_unlearn"
+    return (
+        f"{numbers.value_pretraining_iterations} iterations of value pretraining and {few} of the "
+        f"policy, at most {unlearning} of the critic alone and {num_iterations + 1} of the policy "
+        f"alone: up to {rollouts:,} rollouts or about {rollouts * start.mean_length:,.0f} response "
+        f"tokens{without}"
+    )
+
+
+def record(
+    folder: Path,
+    figures: GateFigures,
+    curves: GateCurves,
+    gates: Sequence[Gate],
+    about: Sequence[str],
+    logger: RunLogger,
+) -> None:
+    """Page, numbers and figure, in the folder and in MLflow, which has the curves as metrics."""
+    numbers = {
+        "figures": asdict(figures),
+        "curves": asdict(curves),
+        "verdicts": {gate.component: gate.word for gate in gates},
+    }
+    texts = {
+        "gates.md": markdown(figures, gates, about=about),
+        "gates.json": json.dumps(as_json(numbers), indent=1) + "\n",
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        logger.log_text(text, name)
+    drawn = figure(figures, curves)
+    logger.log_figure(drawn, "gates.png")
+    write_whole(folder / "gates.png", partial(drawn.savefig, format="png", bbox_inches="tight"))
+    pyplot.close(drawn)
+    for name, curve in {
+        "heldout_explained_variance": curves.explained_variance,
+        "value_middle_pretraining": curves.value_pretraining,
+        "value_middle_unlearning": curves.value_unlearning,
+        "response_length_mean": curves.response_length,
+    }.items():
+        for iteration, value in enumerate(curve):
+            logger.log_metrics({f"gates/{name}": value}, step=iteration)
+    logger.set_tags({f"gates/{gate.component}": gate.word for gate in gates})
+
+
+def as_json(value: Any) -> Any:
+    """The same with null for the numbers that JSON cannot represent."""
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,274 @@
+"""Which effects of the paper's ablation a setting can show: the rules, on measured figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vapo.evaluation import t_quantile
+
+Word = Literal["can show", "cannot show", "open"]
+Condition = tuple[bool | None, str]  # whether it holds, None: not known; and its figures
+
+MAX_FIRST_TOKEN_WEIGHT = 1e-2
+MAX_HORIZON_SHARE = 0.1
+MIN_WEIGHT_FACTOR = 10.0
+MIN_HORIZON_FACTOR = 2.0
+MIN_CLIP_FRACTION = 0.01
+MIN_LENGTH_VARIATION = 0.2
+RIGHT_SHARE = (0.05, 0.8)
+MIN_EXPLAINED_VARIANCE = 0.3
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval; the limits are the infinities where nothing is known."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GateFigures:
+    """What `vapo gates` measures.
+
+    Values and explained variances are of the held-out responses of the start policy, values those
+    of the middle token's state; `start_length` is of its training responses. `guess` None: no text
+    was given to answer with. `*_pretrained` None: value pretraining is off. `unlearned_after` and
+    `collapsed_after` count iterations; None: not within `num_iterations`. Weights and horizons are
+    means over the held-out responses, adaptive of the length-adaptive lambda, constant of
+    `algorithm.lambda_policy`. What follows them is of the first policy iterations, but for
+    `prompt_visits`, the times that the whole run takes each training prompt.
+    """
+
+    mean_reward: float
+    mean_length: float
+    start_length: float
+    guess: Interval | None
+    value_start: float
+    value_pretrained: float | None
+    explained_variance_start: float
+    explained_variance_pretrained: float | None
+    explained_variance_oracle: float | None
+    num_iterations: int
+    unlearned_after: int | None
+    collapsed_after: int | None
+    weight_adaptive: float
+    weight_constant: float
+    horizon_adaptive: float
+    horizon_constant: float
+    clip_fraction_high: float
+    share_right: float
+    length_variation: float
+    share_returned: float
+    prompt_visits: float
+
+
+@dataclass(frozen=True)
+class GateCurves:
+    """By iteration, from before the first: the explained variance and the middle's value during
+    value pretraining; the middle's value while the critic alone is trained (empty without a
+    guess); the response length while the policy alone is."""
+
+    explained_variance: tuple[float, ...]
+    value_pretraining: tuple[float, ...]
+    value_unlearning: tuple[float, ...]
+    response_length: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One line: what the setting can show of a component, and the figures that decide it."""
+
+    component: str
+    word: Word
+    reasons: tuple[str, ...]
+
+
+def clustered_interval(prompt_means: Sequence[float]) -> Interval:
+    """The mean of the prompts' means, with the 95 % interval of Student's t over the prompts.
+
+    The responses to one prompt are not independent, so the sample is the prompts. The interval
+    has no limits for fewer than 4 of them. Source: Miller 2024 (arXiv 2411.00640).
+    """
+    num = len(prompt_means)
+    mean = sum(prompt_means) / num
+    if num < 4:
+        return Interval(mean, -math.inf, math.inf)
+    variance = sum((x - mean) ** 2 for x in prompt_means) / (num - 1)
+    half = t_quantile(0.975, num - 1) * math.sqrt(variance / num)
+    return Interval(mean, mean - half, mean + half)
+
+
+def judge(figures: GateFigures) -> list[Gate]:
+    """The verdicts on these figures, a line a component, vanilla PPO and a critic at all.
+
+    A condition that does not hold decides for "cannot show"; one that is not known, or lies
+    within an interval, for "open"; else the setting can show the effect.
+
+    **Value pretraining** and **vanilla PPO**: without a pretrained critic the policy collapses
+    to short responses. Four conditions, all of which it needs:
+    - the reward's weight at the first token is below 1e-2: above it the reward itself corrects
+      early tokens within some hundred updates, and a critic however wrong is only a baseline. The
+      paper's alpha of 0.05 gives 2e-9, the constant 0.95 on 100 tokens 6e-3.
+    - the critic begins with less at the middle of a response than answering there is worth: then
+      answering has a positive advantage, and stopping is reinforced.
+    - answering there is worth less than going on: else shorter responses are no collapse.
+    - the policy collapses no later than the critic has unlearned: else the bias is gone in time.
+      Up to twice as late it is open: in a run both move at once, and the task of checked steps,
+      where both take 15 iterations, loses 40 points without value pretraining.
+
+    **Decoupled GAE**: a shared constant lambda carries the truth 1/(1 - lambda) tokens a sweep.
+    With less than a tenth of the response ten sweeps and more are needed, and early tokens stay
+    biased; with more the shared lambda sees the end directly.
+
+    **Length-adaptive GAE**: it has to change something: the weight at the first token by a
+    factor of 10, or the horizon by 2 (the paper's changes from 20 to between 45 and 320 tokens).
+
+    **Clip-higher**: the upper bound acts on the tokens that are clipped there, so at 1 % of them
+    and less no score can tell the bounds apart.
+
+    **Token-level loss**: responses of one length have the same weight in either loss. With a
+    coefficient of variation of 0.2 a token's weight differs by a fifth, about the least to see.
+
+    **LM loss on right responses**: below 5 % right there is nothing to imitate in most
+    minibatches, and above 80 % the policy gradient has hardly anything left to be helped with.
+
+    **Group sampling**: more prompts with fewer responses each cost the same, so groups can only
+    pay where prompts come back, which new ones would not.
+
+    **A critic against groups** (GRPO, DAPO): a critic takes away the noise of what follows a
+    decision; with an explained variance under 0.3 it leaves most of it, and a group's mean, which
+    knows the prompt, does as well.
+    """
+    collapse = _collapse_conditions(figures)
+    return [
+        _gate("value pretraining", [_weight(figures.weight_adaptive, "adaptive"), *collapse]),
+        _gate("vanilla PPO", [_weight(figures.weight_constant, "constant"), *collapse]),
+        _gate("decoupled GAE", [_decoupling(figures)]),
+        _gate("length-adaptive GAE", [_adaptivity(figures)]),
+        _gate("clip-higher", [_clipping(figures)]),
+        _gate("token-level loss", [_lengths(figures)]),
+        _gate("LM loss on right responses", [_right(figures)]),
+        _gate("group sampling", [_returning(figures)]),
+        _gate("critic against groups", [_knowledge(figures)]),
+    ]
+
+
+def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
+    """Show the conditions that decide: the first kind of failed, unknown, all."""
+    for kind, word in ((False, "cannot show"), (None, "open")):
+        reasons = tuple(text for holds, text in conditions if holds is kind)
+        if reasons:
+            return Gate(component, word, reasons)  # type: ignore[arg-type]
+    return Gate(component, "can show", tuple(text for _, text in conditions))
+
+
+def _weight(weight: float, kind: str) -> Condition:
+    holds = weight < MAX_FIRST_TOKEN_WEIGHT
+    relation = "below" if holds else "not below"
+    text = f"the reward's weight at the first token ({kind} lambda) is {weight:.2g}, {relation}"
+    return holds, f"{text} {MAX_FIRST_TOKEN_WEIGHT:g}"
+
+
+def _collapse_conditions(figures: GateFigures) -> list[Condition]:
+    guess, start, going_on = figures.guess, figures.value_start, figures.mean_reward
+    if guess is None:
+        unknown = "the value of a guess is not known: give --answer_now what ends a response"
+        return [(None, unknown)]
+    worth = f"a guess's {guess.mean:.3f} [{guess.low:.3f}, {guess.high:.3f}]"
+    sides = {True: "below", False: "above", None: "within the interval of"}
+    lower, upper = _is_below(start, guess), _is_below(going_on, guess)
+    pays = None if upper is None else not upper
+    return [
+        (lower, f"the critic's start gives the middle {start:.3f}, {sides[lower]} {worth}"),
+        (pays, f"going on is worth {going_on:.3f}, {sides[upper]} {worth}"),
+        _race(figures),
+    ]
+
+
+def _is_below(value: float, interval: Interval) -> bool | None:
+    """None: it cannot be told, which of the two is smaller."""
+    if math.isnan(value) or interval.low <= value <= interval.high:
+        return None
+    return value < interval.low
+
+
+def _race(figures: GateFigures) -> Condition:
+    collapse, unlearn = figures.collapsed_after, figures.unlearned_after
+    limit = f"> {figures.num_iterations}"
+    text = (
+        f"T_collapse {limit if collapse is None else collapse}, "
+        f"T_unlearn {limit if unlearn is None else unlearn} iterations"
+    )
+    if collapse is None and unlearn is None:
+        return None, f"{text}: give --num_iterations more"
+    if collapse is None or unlearn is None:
+        return unlearn is None, text
+    if unlearn < collapse <= 2 * unlearn:
+        return None, text
+    return collapse <= unlearn, text
+
+
+def _decoupling(figures: GateFigures) -> Condition:
+    horizon, length = figures.horizon_constant, figures.mean_length
+    holds = horizon < MAX_HORIZON_SHARE * length
+    return holds, (
+        f"the constant lambda sees {horizon:.4g} tokens ahead, {'below' if holds else 'not below'} "
+        f"a tenth of the mean length, {length:.1f}"
+    )
+
+
+def _adaptivity(figures: GateFigures) -> Condition:
+    of_weights = _factor(figures.weight_adaptive, figures.weight_constant)
+    of_horizons = _factor(figures.horizon_adaptive, figures.horizon_constant)
+    return of_weights >= MIN_WEIGHT_FACTOR or of_horizons >= MIN_HORIZON_FACTOR, (
+        f"adaptive against constant lambda: weight at the first token "
+        f"{figures.weight_adaptive:.2g} and {figures.weight_constant:.2g}, horizon "
+        f"{figures.horizon_adaptive:.4g} and {figures.horizon_constant:.4g} tokens"
+    )
+
+
+def _factor(a: float, b: float) -> float:
+    """How many times the larger of two numbers, none below 0, is the smaller."""
+    small, large = sorted((a, b))
+    if small == large:
+        return 1.0
+    return large / small if small > 0 else math.inf
+
+
+def _clipping(figures: GateFigures) -> Condition:
+    fraction = figures.clip_fraction_high
+    holds = None if math.isnan(fraction) else fraction > MIN_CLIP_FRACTION
+    return holds, f"{100 * fraction:.2f} % of the tokens are clipped above (1 % needed)"
+
+
+def _lengths(figures: GateFigures) -> Condition:
+    variation = figures.length_variation
+    text = f"response lengths have a coefficient of variation of {variation:.2f} (0.2 needed)"
+    return variation > MIN_LENGTH_VARIATION, text
+
+
+def _right(figures: GateFigures) -> Condition:
+    low, high = RIGHT_SHARE
+    text = f"{100 * figures.share_right:.1f} % of the responses are right (5 to 80 % needed)"
+    return low <= figures.share_right <= high, text
+
+
+def _returning(figures: GateFigures) -> Condition:
+    visits = figures.prompt_visits
+    text = f"a training prompt is visited {visits:.2f} times in the run (more than once needed)"
+    return visits > 1, text
+
+
+def _knowledge(figures: GateFigures) -> Condition:
+    found = figures.explained_variance_pretrained
+    if found is None:
+        return None, "value pretraining is off: components.value_pretraining.enabled=true measures"
+    holds = None if math.isnan(found) else found >= MIN_EXPLAINED_VARIANCE
+    best = figures.explained_variance_oracle
+    of_oracle = "" if best is None else f", an oracle's {best:.3f}"
+    return holds, f"explained variance after pretraining {found:.3f}{of_oracle} (0.3 needed)"

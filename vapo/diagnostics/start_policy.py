@@ -1,0 +1,102 @@
+"""What the gates measure of the start policy itself, before anything is trained."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from vapo.advantages.estimators import policy_lambda
+from vapo.config import FitConfig, resolve
+from vapo.diagnostics.gates import Interval, clustered_interval
+from vapo.functional.metrics import first_token_reward_weight
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.answer_now import answered_half_way
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.collection import sample_and_score
+from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.system.progress import Progress
+from vapo.system.seeding import derive_seed
+from vapo.types import Prompt, RolloutBatch
+
+
+@dataclass(frozen=True)
+class StartPolicy:
+    """The start policy's held-out rollouts, and what guesses at their middle are worth."""
+
+    batch: RolloutBatch
+    guess: Interval | None
+
+    @property
+    def mean_reward(self) -> float:
+        return statistics.fmean(verdict.reward for verdict in self.batch.verdicts)
+
+    @property
+    def mean_length(self) -> float:
+        return float(self.batch.response_lengths.double().mean())
+
+
+def sample_start(
+    config: FitConfig,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    *,
+    answer_ids: tuple[int, ...] | None,
+) -> StartPolicy:
+    """`evaluation.k` responses to each held-out prompt, sampled as training ones are, and with
+    `answer_ids` a guess at the middle of each."""
+    k, settings, guess = config.evaluation.k, sampling_settings(config.rollouts), None
+    rollouts, verdicts = sample_and_score(
+        prompts,
+        sampler,
+        scorer,
+        progress.stage,
+        group_size=k,
+        settings=settings,
+        seed=derive_seed(config.seed, "held-out rollouts of gates"),
+    )
+    if answer_ids is not None:
+        with progress.stage("guesses", total=len(rollouts), unit="responses") as advance:
+            guesses = answered_half_way(
+                rollouts,
+                answer_ids,
+                sampler=sampler,
+                scorer=scorer,
+                tokenizer=tokenizer,
+                settings=settings,
+                seed=derive_seed(config.seed, "guesses of gates"),
+                advance=advance,
+            )
+        rewards = [verdict.reward for verdict in guesses]
+        groups = [rewards[first : first + k] for first in range(0, len(rewards), k)]
+        guess = clustered_interval([statistics.fmean(group) for group in groups])
+    batch = make_rollout_batch(
+        rollouts,
+        verdicts,
+        group_size=k,
+        rewards=config.rewards,
+        max_response_tokens=config.rollouts.max_response_tokens,
+        critic_truncated=config.critic.truncated,
+    )
+    return StartPolicy(batch, guess)
+
+
+def reach(config: FitConfig, batch: RolloutBatch, *, adaptive: bool) -> tuple[float, float]:
+    """The reward's weight at the first token and the horizon in tokens, means over responses.
+
+    Of the length-adaptive lambda as configured, whether the component is on or not, or of the
+    constant one.
+    """
+    own = replace(config.components.length_adaptive_gae, enabled=adaptive)
+    components = replace(config.components, length_adaptive_gae=own)
+    numbers = resolve(replace(config, components=components))
+    lambdas = torch.as_tensor(policy_lambda(batch, numbers), dtype=torch.float64)
+    column = lambdas.reshape(-1, 1).expand(len(batch), 1)
+    weights = first_token_reward_weight(batch.response_lengths, numbers.gamma * column)
+    return float(weights.double().mean()), float((1 / (1 - column)).mean())

@@ -1,0 +1,168 @@
+"""Steps that are checked as they are written, and what an oracle knows of them.
+
+A problem names a start position and the keys to press; what a key does from a position is known
+from demonstrations alone, and of some keys, the hard ones, they have misconceptions. After each
+step a check says whether the position is the right one: a mistake can be read as soon as it is
+made, and one step is to blame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import combinations
+from random import Random
+from string import ascii_lowercase
+
+from vapo.prompts.procedural_rows import MAX_STEPS, ProceduralRow, check_range, check_steps
+
+POSITIONS = "12345"
+HARD_KEYS, EASY_KEYS = "ABC", "DEFGH"
+KEYS = HARD_KEYS + EASY_KEYS
+RIGHT, WRONG = "+", "-"
+FREE = ".:,!?*/~"
+_PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
+
+
+@cache
+def moves() -> Mapping[tuple[str, str], str]:
+    """Where each key leads from each position: it swaps two positions, always the same two."""
+    pairs = list(combinations(POSITIONS, 2))
+    Random("checked_steps/moves/5").shuffle(pairs)
+    table: dict[tuple[str, str], str] = {}
+    for key, (a, b) in zip(KEYS, pairs, strict=False):
+        table |= {(key, position): {a: b, b: a}.get(position, position) for position in POSITIONS}
+    return table
+
+
+@cache
+def misconceptions() -> Mapping[tuple[str, str], str]:
+    """Where a hard key leads by mistake from each position."""
+    rng = Random("checked_steps/misconceptions")
+    return {
+        (key, position): rng.choice(POSITIONS.replace(moves()[key, position], ""))
+        for key in HARD_KEYS
+        for position in POSITIONS
+    }
+
+
+def checked_steps(
+    num_examples: int,
+    *,
+    seed: int,
+    min_steps: int = 6,
+    max_steps: int = 14,
+    num_free_tokens: int = 0,
+    wrong_step_probability: float = 0.0,
+    misconception_probability: float = 0.0,
+    early_stop_probability: float = 0.0,
+) -> list[ProceduralRow]:
+    """Press keys one by one, and check each step.
+
+    `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
+    and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer.
+    Labels run from a to z and start over. The keys A to C are hard; their share of a problem's
+    keys is drawn for each problem, uniform from 0 to 1, so that some problems are much harder.
+    With `num_free_tokens` a step has so many tokens that mean nothing before its position.
+
+    Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
+    position is wrong (uniform over the others), and the demonstration continues from there; with
+    `misconception_probability` a hard key leads where the misconception says, always to the same
+    wrong position from the same position. The check is always true. With
+    `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
+
+    Raises:
+        UserError: an option is out of range.
+
+    >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0].demonstration.count("+")
+    2
+    """
+    check_steps(min_steps, max_steps)
+    check_range("num_free_tokens", num_free_tokens, low=0, high=MAX_STEPS)
+    check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
+    check_range("misconception_probability", misconception_probability, low=0, high=1)
+    check_range("early_stop_probability", early_stop_probability, low=0, high=1)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"checked_steps/problem/{seed}/{index}")
+        positions = [rng.choice(POSITIONS)]
+        hard_share, num_steps = rng.random(), rng.randint(min_steps, max_steps)
+        keys = [
+            rng.choice(HARD_KEYS if rng.random() < hard_share else EASY_KEYS)
+            for _ in range(num_steps)
+        ]
+        for key in keys:
+            positions.append(moves()[key, positions[-1]])
+        problem = positions[0] + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
+        rng = Random(f"checked_steps/demonstration/{seed}/{index}")
+        text, position = "", positions[0]
+        for step, key in enumerate(keys):
+            if rng.random() < early_stop_probability:
+                break
+            before, position = position, moves()[key, position]
+            if (key, before) in misconceptions() and rng.random() < misconception_probability:
+                position = misconceptions()[key, before]
+            elif rng.random() < wrong_step_probability:
+                position = rng.choice(POSITIONS.replace(position, ""))
+            free = "".join(rng.choices(FREE, k=num_free_tokens))
+            check = RIGHT if position == positions[step + 1] else WRONG
+            text += f"{_label(step)}{key}{free}{position}{check}"
+        rows.append(ProceduralRow(problem, positions[-1], f"{text};{position}"))
+    return rows
+
+
+def checked_steps_states(problem: str, response: str) -> list[str] | None:
+    """The states of `checked_steps`; None where the text is no problem of it.
+
+    While everything is right: what was written last, and how many steps are left, those
+    with hard keys first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`,
+    until a position is right again by chance. After the semicolon whether the position before it
+    is the answer, and how many steps were left out; then whether the answer is right.
+
+    >>> checked_steps_states("1aC=", "aC5+;5")[:2]
+    ['start on 1 of 1', 'label on 1 of 1']
+    """
+    found = _PROBLEM.search(problem)
+    if found is None:
+        return None
+    keys = re.findall(r"[a-z](.)", found[2])
+    positions = [found[1]]
+    for key in keys:
+        positions.append(moves()[key, positions[-1]])
+    return list(_states(keys, positions, response))
+
+
+def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:
+    steps = len(keys)
+    left = [sum(key in HARD_KEYS for key in keys[step:]) for step in range(steps + 1)]
+    written, step, is_on = "start", 0, True
+    yield f"start on {left[0]} of {steps}"
+    for character in response:
+        if written in ("right", "wrong"):
+            pass
+        elif written == "semicolon":
+            written = "right" if character == positions[-1] else "wrong"
+        elif character == ";":
+            written = "semicolon"
+        elif character in POSITIONS:
+            written, step = "position", step + 1
+            is_on = step < len(positions) and character == positions[step]
+        elif character in KEYS:
+            written = "key"
+            is_on = is_on and step < len(keys) and character == keys[step]
+        elif character in ascii_lowercase:
+            written = "label"
+            is_on = is_on and step < len(keys) and character == _label(step)
+        else:
+            written = "free" if character in FREE else "check"
+        if written in ("right", "wrong"):
+            yield written
+        elif written == "semicolon":
+            yield f"semicolon {'on' if is_on else 'off'} of {max(0, steps - step)}"
+        else:
+            yield f"{written} on {left[step]} of {steps - step}" if is_on else f"{written} off"
+
+
+def _label(step: int) -> str:
+    return ascii_lowercase[step % len(ascii_lowercase)]

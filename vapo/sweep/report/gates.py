@@ -1,0 +1,166 @@
+"""What a setting can show: the table, the verdicts and the figure of `vapo gates`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from vapo.diagnostics.gates import Gate, GateCurves, GateFigures
+from vapo.sweep.report.style import house_style
+
+_WIDTH = 96
+_GREY = "#666666"
+
+
+def figure_rows(figures: GateFigures) -> list[tuple[str, str]]:
+    """Name and value of each figure, as they are shown."""
+    of_start, of_pretrained = figures.explained_variance_start, figures.value_pretrained
+    return [
+        ("mean reward of a response (going on)", f"{figures.mean_reward:.3f}"),
+        ("mean response length", f"{figures.mean_length:.1f} tokens"),
+        ("explained variance before value pretraining", f"{of_start:.3f}"),
+        ("explained variance after it", _explained(figures)),
+        ("critic's value at the middle token, before", f"{figures.value_start:.3f}"),
+        (
+            "critic's value at the middle token, after",
+            "value pretraining is off" if of_pretrained is None else f"{of_pretrained:.3f}",
+        ),
+        ("value of a guess at the middle token", _guess(figures)),
+        ("T_unlearn: the critic alone passes a guess's value", _unlearned(figures)),
+        (
+            "T_collapse: the policy alone halves its responses",
+            _iterations(figures.collapsed_after, figures.num_iterations),
+        ),
+        ("reward's weight at the first token, adaptive lambda", f"{figures.weight_adaptive:.2g}"),
+        ("reward's weight at the first token, constant lambda", f"{figures.weight_constant:.2g}"),
+        ("horizon of the adaptive lambda", f"{figures.horizon_adaptive:.4g} tokens"),
+        ("horizon of the constant lambda", f"{figures.horizon_constant:.4g} tokens"),
+        ("tokens clipped above", f"{100 * figures.clip_fraction_high:.2f} %"),
+        ("responses that are right", f"{100 * figures.share_right:.1f} %"),
+        ("coefficient of variation of the lengths", f"{figures.length_variation:.2f}"),
+        ("groups of a prompt seen before", f"{100 * figures.share_returned:.1f} %"),
+        ("visits to a training prompt in the whole run", f"{figures.prompt_visits:.2f}"),
+    ]
+
+
+def _explained(figures: GateFigures) -> str:
+    found, best = figures.explained_variance_pretrained, figures.explained_variance_oracle
+    text = "value pretraining is off" if found is None else f"{found:.3f}"
+    if best is None:
+        return f"{text} (no oracle)"
+    if found is None or best <= 0:
+        return f"{text} (an oracle's: {best:.3f})"
+    return f"{text}, {100 * found / best:.0f} % of an oracle's {best:.3f}"
+
+
+def _guess(figures: GateFigures) -> str:
+    guess = figures.guess
+    if guess is None:
+        return "not measured: no --answer_now"
+    return f"{guess.mean:.3f} [{guess.low:.3f}, {guess.high:.3f}]"
+
+
+def _unlearned(figures: GateFigures) -> str:
+    if figures.guess is None:
+        return "not measured: no --answer_now"
+    return _iterations(figures.unlearned_after, figures.num_iterations)
+
+
+def _iterations(number: int | None, limit: int) -> str:
+    return f"not within {limit} iterations" if number is None else f"{number} iterations"
+
+
+def console_text(figures: GateFigures, gates: Sequence[Gate]) -> str:
+    """Table and verdicts, at most 96 columns wide."""
+    rows = figure_rows(figures)
+    widest = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{widest}}  {value}" for name, value in rows]
+    lines += ["", "what this setting can show"]
+    name_width, word_width = max(len(g.component) for g in gates), len("cannot show")
+    indent = " " * (name_width + word_width + 4)
+    for gate in gates:
+        start = f"{gate.component:<{name_width}}  {gate.word:<{word_width}}  "
+        lines += textwrap.wrap(
+            "; ".join(gate.reasons), _WIDTH, initial_indent=start, subsequent_indent=indent
+        )
+    return "\n".join(lines)
+
+
+def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str]) -> str:
+    """The same as a page, beside the figure `gates.png`. `about`: a line each, at the top."""
+    lines = ["# What this setting can show", "", *(f"- {line}" for line in about), ""]
+    lines += ["| component | verdict | because |", "|---|---|---|"]
+    lines += [f"| {g.component} | **{g.word}** | {'; '.join(g.reasons)} |" for g in gates]
+    lines += ["", "| figure | value |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in figure_rows(figures)]
+    return "\n".join([*lines, "", "![The three curves](gates.png)"]) + "\n"
+
+
+def figure(figures: GateFigures, curves: GateCurves) -> Figure:
+    """Three curves by iteration: what the critic learns in value pretraining, how fast it
+    unlearns its start, how fast the policy shortens. Close it when written."""
+    with house_style():
+        drawn, (left, middle, right) = pyplot.subplots(
+            1, 3, figsize=(9.6, 3.5), layout="constrained"
+        )
+        _draw_knowledge(left, figures, curves)
+        _draw_middle(middle, figures, curves)
+        _draw_length(right, figures, curves)
+    return drawn
+
+
+def _draw_knowledge(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
+    found, best = curves.explained_variance, figures.explained_variance_oracle
+    axes.plot(range(len(found)), found, color="#0072B2", marker="o", label="critic")
+    if best is not None:
+        axes.axhline(best, color=_GREY, linestyle="--", linewidth=1, label="oracle")
+    later = [*found[1:], *([] if best is None else [best]), 0.1]
+    floor = max(min(0.0, *found), -0.5)  # a loaded head may begin far below
+    axes.set_ylim(floor - 0.05, max(later) * 1.15)
+    axes.set_title("what the critic knows")
+    axes.set_xlabel("iterations of value pretraining")
+    axes.set_ylabel("held-out explained variance")
+    _finish(axes)
+
+
+def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
+    before, after = curves.value_pretraining, curves.value_unlearning
+    axes.plot(range(len(before)), before, color="#0072B2", label="value pretraining")
+    if after:
+        axes.plot(range(len(after)), after, color="#D55E00", marker="o", label="the critic alone")
+    axes.axhline(figures.mean_reward, color="#009E73", linestyle="--", label="going on")
+    if figures.guess is not None:
+        axes.axhline(figures.guess.mean, color=_GREY, linestyle=":", label="a guess")
+        _mark(axes, figures.unlearned_after, "T_unlearn")
+    axes.set_title("value of a half-finished response")
+    axes.set_xlabel("iterations")
+    axes.set_ylabel("critic's value at the middle token")
+    _finish(axes)
+
+
+def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
+    lengths = curves.response_length
+    axes.plot(range(len(lengths)), lengths, color="#D55E00", marker="o", label="the policy alone")
+    axes.axhline(figures.start_length / 2, color=_GREY, linestyle=":", label="half of the start")
+    _mark(axes, figures.collapsed_after, "T_collapse")
+    axes.set_ylim(bottom=0, top=1.25 * max(lengths))
+    axes.set_title("responses, the critic left as it is")
+    axes.set_xlabel("iterations of the policy")
+    axes.set_ylabel("mean response length, tokens")
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    """Whole iterations, and the legend where it hides no line."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+
+
+def _mark(axes: Axes, iteration: int | None, name: str) -> None:
+    if iteration is not None:
+        axes.axvline(iteration, color="#000000", linewidth=0.8, label=f"{name}, {iteration}")

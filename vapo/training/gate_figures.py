@@ -1,0 +1,108 @@
+"""The figures of `vapo gates`: the probes one after the other."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from vapo.config import resolve
+from vapo.diagnostics.gates import GateCurves, GateFigures
+from vapo.diagnostics.start_policy import StartPolicy, reach
+from vapo.training.probe_watchers import Beginning, Collapse, StateReturns, StatesOf, Unlearning
+from vapo.training.probes import ProbeSetting, run_probe
+
+_POLICY_ITERATIONS = 10
+
+
+def policy_iterations(num_iterations: int) -> int:
+    """How many iterations of the policy follow value pretraining."""
+    return min(_POLICY_ITERATIONS, num_iterations)
+
+
+def measure(
+    setting: ProbeSetting,
+    start: StartPolicy,
+    states_of: StatesOf,
+    *,
+    num_iterations: int,
+    folder: Path,
+) -> tuple[GateFigures, GateCurves]:
+    """Run the probes one after the other, from the config's start each.
+
+    Args:
+        states_of: the hidden state before each token of a rollout, for the oracle.
+        num_iterations: the most that the probes of one network alone take.
+        folder: gets the pretrained critic.
+    """
+    config, progress, batch = setting.config, setting.progress, start.batch
+    states = StateReturns(config, states_of)
+    progress.note("a run's beginning: value pretraining as configured, then the policy")
+    beginning = Beginning(batch, progress, states)
+    run_probe(
+        setting,
+        beginning,
+        num_policy_iterations=policy_iterations(num_iterations),
+        pretrained_in=folder / "pretrained_critic",
+    )
+    unlearning = None
+    if start.guess is not None:
+        progress.note("T_unlearn: the critic alone, from its start, by the policy phase's rules")
+        # where there is value pretraining, these are the rollouts that it began with
+        new = None if states.states else states
+        unlearning = Unlearning(batch, progress, new, guess=start.guess.mean)
+        run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
+    progress.note("T_collapse: the policy alone, beside the critic's start")
+    # a file's rollouts may be another policy's
+    known = beginning.start_lengths if setting.stored is None else []
+    if not known and unlearning is not None:
+        known = unlearning.start_lengths
+    collapse = Collapse(progress, known)
+    behind = 1 + config.training.overlap_rollouts  # so many iterations later a policy is seen
+    run_probe(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
+    curves = GateCurves(
+        explained_variance=tuple(point.explained_variance for point in beginning.pretraining),
+        value_pretraining=tuple(point.middle for point in beginning.pretraining),
+        value_unlearning=() if unlearning is None else tuple(unlearning.middles),
+        response_length=tuple(collapse.lengths),
+    )
+    return figures_of(setting, start, beginning, unlearning, collapse, num_iterations), curves
+
+
+def figures_of(
+    setting: ProbeSetting,
+    start: StartPolicy,
+    beginning: Beginning,
+    unlearning: Unlearning | None,
+    collapse: Collapse,
+    num_iterations: int,
+) -> GateFigures:
+    """What the rules are about, once the probes have run."""
+    config, batch, numbers = setting.config, start.batch, resolve(setting.config)
+    first, last = beginning.pretraining[0], beginning.pretraining[-1]
+    is_pretrained = numbers.value_pretraining_iterations > 0
+    weight_adaptive, horizon_adaptive = reach(config, batch, adaptive=True)
+    weight_constant, horizon_constant = reach(config, batch, adaptive=False)
+    visits = config.training.num_iterations * numbers.num_prompts
+    return GateFigures(
+        mean_reward=start.mean_reward,
+        mean_length=start.mean_length,
+        start_length=collapse.start_length,
+        guess=start.guess,
+        value_start=first.middle,
+        value_pretrained=last.middle if is_pretrained else None,
+        explained_variance_start=first.explained_variance,
+        explained_variance_pretrained=last.explained_variance if is_pretrained else None,
+        explained_variance_oracle=beginning.state_returns.oracle(batch),
+        num_iterations=num_iterations,
+        unlearned_after=None if unlearning is None else unlearning.unlearned_after,
+        collapsed_after=collapse.collapsed_after,
+        weight_adaptive=weight_adaptive,
+        weight_constant=weight_constant,
+        horizon_adaptive=horizon_adaptive,
+        horizon_constant=horizon_constant,
+        clip_fraction_high=statistics.fmean(beginning.clip_fractions),
+        share_right=statistics.fmean(beginning.shares_right),
+        length_variation=statistics.fmean(beginning.length_variations),
+        share_returned=beginning.share_returned,
+        prompt_visits=visits / len(setting.prompts.train),
+    )

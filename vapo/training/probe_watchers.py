@@ -1,0 +1,189 @@
+"""What is measured along each probe: a run's beginning, the critic alone, the policy alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from vapo.config import FitConfig
+from vapo.diagnostics.oracle import explained_by, state_values, token_returns
+from vapo.system.progress import Progress
+from vapo.training.callbacks.recording import mean_of_steps
+from vapo.training.datamodule import iteration_of
+from vapo.training.iteration import Iteration
+from vapo.training.module import VapoModule
+from vapo.training.probes import HeldOutValues, heldout_values
+from vapo.types import Phase, Rollout, RolloutBatch
+
+StatesOf = Callable[[Rollout], Sequence[str] | None]
+
+
+class StateReturns:
+    """The hidden states of the start policy's tokens with their returns, for an oracle's table.
+
+    `complete` becomes False with the first rollout that has no states.
+    """
+
+    def __init__(self, config: FitConfig, states_of: StatesOf) -> None:
+        self.config, self.states_of = config, states_of
+        self.states: list[Sequence[str]] = []
+        self.returns: list[list[float]] = []
+        self.complete = True
+
+    def add(self, batch: RolloutBatch) -> None:
+        """Take a batch of the start policy's rollouts."""
+        states = self.states_in(batch) if self.complete else None
+        if states is None:
+            self.complete = False
+            return
+        self.states += states
+        self.returns += token_returns(batch, self.config)
+
+    def states_in(self, batch: RolloutBatch) -> list[Sequence[str]] | None:
+        """The states before each token; None where a rollout has none."""
+        found = [self.states_of(rollout) for rollout in batch.rollouts]
+        states = [row for row in found if row is not None]
+        return states if len(states) == len(found) else None
+
+    def oracle(self, heldout: RolloutBatch) -> float | None:
+        """The explained variance of the states' mean returns on other rollouts; None without
+        states. The best that a critic could know (`oracle.state_values`)."""
+        states = self.states_in(heldout) if self.complete and self.states else None
+        if states is None:
+            return None
+        values = state_values(self.states, self.returns, states)
+        return explained_by(values, token_returns(heldout, self.config))
+
+
+class ProbeWatcher(Callback):
+    """Measures before the first update, when the critic's head has its start, and after each
+    iteration; shows what it found."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, VapoModule)
+        if batch_idx == 0 and iteration_of(trainer).number == 1:
+            self.before(pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        found, is_over = self.after(pl_module, iteration_of(trainer))
+        self.progress.metrics(found)
+        trainer.should_stop = trainer.should_stop or is_over
+
+    def before(self, module: VapoModule) -> None:
+        """Measure the networks' start."""
+
+    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+        """Measure after an iteration; what is to be shown, and whether the probe is over."""
+        raise NotImplementedError
+
+
+class Beginning(ProbeWatcher):
+    """A run's beginning: the critic's held-out values along value pretraining, with the start
+    first; then the policy phase's clip fraction, share of right responses, lengths and prompts."""
+
+    def __init__(self, heldout: RolloutBatch, progress: Progress, returns: StateReturns) -> None:
+        super().__init__(progress)
+        self.heldout, self.state_returns = heldout, returns
+        self.pretraining: list[HeldOutValues] = []
+        self.clip_fractions: list[float] = []
+        self.shares_right: list[float] = []
+        self.length_variations: list[float] = []
+        self.prompts: list[str] = []
+        self.start_lengths: list[float] = []
+
+    def before(self, module: VapoModule) -> None:
+        self.pretraining.append(heldout_values(module, self.heldout))
+
+    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+        if iteration.phase is Phase.VALUE_PRETRAINING:
+            self.pretraining.append(heldout_values(module, self.heldout))
+            self.state_returns.add(iteration.batch)
+            self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
+            return self.pretraining[-1]._asdict(), False
+        clipped = mean_of_steps(module.minibatch_metrics).get("actor/clip_fraction_high", math.nan)
+        lengths = iteration.batch.response_lengths.tolist()
+        self.clip_fractions.append(clipped)
+        self.shares_right.append(iteration.metrics["rollout/accuracy"])
+        self.length_variations.append(statistics.pstdev(lengths) / statistics.fmean(lengths))
+        groups = iteration.batch.rollouts[:: iteration.batch.group_size]
+        self.prompts += [rollout.prompt.prompt_id for rollout in groups]
+        return {"right": self.shares_right[-1], "clipped above": clipped}, False
+
+    @property
+    def share_returned(self) -> float:
+        """The share of the groups whose prompt had one before."""
+        return 1 - len(set(self.prompts)) / len(self.prompts)
+
+
+class Unlearning(ProbeWatcher):
+    """The critic alone, until its value at the middle is above that of a guess."""
+
+    def __init__(
+        self,
+        heldout: RolloutBatch,
+        progress: Progress,
+        returns: StateReturns | None,
+        *,
+        guess: float,
+    ) -> None:
+        super().__init__(progress)
+        self.heldout, self.state_returns, self.guess = heldout, returns, guess
+        self.middles: list[float] = []
+        self.start_lengths: list[float] = []
+
+    def before(self, module: VapoModule) -> None:
+        self.middles.append(heldout_values(module, self.heldout).middle)
+
+    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+        self.middles.append(heldout_values(module, self.heldout).middle)
+        self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
+        if self.state_returns is not None:
+            self.state_returns.add(iteration.batch)
+        return {"value at the middle": self.middles[-1]}, self.unlearned_after is not None
+
+    @property
+    def unlearned_after(self) -> int | None:
+        """The first number of iterations after which the value is above; None: not yet."""
+        return next((n for n, value in enumerate(self.middles) if value > self.guess), None)
+
+
+class Collapse(ProbeWatcher):
+    """The policy alone, until its responses have less than half of their mean length at the start.
+
+    `start_lengths` are the mean lengths of the start policy's training batches so far, which this
+    probe's first joins: one batch alone may be far from the mean.
+
+    An iteration's rollouts are of the policy before its update: the n-th has n - 1 behind it, and
+    one fewer where they were sampled ahead.
+    """
+
+    def __init__(self, progress: Progress, start_lengths: Sequence[float]) -> None:
+        super().__init__(progress)
+        self.start_lengths = list(start_lengths)
+        self.lengths: list[float] = []
+
+    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+        updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_iterations"])
+        self.lengths[updates:] = [iteration.metrics["rollout/response_length_mean"]]
+        return {"response length": self.lengths[-1]}, self.collapsed_after is not None
+
+    @property
+    def collapsed_after(self) -> int | None:
+        """The first number of iterations after which the responses are that short."""
+        half = self.start_length / 2
+        return next((n for n, length in enumerate(self.lengths) if length < half), None)
+
+    @property
+    def start_length(self) -> float:
+        return statistics.fmean([*self.start_lengths, self.lengths[0]])

@@ -1,0 +1,160 @@
+"""Short trainings that say what a setting can show: a run's beginning, and each network alone.
+
+The module, the stages and the losses are a run's own; there are no checkpoints and no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from vapo.config import FitConfig, resolve
+from vapo.functional.metrics import explained_variance
+from vapo.prompts.load import PromptSplit
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.answer_now import half_way
+from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.system.progress import Progress
+from vapo.system.sharding import lightning_precision
+from vapo.training.callbacks.value_pretraining import ValuePretraining
+from vapo.training.callbacks.weight_sync import WeightSync
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.heldout_critic import evaluated_returns
+from vapo.training.iteration import IterationRunner
+from vapo.training.minibatches import NETWORKS, Minibatch
+from vapo.training.module import VapoModule
+from vapo.training.schedule import phases_differ
+from vapo.types import IterationStart, RolloutBatch, TrainingBatch
+
+
+@dataclass(frozen=True)
+class ProbeSetting:
+    """What all probes of a config share. `make_sampler` makes the engine of a module's actor."""
+
+    config: FitConfig
+    pad_id: int
+    prompts: PromptSplit
+    scorer: Scorer
+    make_sampler: Callable[[VapoModule], Sampler]
+    progress: Progress
+    stored: StoredRollouts | None = None
+
+
+class HeldOutValues(NamedTuple):
+    """What a critic knows of held-out rollouts, and its mean value at their middle tokens."""
+
+    explained_variance: float
+    middle: float
+
+
+def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
+    """The critic's values now, against the Monte-Carlo returns."""
+    evaluated, returns = evaluated_returns(module, batch)
+    values = evaluated.old_values
+    assert values is not None
+    places = torch.tensor([half_way(rollout) for rollout in batch.rollouts])
+    middle = values[torch.arange(len(batch)), places].double().mean()
+    found = explained_variance(values, returns, batch.response_mask)
+    return HeldOutValues(float(found), float(middle))
+
+
+class PartRunner(IterationRunner):
+    """A run's stages, whose minibatches train some of the networks; the others stay as they are."""
+
+    trained: Sequence[str] = NETWORKS
+
+    def cut(
+        self, batch: TrainingBatch, start: IterationStart, fault: str | None
+    ) -> list[Minibatch]:
+        return [
+            replace(minibatch, networks=tuple(n for n in minibatch.networks if n in self.trained))
+            for minibatch in super().cut(batch, start, fault)
+        ]
+
+
+class ProbeData(RolloutDataModule):
+    """The data of one probe; the scorer goes on to the next one."""
+
+    trained: Sequence[str] = NETWORKS
+
+    def iteration_runner(self, module: VapoModule) -> IterationRunner:
+        assert self.trainer is not None
+        total = self.trainer.max_epochs or 0
+        runner = PartRunner(self.rollouts, module, total=total)
+        runner.trained = self.trained
+        return runner
+
+    def close(self) -> None:
+        """Stop what is sampled ahead, and the engine."""
+        if hasattr(self, "rollouts"):
+            self.rollouts.cancel()
+        if hasattr(self, "sampler"):
+            self.sampler.close()
+
+
+def run_probe(
+    setting: ProbeSetting,
+    watcher: Callback,
+    *,
+    num_policy_iterations: int,
+    trained: Sequence[str] = NETWORKS,
+    pretrained_in: Path | None = None,
+) -> VapoModule:
+    """Train from the config's start for so many policy iterations, or until the watcher stops it.
+
+    Args:
+        trained: the networks that the policy phase trains.
+        pretrained_in: begin with value pretraining as configured, and save its critic there;
+            None: begin with the policy phase.
+
+    Raises:
+        UserError: whatever a run's networks, engine and rewards raise.
+    """
+    own = replace(setting.config.training, num_iterations=num_policy_iterations)
+    config = replace(setting.config, training=own)
+    module = VapoModule(config, pad_id=setting.pad_id)
+    datamodule = ProbeData(
+        config,
+        prompts=setting.prompts,
+        scorer=setting.scorer,
+        make_sampler=setting.make_sampler,
+        progress=setting.progress,
+        stored=setting.stored,
+    )
+    datamodule.trained = trained
+    callbacks: list[Callback] = [WeightSync(setting.progress), watcher]
+    num_pretraining = 0 if pretrained_in is None else resolve(config).value_pretraining_iterations
+    if pretrained_in is not None:
+        pretraining = ValuePretraining(
+            config.components.value_pretraining,
+            num_iterations=num_pretraining,
+            critic_dir=pretrained_in,
+            progress=setting.progress,
+        )
+        callbacks.insert(0, pretraining)
+    trainer = L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=1,
+        precision=lightning_precision(config.trainer),
+        max_epochs=num_pretraining + num_policy_iterations,
+        reload_dataloaders_every_n_epochs=int(phases_differ(config)),
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        logger=DummyLogger(),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    with closing(datamodule):
+        trainer.fit(module, datamodule)
+    return module
