@@ -84,8 +84,8 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
     ("name", "shape", "gpu_memory_gib"),
     [
         ("one_gpu", "qwen2.5_1.5b", 80),
-        ("fsdp_8gpu", "qwen2.5_7b", 80),
-        ("paper_qwen2.5_32b", "qwen2.5_32b", 131),
+        pytest.param("fsdp_8gpu", "qwen2.5_7b", 80, marks=pytest.mark.slow),
+        pytest.param("paper_qwen2.5_32b", "qwen2.5_32b", 131, marks=pytest.mark.slow),
     ],
 )
 def test_what_the_overlays_say_of_memory(

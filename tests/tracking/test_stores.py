@@ -58,6 +58,7 @@ def test_an_unreachable_server_is_an_error_in_seconds(closed_port):
     assert "tracking.uri=mlruns" in message
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_an_error_in_seconds(silent_port):
     assert "tracking.uri" in assert_unusable_within(f"http://127.0.0.1:{silent_port}", 15)
 

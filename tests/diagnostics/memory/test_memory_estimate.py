@@ -48,7 +48,7 @@ def totals(config: FitConfig) -> dict[str, float]:
     "overrides",
     [
         (),
-        ("training.packing=padded",),
+        pytest.param(("training.packing=padded",), marks=pytest.mark.slow),
         pytest.param(CHECKPOINTING, marks=pytest.mark.slow),
         pytest.param(EAGER, marks=pytest.mark.slow),
         pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.slow),
