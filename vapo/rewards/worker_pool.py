@@ -4,8 +4,7 @@ Why not `multiprocessing` or a pool library: its children import the caller's `_
 (slow with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of
 tasks, and what a verifier itself started outlives it. Here a worker is a plain child process
 with a supervisor (`supervision`), killed as a whole, and the deadline is that of one response.
-Nothing here waits for a worker without a limit: not for the rest of a reply, not for room to
-send it tasks, not for its end.
+Nothing here waits for a worker without a limit: for a reply, for room to send tasks, for its end.
 """
 
 from __future__ import annotations
@@ -78,7 +77,9 @@ class Worker:
 
     def send(self, tasks: Sequence[Task]) -> None:
         """Raises: OSError when it is gone, or does not take them within `SEND_TIMEOUT_S`."""
-        if self.has_sent():  # without a request: the end of the channel, or someone else's output
+        # Without a request: the end of the channel, or someone else's output. A child of a process
+        # that was killed holds the channel open a moment longer.
+        if self.has_sent() or self.process.poll() is not None:
             raise ConnectionError
         tickets = [secrets.token_hex(8) for _ in tasks]
         self._tickets.extend(tickets)
