@@ -235,7 +235,7 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
                 killed.append(victim.process.pid)
                 os.kill(victim.process.pid, signal.SIGKILL)
 
-        naps = ["0.05", "1", *["0.05"] * 10]  # the other worker is in its long one when it is killed
+        naps = ["0.05", "1", *["0.05"] * 10]  # the other worker is killed in its long one
         verdicts = python.score([rollout(nap) for nap in naps], advance=advance)
         failures = [verdict.failure for verdict in verdicts]
         assert len(killed) == 1
