@@ -52,7 +52,12 @@ def run(row: str, seed: int, score: float, *, has_critic: bool = True) -> RunRec
             "actor/entropy": {s: 0.6 - 0.4 * score * s / 120 for s in range(1, 121)},
             "progress/phase": dict.fromkeys(steps, 1.0),
             "progress/policy_steps": {step: float(step) for step in steps},
-        },
+        }
+        | (
+            {"critic/explained_variance": {step: 0.4 - 0.3 * score for step in steps}}
+            if has_critic
+            else {}
+        ),
         positions(score, has_critic),
     )
 

@@ -95,7 +95,9 @@ def test_report_of_a_sweep(tmp_path: Path) -> None:
         assert 0.01 < inked < 0.5, f"{name}: {inked:.3f} of the picture is dark"
         assert (tmp_path / f"{name}.svg").read_text().count("<path") > 20
     svg = (tmp_path / "training_curves_systems.svg").read_text()
-    assert all(text in svg for text in ("Vanilla PPO", "optimizer steps of the policy", "entropy"))
+    words = ("Vanilla PPO", "optimizer steps of the policy", "entropy", "explained variance")
+    assert all(text in svg for text in words)
+    assert "upper clip fraction" not in svg, "no run has logged one: no empty panel"
     html = (tmp_path / "report.html").read_text()
     assert html.count("data:image/png;base64,") == len(figures)
     assert "shade: lowest to highest" in html

@@ -16,6 +16,8 @@ PANELS = {
     "rollout/response_length_mean": "response length, tokens",
     "rollout/reward_mean": "mean reward",
     "actor/entropy": "entropy, nats",
+    "critic/explained_variance": "explained variance",
+    "actor/clip_fraction_high": "upper clip fraction",
 }
 
 

@@ -39,8 +39,9 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
             for name, caption, figure in (
                 (
                     "training_curves",
-                    "Score, response length, reward and entropy against optimizer steps of the "
-                    f"policy, value pretraining left out{about}. {note}",
+                    "Score, response length, reward, entropy, explained variance of the critic "
+                    "and upper clip fraction against optimizer steps of the policy, value "
+                    f"pretraining left out{about}. {note}",
                     training_curves(collection, rows),
                 ),
                 (
@@ -92,18 +93,27 @@ def band_note(collection: Collection, rows: Sequence[str]) -> str:
 
 
 def training_curves(collection: Collection, rows: Sequence[str]) -> Figure | None:
-    """The paper's four plots, the systems overlaid."""
+    """The paper's four plots, the critic's and the clip's, the systems overlaid."""
     styles = line_styles(rows, collection.full_system)
     bands = {key: row_bands(collection.runs, rows, key) for key in PANELS}
     if not any(bands.values()):
         return None
+    keys = [key for key in PANELS if bands[key]]
+    lines = -(-len(keys) // 2)
     figure, axes = pyplot.subplots(
-        2, 2, figsize=(_WIDTH, 4.6 + legend_height(rows)), sharex=True, layout="constrained"
+        lines,
+        2,
+        figsize=(_WIDTH, 2.2 * lines + 0.2 + legend_height(rows)),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, (key, title) in zip(axes.flat, PANELS.items(), strict=True):
+    for axis, key in zip(axes.flat, keys, strict=False):
         draw_bands(axis, bands[key], styles)
-        axis.set_ylabel(title)
-    for axis in axes[1]:
+        axis.set_ylabel(PANELS[key])
+    for axis in axes.flat[len(keys) :]:
+        axis.set_axis_off()
+    for axis in axes[-1]:
         axis.set_xlabel("optimizer steps of the policy")
     add_legend(figure, styles, bands.values())
     return figure
