@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers.logger import DummyLogger
 
 from vapo.config import FitConfig, resolve
 from vapo.functional.metrics import explained_variance
@@ -24,7 +22,6 @@ from vapo.rollouts.answer_now import half_way
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.system.sharding import lightning_precision
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.datamodule import RolloutDataModule
@@ -33,6 +30,7 @@ from vapo.training.iteration import IterationRunner
 from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule
 from vapo.training.schedule import phases_differ
+from vapo.training.trainer import make_short_trainer
 from vapo.types import IterationStart, RolloutBatch, TrainingBatch
 
 
@@ -141,19 +139,11 @@ def run_probe(
             progress=setting.progress,
         )
         callbacks.insert(0, pretraining)
-    trainer = L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=1,
-        precision=lightning_precision(config.trainer),
-        max_epochs=num_pretraining + num_policy_iterations,
-        reload_dataloaders_every_n_epochs=int(phases_differ(config)),
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        logger=DummyLogger(),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
+    trainer = make_short_trainer(
+        config,
+        callbacks,
+        num_iterations=num_pretraining + num_policy_iterations,
+        reload_every_n_epochs=int(phases_differ(config)),
     )
     with closing(datamodule):
         trainer.fit(module, datamodule)
