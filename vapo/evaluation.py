@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -79,11 +79,9 @@ class ClusteredMean(Metric):
     def compute(self) -> dict[str, Tensor]:
         num = self.num_prompts
         mean = self.total / num
-        low, high = torch.zeros_like(mean), torch.ones_like(mean)
-        if num >= _MIN_PROMPTS:
-            variance = (self.total_squares - num * mean.square()).clamp(min=0) / (num - 1)
-            half_width = t_quantile(0.975, int(num) - 1) * (variance / num).sqrt()
-            low, high = (mean - half_width).clamp(0, 1), (mean + half_width).clamp(0, 1)
+        variance = (self.total_squares - num * mean.square()).clamp(min=0) / (num - 1)
+        limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
+        low, high = mean.new_tensor(limits).clamp(0, 1)
         return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
 
 
@@ -113,6 +111,17 @@ def t_quantile(probability: float, degrees: int) -> float:
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
+def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
+    """The 95 % interval of a mean over so many prompts, by Student's t.
+
+    For fewer than 4 it has no limits: they are the infinities.
+    """
+    if num < _MIN_PROMPTS:
+        return -math.inf, math.inf
+    half_width = t_quantile(0.975, num - 1) * standard_error
+    return mean - half_width, mean + half_width
+
+
 def evaluate(
     prompts: Sequence[Prompt],
     *,
@@ -137,7 +146,6 @@ def evaluate(
         raise UserError("data.heldout: no prompts to evaluate on")
     # of all ranks' prompts, so that every rank computes the same metrics
     can_vote = {p.source: scorer.extracts_answers(p.source) for p in prompts}
-    sources = sorted(can_vote.keys() - {""})
     prompts = prompts[rank() :: world_size()]
     settings = SamplingSettings(
         max_response_tokens=config.max_response_tokens or max_response_tokens,
@@ -159,23 +167,37 @@ def evaluate(
             votes = None
             if any(can_vote.values()):
                 votes = scorer.votes(rollouts, verdicts, group_size=config.k)
-    metrics = _metrics(rollouts, verdicts, votes if all(can_vote.values()) else None, config.k)
-    for source in sources:
-        rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
-        of_source = _metrics(
-            [rollouts[i] for i in rows],
-            [verdicts[i] for i in rows],
-            [votes[i] for i in rows] if votes is not None and can_vote[source] else None,
-            config.k,
-        )
-        metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
     return EvaluationResult(
-        metrics,
+        _metrics_by_source(rollouts, verdicts, votes, can_vote, config.k),
         _table(rollouts, verdicts, config.k)[: config.num_table_rows],
         rollouts,
         verdicts,
         config.k,
     )
+
+
+def _metrics_by_source(
+    rollouts: Sequence[Rollout],
+    verdicts: Sequence[Verdict],
+    votes: Sequence[int | None] | None,
+    can_vote: Mapping[str, bool],
+    k: int,
+) -> dict[str, float]:
+    """The metrics of all prompts, and of each source that has a name.
+
+    `can_vote` has every source of all ranks' prompts; all of them must vote for a maj@k of all.
+    """
+    metrics = _metrics(rollouts, verdicts, votes if all(can_vote.values()) else None, k)
+    for source in sorted(can_vote.keys() - {""}):
+        rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
+        of_source = _metrics(
+            [rollouts[i] for i in rows],
+            [verdicts[i] for i in rows],
+            [votes[i] for i in rows] if votes is not None and can_vote[source] else None,
+            k,
+        )
+        metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
+    return metrics
 
 
 def _metrics(

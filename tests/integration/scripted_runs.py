@@ -18,11 +18,12 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
 from tests.tiny_model import tiny_tokenizer
-from vapo.commands import fit
 from vapo.config import FitConfig
 from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
 from vapo.config.critic import CriticPromptConfig, HeadConfig
 from vapo.config.kinds import make, own_type
+from vapo.networks.build import check_frozen
+from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
@@ -126,14 +127,11 @@ def train(config: FitConfig, folder: Path) -> VapoModule:
     """Train all iterations of the config, as `vapo fit` does; the trained module."""
     torch.manual_seed(0)
     progress, tokenizer = Progress(enabled=False), tiny_tokenizer()
-    # What stands in `fit.run` between the config and the loop.
-    prepare: Any = getattr(fit, "with_critic_prompts", lambda split, *_: split)
-    check: Any = getattr(fit, "check_frozen", lambda config: None)
-    check(config)
+    check_frozen(config)
     module = VapoModule(config, pad_id=0)
     datamodule = RolloutDataModule(
         config,
-        prompts=prepare(scripted_prompts(), config, tokenizer),
+        prompts=with_critic_prompts(scripted_prompts(), config, tokenizer),
         scorer=ScriptedScorer(config.rewards),
         make_sampler=lambda module: ScriptedSampler(),
         progress=progress,

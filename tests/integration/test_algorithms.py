@@ -15,6 +15,7 @@ from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.fit import run
+from vapo.commands.validate import run as validate
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
 TINY = [
@@ -54,6 +55,31 @@ def tiny_fit(
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
     config = system_config(system, *TINY, *PRETRAINING, *minibatch, *where, *overrides)
     return run(config, ckpt_path=None if ckpt_path is None else str(ckpt_path))
+
+
+def assert_resumes_alike(
+    folder: Path, monkeypatch: Any, *overrides: str, whole: Path
+) -> dict[str, Any]:
+    """VAPO resumed after its second iteration ends as the whole run did, whose end is returned."""
+    expected = read_checkpoint(whole / "checkpoints/last.ckpt")
+    second = whole / "checkpoints/iteration_000002"
+    resumed = tiny_fit("vapo", folder, monkeypatch, *overrides, ckpt_path=second)
+    actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(actual[name], expected[name], name)
+    return expected
+
+
+def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[str, float]:
+    """The metrics of VAPO's checkpoint, with the critic's own, which a value page has."""
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
+    config = system_config("vapo", *few, *where, *overrides, "trainer.accelerator=cpu")
+    page = folder / "page.html"
+    page.unlink(missing_ok=True)
+    found = validate(config, ckpt_path=str(checkpoint), value_page=str(page))
+    assert page.is_file()
+    return found
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

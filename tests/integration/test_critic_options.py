@@ -10,12 +10,15 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from tests.integration.commands import ROOT
-from tests.integration.test_algorithms import folder, metric, tiny_fit
-from tests.runs.comparing import assert_same
-from tests.systems import system_config
-from vapo.commands.validate import run as validate
+from tests.integration.test_algorithms import (
+    assert_resumes_alike,
+    folder,
+    metric,
+    tiny_fit,
+    validate_with_page,
+)
 from vapo.networks.loading import load_tokenizer
-from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import network_state
 
 pytest.importorskip("peft")
 __all__ = ["folder"]
@@ -55,26 +58,14 @@ def test_a_run_its_folders_and_its_resumption(
         "checkpoints.keep=9",
     ]
     whole = tiny_fit("vapo", folder, monkeypatch, *options)
-    last = whole / "checkpoints/last.ckpt"
-    expected = read_checkpoint(last)
+    expected = assert_resumes_alike(folder, monkeypatch, *options, whole=whole)
     assert expected["global_step"] == 3 * 4, "two passes of two minibatches in either phase"
     assert len(metric(whole, folder, "critic/value_loss")) == 12
     assert len(metric(whole, folder, "actor/policy_loss")) == 4
-    resumed = tiny_fit(
-        "vapo", folder, monkeypatch, *options, ckpt_path=whole / "checkpoints/iteration_000002"
-    )
-    actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
-    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
-        assert_same(actual[name], expected[name], name)
     # plain folders and states: the adapters are merged
     plain = load_file(path / "model.safetensors").keys()
     saved = load_file(whole / "pretrained_critic/model.safetensors")
     assert saved.keys() == plain
     assert network_state(expected, "critic").keys() == plain
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
-    config = system_config("vapo", *few, *where, *options, "trainer.accelerator=cpu")
-    page = folder / "page.html"
-    found = validate(config, ckpt_path=str(last), value_page=str(page))
-    assert page.is_file()
+    found = validate_with_page(folder, whole / "checkpoints/last.ckpt", *options)
     assert "critic/explained_variance" in found

@@ -8,14 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.test_algorithms import folder, metric, tiny_fit
-from tests.runs.comparing import assert_same
-from tests.systems import system_config
+from tests.integration.test_algorithms import (
+    assert_resumes_alike,
+    folder,
+    metric,
+    tiny_fit,
+    validate_with_page,
+)
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.export import run as export
-from vapo.commands.validate import run as validate
 from vapo.errors import UserError
-from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import network_state
 
 __all__ = ["folder"]
 OPTIONS = [
@@ -32,13 +35,8 @@ def test_a_run_its_resumption_and_its_folders(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_fit("vapo", folder, monkeypatch, *OPTIONS)
-    last = whole / "checkpoints/last.ckpt"
-    expected = read_checkpoint(last)
-    second = whole / "checkpoints/iteration_000002"
-    resumed = tiny_fit("vapo", folder, monkeypatch, *OPTIONS, ckpt_path=second)
-    actual = read_checkpoint(resumed / "checkpoints/last.ckpt")
-    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
-        assert_same(actual[name], expected[name], name)
+    expected = assert_resumes_alike(folder, monkeypatch, *OPTIONS, whole=whole)
+    last, second = (whole / "checkpoints" / name for name in ("last.ckpt", "iteration_000002"))
     spreads = metric(whole, folder, "critic/value_spread")
     assert spreads[0] == 0 < min(spreads[1:]), "members start alike"
     masked = metric(whole, folder, "critic/agreement_masked_share")
@@ -64,10 +62,4 @@ def test_a_run_its_resumption_and_its_folders(
         pretrained = load_file(saved / member / "model.safetensors")
         assert any(not torch.equal(pretrained[name], state[name]) for name in state)
 
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
-    config = system_config("vapo", *few, *where, *OPTIONS, "trainer.accelerator=cpu")
-    page = tmp_path / "page.html"
-    found = validate(config, ckpt_path=str(last), value_page=str(page))
-    assert page.is_file()
-    assert found["critic/value_spread"] > 0
+    assert validate_with_page(folder, last, *OPTIONS)["critic/value_spread"] > 0

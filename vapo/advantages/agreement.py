@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxtyping import Bool, Float
+from torch import Tensor
+
 from vapo.functional.masking import lowest_share_mask
 from vapo.types import TrainingBatch
 
@@ -23,11 +26,8 @@ def mask_agreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, d
     """
     if not share or batch.old_logprobs is None:
         return batch, {}
-    assert batch.value_spread is not None, "a rule: several critics"
-    agreed = lowest_share_mask(batch.value_spread, batch.policy_mask, share=share)
-    num_tokens = int(batch.policy_mask.sum())
-    metrics = {"critic/agreement_masked_share": int(agreed.sum()) / max(num_tokens, 1)}
-    return replace(batch, policy_mask=batch.policy_mask & ~agreed), metrics
+    mask, masked_share = _without_lowest(_spread(batch), batch.policy_mask, share)
+    return replace(batch, policy_mask=mask), {"critic/agreement_masked_share": masked_share}
 
 
 def mask_disagreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, dict[str, float]]:
@@ -45,8 +45,19 @@ def mask_disagreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch
     """
     if not share or batch.old_logprobs is None:
         return batch, {}
+    mask, masked_share = _without_lowest(-_spread(batch), batch.loss_mask, share)
+    return replace(batch, entropy_mask=mask), {"critic/disagreement_masked_share": masked_share}
+
+
+def _spread(batch: TrainingBatch) -> Float[Tensor, "B T"]:
     assert batch.value_spread is not None, "a rule: several critics"
-    differing = lowest_share_mask(-batch.value_spread, batch.loss_mask, share=share)
-    num_tokens = int(batch.loss_mask.sum())
-    metrics = {"critic/disagreement_masked_share": int(differing.sum()) / max(num_tokens, 1)}
-    return replace(batch, entropy_mask=batch.loss_mask & ~differing), metrics
+    return batch.value_spread
+
+
+def _without_lowest(
+    numbers: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], share: float
+) -> tuple[Bool[Tensor, "B T"], float]:
+    """The mask without the share of its tokens of the lowest numbers; the share that was left
+    out, which whole tokens round."""
+    lowest = lowest_share_mask(numbers, mask, share=share)
+    return mask & ~lowest, int(lowest.sum()) / max(int(mask.sum()), 1)

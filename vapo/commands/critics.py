@@ -18,9 +18,8 @@ from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
-from vapo.networks.build import check_frozen, check_tokenizers, check_value_head
+from vapo.networks.build import check_critic, check_tokenizers
 from vapo.networks.loading import load_tokenizer
-from vapo.networks.own_head import check_own_head
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.sweep.grid import Grid, read_grid
@@ -98,9 +97,7 @@ def run(
     for name, own in configs.items():  # before the first critic is trained
         try:
             check_tokenizers(own, tokenizer)
-            check_own_head(own)
-            check_value_head(own)
-            check_frozen(own)
+            check_critic(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))
         except UserError as error:
             raise UserError(f"row '{name}' of the grid: {error}") from None

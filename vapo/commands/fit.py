@@ -9,24 +9,17 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.estimators import estimator_of
+from vapo.commands.training_checks import checked_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
-from vapo.networks.build import (
-    check_frozen,
-    check_tokenizers,
-    check_value_head,
-    critic_start,
-)
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.own_head import check_own_head
+from vapo.networks.build import critic_start
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
+from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.runs.checkpoints import path_for_lightning
@@ -43,7 +36,6 @@ from vapo.runs.run_dirs import (
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, write_summary
 from vapo.sweep.identity import code_version
-from vapo.system.devices import pick_device, set_threads
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
@@ -66,15 +58,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     started = time.monotonic()
     quiet_libraries()
     check_launch(config.trainer)
-    set_threads(config.trainer)
-    pick_device(config.trainer)
-    check_engine(config)
-    estimator_of(config.algorithm)
-    check_own_head(config)
-    check_value_head(config)
-    check_frozen(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    check_tokenizers(config, tokenizer)
+    tokenizer = checked_tokenizer(config)
     prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
     stored = open_stored(config, tokenizer)
     resume = choose_resume(config, ckpt_path, tell)
@@ -100,13 +84,10 @@ def train(
     started: float,
 ) -> Path:
     """The run itself, once everything has been checked."""
+    budget = config.rollouts.max_response_tokens
     with (
         Progress() as progress,
-        Scorer(
-            config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            data=config.data,
-        ) as scorer,
+        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=run_name(config),
@@ -118,10 +99,7 @@ def train(
     ):
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
-        begin_record(config, run_dir, prompts, logger, progress)
-        if stored is not None:
-            progress.note(stored.describe())
-            logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
+        begin_record(config, run_dir, prompts, stored, logger, progress)
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
         datamodule = RolloutDataModule(
@@ -159,6 +137,7 @@ def begin_record(
     config: FitConfig,
     run_dir: RunDir,
     prompts: PromptSplit,
+    stored: StoredRollouts | None,
     logger: RunLogger,
     progress: Progress,
 ) -> None:
@@ -182,6 +161,9 @@ def begin_record(
             f"an iteration takes {per_iteration} prompts (components.group_sampling.num_prompts), "
             f"and there are {len(prompts.train)}: some come more than once in it"
         )
+    if stored is not None:
+        progress.note(stored.describe())
+        logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
 
 
 def run_name(config: FitConfig) -> str:

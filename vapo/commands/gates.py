@@ -15,27 +15,24 @@ from typing import Any
 from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.estimators import estimator_of
 from vapo.commands.fit import actor_access
 from vapo.commands.rollouts import oracle_states
+from vapo.commands.training_checks import checked_tokenizer
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
 from vapo.diagnostics.start_policy import StartPolicy, sample_start
 from vapo.errors import UserError
-from vapo.networks.build import check_frozen, check_tokenizers, check_value_head, critic_start
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.own_head import check_own_head
+from vapo.networks.build import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.answer_now import answer_token_ids
-from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.sweep.report.gates import console_text, figure, markdown
 from vapo.system.atomic_files import write_text, write_whole
-from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
@@ -110,15 +107,7 @@ def run(
 
 def read_inputs(config: FitConfig, answer_now: str | None) -> Inputs:
     """Read what is needed, and check it before anything is sampled."""
-    set_threads(config.trainer)
-    pick_device(config.trainer)
-    check_engine(config)
-    estimator_of(config.algorithm)
-    check_own_head(config)
-    check_value_head(config)
-    check_frozen(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    check_tokenizers(config, tokenizer)
+    tokenizer = checked_tokenizer(config)
     budget, answer_ids = config.rollouts.max_response_tokens, None
     if answer_now is not None:
         answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)

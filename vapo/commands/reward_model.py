@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -25,6 +25,7 @@ from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
+from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import Sampler, sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
@@ -148,16 +149,8 @@ def with_unfinished(
     for index in chosen:
         whole = scored[index][0]
         kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
-        ids = whole.response_ids[:kept]
-        cut.append(
-            replace(
-                whole,
-                response_ids=ids,
-                response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-                rollout_logprobs=whole.rollout_logprobs[:kept],
-                finish_reason=FinishReason.LENGTH,
-            )
-        )
+        ids, logprobs = whole.response_ids[:kept], whole.rollout_logprobs[:kept]
+        cut.append(with_response(whole, ids, logprobs, FinishReason.LENGTH, tokenizer))
     with_cut = list(scored)
     for index, rollout, verdict in zip(chosen, cut, score(cut), strict=True):
         with_cut[index] = rollout, verdict

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.evaluation import t_quantile
+from vapo.evaluation import t_interval
 
 Word = Literal["can show", "cannot show", "open"]
 Condition = tuple[bool | None, str]  # whether it holds, None: not known; and its figures
@@ -96,11 +96,8 @@ def clustered_interval(prompt_means: Sequence[float]) -> Interval:
     """
     num = len(prompt_means)
     mean = sum(prompt_means) / num
-    if num < 4:
-        return Interval(mean, -math.inf, math.inf)
-    variance = sum((x - mean) ** 2 for x in prompt_means) / (num - 1)
-    half = t_quantile(0.975, num - 1) * math.sqrt(variance / num)
-    return Interval(mean, mean - half, mean + half)
+    variance = sum((x - mean) ** 2 for x in prompt_means) / max(num - 1, 1)
+    return Interval(mean, *t_interval(mean, math.sqrt(variance / num), num))
 
 
 def judge(figures: GateFigures) -> list[Gate]:

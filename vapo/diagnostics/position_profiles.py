@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import Hyperparameters
-from vapo.evaluation import t_quantile
+from vapo.evaluation import t_interval
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import (
     calibration,
@@ -26,7 +26,6 @@ from vapo.types import TrainingBatch
 
 _MAX_BINS = 64
 _CALIBRATION_BINS = 12
-_MIN_PROMPTS = 4
 Profile = dict[str, list[Any]]
 
 
@@ -102,13 +101,10 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     means, errors, clusters = (
         x[used].tolist() for x in (found.mean_return, found.standard_error, found.num_clusters)
     )
-
-    def ends_of_interval(sign: int) -> list[float | None]:
-        return [
-            mean + sign * t_quantile(0.975, num - 1) * error if num >= _MIN_PROMPTS else None
-            for mean, error, num in zip(means, errors, clusters, strict=True)
-        ]
-
+    intervals = [
+        [None if math.isinf(limit) else limit for limit in t_interval(*of_bin)]
+        for of_bin in zip(means, errors, clusters, strict=True)
+    ]
     return {
         "low": edges[:-1][used].tolist(),
         "high": edges[1:][used].tolist(),
@@ -117,8 +113,8 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
         "num_prompts": clusters,
         "value_mean": found.mean_value[used].tolist(),
         "return_mean": means,
-        "return_ci_low": ends_of_interval(-1),
-        "return_ci_high": ends_of_interval(1),
+        "return_ci_low": [low for low, _ in intervals],
+        "return_ci_high": [high for _, high in intervals],
     }
 
 

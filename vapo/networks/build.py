@@ -22,7 +22,7 @@ from vapo.networks.loading import (
 )
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
-from vapo.networks.own_head import put_own_head
+from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.trained_weights import choose_trained, freeze
 from vapo.networks.value_head import plan_head
@@ -59,6 +59,16 @@ def critic_path(config: FitConfig, member: int = 0) -> str:
             f"critic.count={saved}, or start from one of them, as {folder / '0'}"
         )
     return str(folder / str(member))
+
+
+def check_critic(config: FitConfig) -> None:
+    """Check the critic's head and what of it is trained, before a model is loaded.
+
+    Raises: UserError: a head of the user's own, the saved one or critic.frozen does not fit.
+    """
+    check_own_head(config)
+    check_value_head(config)
+    check_frozen(config)
 
 
 def check_value_head(config: FitConfig) -> None:

@@ -9,7 +9,7 @@ made, and one step is to blame.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from random import Random
@@ -86,30 +86,61 @@ def checked_steps(
     rows = []
     for index in range(num_examples):
         rng = Random(f"checked_steps/problem/{seed}/{index}")
-        positions = [rng.choice(POSITIONS)]
-        hard_share, num_steps = rng.random(), rng.randint(min_steps, max_steps)
-        keys = [
-            rng.choice(HARD_KEYS if rng.random() < hard_share else EASY_KEYS)
-            for _ in range(num_steps)
-        ]
-        for key in keys:
-            positions.append(moves()[key, positions[-1]])
-        problem = positions[0] + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
-        rng = Random(f"checked_steps/demonstration/{seed}/{index}")
-        text, position = "", positions[0]
-        for step, key in enumerate(keys):
-            if rng.random() < early_stop_probability:
-                break
-            before, position = position, moves()[key, position]
-            if (key, before) in misconceptions() and rng.random() < misconception_probability:
-                position = misconceptions()[key, before]
-            elif rng.random() < wrong_step_probability:
-                position = rng.choice(POSITIONS.replace(position, ""))
-            free = "".join(rng.choices(FREE, k=num_free_tokens))
-            check = RIGHT if position == positions[step + 1] else WRONG
-            text += f"{_label(step)}{key}{free}{position}{check}"
-        rows.append(ProceduralRow(problem, positions[-1], f"{text};{position}"))
+        start, keys = _draw_problem(rng, min_steps, max_steps)
+        problem = start + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
+        demonstration = _demonstrate(
+            Random(f"checked_steps/demonstration/{seed}/{index}"),
+            start,
+            keys,
+            num_free_tokens=num_free_tokens,
+            wrong_step_probability=wrong_step_probability,
+            misconception_probability=misconception_probability,
+            early_stop_probability=early_stop_probability,
+        )
+        rows.append(ProceduralRow(problem, _positions(start, keys)[-1], demonstration))
     return rows
+
+
+def _draw_problem(rng: Random, min_steps: int, max_steps: int) -> tuple[str, list[str]]:
+    """The start position and the keys to press."""
+    start, hard_share = rng.choice(POSITIONS), rng.random()
+    num_steps = rng.randint(min_steps, max_steps)
+    return start, [
+        rng.choice(HARD_KEYS if rng.random() < hard_share else EASY_KEYS) for _ in range(num_steps)
+    ]
+
+
+def _positions(start: str, keys: Sequence[str]) -> list[str]:
+    """The right positions: the start, then the one after each key."""
+    positions = [start]
+    for key in keys:
+        positions.append(moves()[key, positions[-1]])
+    return positions
+
+
+def _demonstrate(
+    rng: Random,
+    start: str,
+    keys: Sequence[str],
+    *,
+    num_free_tokens: int,
+    wrong_step_probability: float,
+    misconception_probability: float,
+    early_stop_probability: float,
+) -> str:
+    text, position, right = "", start, _positions(start, keys)
+    for step, key in enumerate(keys):
+        if rng.random() < early_stop_probability:
+            break
+        before, position = position, moves()[key, position]
+        if (key, before) in misconceptions() and rng.random() < misconception_probability:
+            position = misconceptions()[key, before]
+        elif rng.random() < wrong_step_probability:
+            position = rng.choice(POSITIONS.replace(position, ""))
+        free = "".join(rng.choices(FREE, k=num_free_tokens))
+        check = RIGHT if position == right[step + 1] else WRONG
+        text += f"{_label(step)}{key}{free}{position}{check}"
+    return f"{text};{position}"
 
 
 def checked_steps_states(problem: str, response: str) -> list[str] | None:
@@ -127,10 +158,7 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     if found is None:
         return None
     keys = re.findall(r"[a-z](.)", found[2])
-    positions = [found[1]]
-    for key in keys:
-        positions.append(moves()[key, positions[-1]])
-    return list(_states(keys, positions, response))
+    return list(_states(keys, _positions(found[1], keys), response))
 
 
 def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:

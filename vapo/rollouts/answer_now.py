@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
+from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.types import Rollout, Verdict
 
@@ -79,13 +80,6 @@ def answered_half_way(
     answered = []
     for rollout, start, end in zip(rollouts, starts, found, strict=True):
         ids = (*start, *end.response_ids)
-        answered.append(
-            replace(
-                rollout,
-                response_ids=ids,
-                response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-                rollout_logprobs=(0.0,) * len(start) + tuple(end.rollout_logprobs),
-                finish_reason=end.finish_reason,
-            )
-        )
+        logprobs = (0.0,) * len(start) + end.rollout_logprobs
+        answered.append(with_response(rollout, ids, logprobs, end.finish_reason, tokenizer))
     return scorer.score(answered)

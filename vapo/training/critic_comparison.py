@@ -27,11 +27,11 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.system.sharding import lightning_precision
 from vapo.training.datamodule import RolloutDataModule, iteration_of
 from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
+from vapo.training.trainer import make_short_trainer
 from vapo.types import Phase, Prompt, Rollout
 
 
@@ -157,17 +157,6 @@ def train_critic(
         progress=Progress(enabled=False),
         stored=stored,
     )
-    trainer = L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=1,
-        precision=lightning_precision(config.trainer),
-        max_epochs=resolve(config).value_pretraining_iterations,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[curve],
-    )
-    trainer.fit(module, datamodule)
+    num_iterations = resolve(config).value_pretraining_iterations
+    make_short_trainer(config, [curve], num_iterations=num_iterations).fit(module, datamodule)
     return curve.points

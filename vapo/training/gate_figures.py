@@ -65,7 +65,10 @@ def measure(
         value_unlearning=() if unlearning is None else tuple(unlearning.middles),
         response_length=tuple(collapse.lengths),
     )
-    return figures_of(setting, start, beginning, unlearning, collapse, num_iterations), curves
+    figures = figures_of(
+        setting, start, beginning, unlearning, collapse, states.oracle(batch), num_iterations
+    )
+    return figures, curves
 
 
 def figures_of(
@@ -74,9 +77,10 @@ def figures_of(
     beginning: Beginning,
     unlearning: Unlearning | None,
     collapse: Collapse,
+    oracle: float | None,
     num_iterations: int,
 ) -> GateFigures:
-    """What the rules are about, once the probes have run."""
+    """What the rules are about, once the probes have run; `oracle` is its explained variance."""
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)
     first, last = beginning.pretraining[0], beginning.pretraining[-1]
     is_pretrained = numbers.value_pretraining_iterations > 0
@@ -92,7 +96,7 @@ def figures_of(
         value_pretrained=last.middle if is_pretrained else None,
         explained_variance_start=first.explained_variance,
         explained_variance_pretrained=last.explained_variance if is_pretrained else None,
-        explained_variance_oracle=beginning.state_returns.oracle(batch),
+        explained_variance_oracle=oracle,
         num_iterations=num_iterations,
         unlearned_after=None if unlearning is None else unlearning.unlearned_after,
         collapsed_after=collapse.collapsed_after,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class StateReturns:
         return explained_by(values, token_returns(heldout, self.config))
 
 
-class ProbeWatcher(Callback):
+class ProbeWatcher(Callback, ABC):
     """Measures before the first update, when the critic's head has its start, and after each
     iteration; shows what it found."""
 
@@ -83,24 +84,40 @@ class ProbeWatcher(Callback):
     def before(self, module: VapoModule) -> None:
         """Measure the networks' start."""
 
+    @abstractmethod
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         """Measure after an iteration; what is to be shown, and whether the probe is over."""
-        raise NotImplementedError
 
 
-class Beginning(ProbeWatcher):
+class CriticWatcher(ProbeWatcher):
+    """Measures the critic on held-out rollouts while the policy is the start's, and keeps the mean
+    lengths of that policy's training batches and, with `returns`, their states."""
+
+    def __init__(
+        self, heldout: RolloutBatch, progress: Progress, returns: StateReturns | None
+    ) -> None:
+        super().__init__(progress)
+        self.heldout, self.state_returns = heldout, returns
+        self.start_lengths: list[float] = []
+
+    def keep(self, iteration: Iteration) -> None:
+        """Take the rollouts of an iteration that does not train the policy."""
+        self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
+        if self.state_returns is not None:
+            self.state_returns.add(iteration.batch)
+
+
+class Beginning(CriticWatcher):
     """A run's beginning: the critic's held-out values along value pretraining, with the start
     first; then the policy phase's clip fraction, share of right responses, lengths and prompts."""
 
     def __init__(self, heldout: RolloutBatch, progress: Progress, returns: StateReturns) -> None:
-        super().__init__(progress)
-        self.heldout, self.state_returns = heldout, returns
+        super().__init__(heldout, progress, returns)
         self.pretraining: list[HeldOutValues] = []
         self.clip_fractions: list[float] = []
         self.shares_right: list[float] = []
         self.length_variations: list[float] = []
         self.prompts: list[str] = []
-        self.start_lengths: list[float] = []
 
     def before(self, module: VapoModule) -> None:
         self.pretraining.append(heldout_values(module, self.heldout))
@@ -108,8 +125,7 @@ class Beginning(ProbeWatcher):
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         if iteration.phase is Phase.VALUE_PRETRAINING:
             self.pretraining.append(heldout_values(module, self.heldout))
-            self.state_returns.add(iteration.batch)
-            self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
+            self.keep(iteration)
             return self.pretraining[-1]._asdict(), False
         clipped = mean_of_steps(module.minibatch_metrics).get("actor/clip_fraction_high", math.nan)
         lengths = iteration.batch.response_lengths.tolist()
@@ -126,7 +142,7 @@ class Beginning(ProbeWatcher):
         return 1 - len(set(self.prompts)) / len(self.prompts)
 
 
-class Unlearning(ProbeWatcher):
+class Unlearning(CriticWatcher):
     """The critic alone, until its value at the middle is above that of a guess."""
 
     def __init__(
@@ -137,19 +153,16 @@ class Unlearning(ProbeWatcher):
         *,
         guess: float,
     ) -> None:
-        super().__init__(progress)
-        self.heldout, self.state_returns, self.guess = heldout, returns, guess
+        super().__init__(heldout, progress, returns)
+        self.guess = guess
         self.middles: list[float] = []
-        self.start_lengths: list[float] = []
 
     def before(self, module: VapoModule) -> None:
         self.middles.append(heldout_values(module, self.heldout).middle)
 
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         self.middles.append(heldout_values(module, self.heldout).middle)
-        self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
-        if self.state_returns is not None:
-            self.state_returns.add(iteration.batch)
+        self.keep(iteration)
         return {"value at the middle": self.middles[-1]}, self.unlearned_after is not None
 
     @property

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers.logger import DummyLogger
 
 from vapo.config import FitConfig, resolve
 from vapo.functional.metrics import explained_variance
@@ -22,17 +20,18 @@ from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.answer_now import half_way
 from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.system.sharding import lightning_precision
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.heldout_critic import evaluated_returns
-from vapo.training.iteration import IterationRunner
+from vapo.training.iteration import IterationRunner, Networks
 from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule
 from vapo.training.schedule import phases_differ
+from vapo.training.trainer import make_short_trainer
 from vapo.types import IterationStart, RolloutBatch, TrainingBatch
 
 
@@ -70,7 +69,11 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
 class PartRunner(IterationRunner):
     """A run's stages, whose minibatches train some of the networks; the others stay as they are."""
 
-    trained: Sequence[str] = NETWORKS
+    def __init__(
+        self, rollouts: RolloutSource, networks: Networks, *, total: int, trained: Sequence[str]
+    ) -> None:
+        super().__init__(rollouts, networks, total=total)
+        self.trained = trained
 
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
@@ -82,16 +85,23 @@ class PartRunner(IterationRunner):
 
 
 class ProbeData(RolloutDataModule):
-    """The data of one probe; the scorer goes on to the next one."""
+    """The data of one probe, which trains some of the networks; the scorer goes on to the next."""
 
-    trained: Sequence[str] = NETWORKS
+    def __init__(self, setting: ProbeSetting, config: FitConfig, trained: Sequence[str]) -> None:
+        super().__init__(
+            config,
+            prompts=setting.prompts,
+            scorer=setting.scorer,
+            make_sampler=setting.make_sampler,
+            progress=setting.progress,
+            stored=setting.stored,
+        )
+        self.trained = trained
 
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         assert self.trainer is not None
         total = self.trainer.max_epochs or 0
-        runner = PartRunner(self.rollouts, module, total=total)
-        runner.trained = self.trained
-        return runner
+        return PartRunner(self.rollouts, module, total=total, trained=self.trained)
 
     def close(self) -> None:
         """Stop what is sampled ahead, and the engine."""
@@ -122,15 +132,7 @@ def run_probe(
     own = replace(setting.config.training, num_iterations=num_policy_iterations)
     config = replace(setting.config, training=own)
     module = VapoModule(config, pad_id=setting.pad_id)
-    datamodule = ProbeData(
-        config,
-        prompts=setting.prompts,
-        scorer=setting.scorer,
-        make_sampler=setting.make_sampler,
-        progress=setting.progress,
-        stored=setting.stored,
-    )
-    datamodule.trained = trained
+    datamodule = ProbeData(setting, config, trained)
     callbacks: list[Callback] = [WeightSync(setting.progress), watcher]
     num_pretraining = 0 if pretrained_in is None else resolve(config).value_pretraining_iterations
     if pretrained_in is not None:
@@ -141,19 +143,11 @@ def run_probe(
             progress=setting.progress,
         )
         callbacks.insert(0, pretraining)
-    trainer = L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=1,
-        precision=lightning_precision(config.trainer),
-        max_epochs=num_pretraining + num_policy_iterations,
-        reload_dataloaders_every_n_epochs=int(phases_differ(config)),
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        logger=DummyLogger(),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
+    trainer = make_short_trainer(
+        config,
+        callbacks,
+        num_iterations=num_pretraining + num_policy_iterations,
+        reload_every_n_epochs=int(phases_differ(config)),
     )
     with closing(datamodule):
         trainer.fit(module, datamodule)

@@ -1,0 +1,27 @@
+"""A rollout with another response: a part of its own, or one that was continued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.types import FinishReason, Rollout
+
+
+def with_response(
+    rollout: Rollout,
+    response_ids: Sequence[int],
+    rollout_logprobs: Sequence[float],
+    finish_reason: FinishReason,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Rollout:
+    """The rollout with these tokens and log-probabilities, and the text of the tokens."""
+    return replace(
+        rollout,
+        response_ids=tuple(response_ids),
+        response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
+        rollout_logprobs=tuple(rollout_logprobs),
+        finish_reason=finish_reason,
+    )
