@@ -70,6 +70,26 @@ def test_wrong_steps_are_checked_as_wrong_until_a_position_is_right_again() -> N
     assert wrong > 300
 
 
+def test_missed_checks_say_right_of_wrong_steps_and_change_nothing_else() -> None:
+    common = {"seed": 0, "misconception_probability": 0.5}
+    true = checked_steps(300, **common, missed_check_probability=0.0)
+    none = checked_steps(300, **common, missed_check_probability=1.0)
+    assert sum(row.demonstration.count("-") for row in true) > 300
+    assert not any("-" in row.demonstration for row in none)
+    half = checked_steps(300, **common, missed_check_probability=0.5)
+    wrong, missed = 0, 0
+    for row in half:
+        positions = [row.problem[0]]
+        for key in re.findall("[a-z]([A-Z])", row.problem):
+            positions.append(moves()[key, positions[-1]])
+        steps = re.findall(r"[a-z][A-Z]([1-5])([+-])", row.demonstration)
+        for (position, check), right in zip(steps, positions[1:], strict=True):
+            assert check == "+" or position != right, "a right step is never called wrong"
+            wrong += position != right
+            missed += position != right and check == "+"
+    assert missed / wrong == pytest.approx(0.5, abs=0.05)
+
+
 def test_misconceptions_alone_are_always_the_same_wrong_move() -> None:
     for row in checked_steps(200, seed=1, misconception_probability=1.0):
         before = row.problem[0]

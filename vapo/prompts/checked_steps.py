@@ -2,8 +2,8 @@
 
 A problem names a start position and the keys to press; what a key does from a position is known
 from demonstrations alone, and of some keys, the hard ones, they have misconceptions. After each
-step a check says whether the position is the right one: a mistake can be read as soon as it is
-made, and one step is to blame.
+step a check says whether the position is the right one, in every case or with misses: a mistake
+can be read as soon as it is made, and one step is to blame.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def checked_steps(
     num_free_tokens: int = 0,
     wrong_step_probability: float = 0.0,
     misconception_probability: float = 0.0,
+    missed_check_probability: float = 0.0,
     early_stop_probability: float = 0.0,
 ) -> list[ProceduralRow]:
     """Press keys one by one, and check each step.
@@ -69,7 +70,8 @@ def checked_steps(
     Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
     position is wrong (uniform over the others), and the demonstration continues from there; with
     `misconception_probability` a hard key leads where the misconception says, always to the same
-    wrong position from the same position. The check is always true. With
+    wrong position from the same position. The check is true, but with `missed_check_probability`,
+    drawn for each step, the check of a wrong position says that it is right. With
     `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
 
     Raises:
@@ -82,6 +84,7 @@ def checked_steps(
     check_range("num_free_tokens", num_free_tokens, low=0, high=MAX_STEPS)
     check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
     check_range("misconception_probability", misconception_probability, low=0, high=1)
+    check_range("missed_check_probability", missed_check_probability, low=0, high=1)
     check_range("early_stop_probability", early_stop_probability, low=0, high=1)
     rows = []
     for index in range(num_examples):
@@ -95,6 +98,7 @@ def checked_steps(
             num_free_tokens=num_free_tokens,
             wrong_step_probability=wrong_step_probability,
             misconception_probability=misconception_probability,
+            missed_check_probability=missed_check_probability,
             early_stop_probability=early_stop_probability,
         )
         rows.append(ProceduralRow(problem, _positions(start, keys)[-1], demonstration))
@@ -126,6 +130,7 @@ def _demonstrate(
     num_free_tokens: int,
     wrong_step_probability: float,
     misconception_probability: float,
+    missed_check_probability: float,
     early_stop_probability: float,
 ) -> str:
     text, position, right = "", start, _positions(start, keys)
@@ -138,7 +143,8 @@ def _demonstrate(
         elif rng.random() < wrong_step_probability:
             position = rng.choice(POSITIONS.replace(position, ""))
         free = "".join(rng.choices(FREE, k=num_free_tokens))
-        check = RIGHT if position == right[step + 1] else WRONG
+        missed = missed_check_probability > 0 and rng.random() < missed_check_probability
+        check = RIGHT if missed or position == right[step + 1] else WRONG
         text += f"{_label(step)}{key}{free}{position}{check}"
     return f"{text};{position}"
 
