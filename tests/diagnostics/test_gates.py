@@ -22,6 +22,7 @@ PAPER = GateFigures(
     explained_variance_oracle=0.5,
     num_iterations=30,
     unlearned_after=20,
+    unlearned_between=(20, 20),
     collapsed_after=10,
     weight_adaptive=2e-9,
     weight_constant=1e-8,
@@ -80,8 +81,22 @@ COLLAPSE = {"value pretraining", "vanilla PPO"}
         ({"collapsed_after": 21}, COLLAPSE, "open"),
         ({"collapsed_after": 20}, set(), "can show"),
         ({"collapsed_after": None}, COLLAPSE, "cannot show"),
-        ({"unlearned_after": None}, set(), "can show"),
-        ({"collapsed_after": None, "unlearned_after": None}, COLLAPSE, "open"),
+        ({"unlearned_between": (10, 30)}, set(), "can show"),
+        ({"unlearned_between": (9, 30)}, COLLAPSE, "open"),  # in time for the upper limit alone
+        ({"unlearned_between": (None, None)}, set(), "can show"),
+        ({"unlearned_between": (10, None)}, set(), "can show"),
+        ({"unlearned_between": (9, None)}, COLLAPSE, "open"),
+        ({"collapsed_after": None, "unlearned_between": (9, None)}, COLLAPSE, "open"),
+        ({"unlearned_between": (3, 4)}, COLLAPSE, "cannot show"),
+        (
+            {
+                "collapsed_after": None,
+                "unlearned_after": None,
+                "unlearned_between": (None, None),
+            },
+            COLLAPSE,
+            "open",
+        ),
         # what is known not to hold decides, whatever is not known
         ({"weight_adaptive": 0.5, "weight_constant": 0.6, "guess": None}, COLLAPSE, "cannot show"),
         # one condition each
@@ -119,8 +134,12 @@ def test_the_reasons_are_those_that_decide() -> None:
     assert len(gates()["value pretraining"].reasons) == 4
     (reason,) = gates(guess=None)["vanilla PPO"].reasons
     assert "--answer_now" in reason
-    (reason,) = gates(collapsed_after=None, unlearned_after=None)["vanilla PPO"].reasons
-    assert reason == "T_collapse > 30, T_unlearn > 30 iterations: give --num_iterations more"
+    (reason,) = gates(collapsed_after=None, unlearned_after=None, unlearned_between=(25, None))[
+        "vanilla PPO"
+    ].reasons
+    assert reason == (
+        "T_collapse > 30, T_unlearn > 30 [25, > 30] iterations: give --num_iterations more"
+    )
 
 
 def test_the_interval_is_of_the_prompts() -> None:

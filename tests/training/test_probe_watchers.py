@@ -10,6 +10,7 @@ import pytest
 
 from tests.config.fits import PROCEDURAL, fit_config
 from tests.rollout_fixtures import make_rollouts
+from vapo.diagnostics.gates import Interval
 from vapo.diagnostics.start_policy import reach
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.progress import Progress
@@ -33,9 +34,17 @@ QUIET = Progress(enabled=False)
 def test_unlearned_at_the_first_value_above_a_guess(
     middles: list[float], expected: int | None
 ) -> None:
-    watcher = Unlearning(UNUSED, QUIET, None, guess=-0.5)
+    watcher = Unlearning(UNUSED, QUIET, None, guess=Interval(-0.5, -0.7, -0.3))
     watcher.middles = middles
     assert watcher.unlearned_after == expected
+
+
+def test_unlearned_at_the_limits_of_a_guess() -> None:
+    watcher = Unlearning(UNUSED, QUIET, None, guess=Interval(-0.5, -0.7, -0.3))
+    watcher.middles = [-0.9, -0.6, -0.4]
+    assert watcher.unlearned_between == (1, None)
+    watcher.middles.append(-0.2)
+    assert watcher.unlearned_between == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ class GateFigures:
     Values and explained variances are of the held-out responses of the start policy, values those
     of the middle token's state; `start_length` is of its training responses. `guess` None: no text
     was given to answer with. `*_pretrained` None: value pretraining is off. `unlearned_after` and
-    `collapsed_after` count iterations; None: not within `num_iterations`. Weights and horizons are
+    `collapsed_after` count iterations; None: not within `num_iterations`. `unlearned_between` are
+    the same at the limits of the guess's interval. Weights and horizons are
     means over the held-out responses, adaptive of the length-adaptive lambda, constant of
     `algorithm.lambda_policy`. What follows them is of the first policy iterations, but for
     `prompt_visits`, the times that the whole run takes each training prompt.
@@ -55,6 +56,7 @@ class GateFigures:
     explained_variance_oracle: float | None
     num_iterations: int
     unlearned_after: int | None
+    unlearned_between: tuple[int | None, int | None]
     collapsed_after: int | None
     weight_adaptive: float
     weight_constant: float
@@ -115,8 +117,8 @@ def judge(figures: GateFigures) -> list[Gate]:
       answering has a positive advantage, and stopping is reinforced.
     - answering there is worth less than going on: else shorter responses are no collapse.
     - the policy collapses no later than the critic has unlearned: else the bias is gone in time.
-      Up to twice as late it is open: in a run both move at once, and the task of checked steps,
-      where both take 15 iterations, loses 40 points without value pretraining.
+      Up to twice as late it is open: in a run both move at once. It is open, too, where the
+      limits of the guess's interval decide differently.
 
     **Decoupled GAE**: a shared constant lambda carries the truth 1/(1 - lambda) tokens a sweep.
     With less than a tenth of the response ten sweeps and more are needed, and early tokens stay
@@ -195,19 +197,30 @@ def _is_below(value: float, interval: Interval) -> bool | None:
 
 
 def _race(figures: GateFigures) -> Condition:
-    collapse, unlearn = figures.collapsed_after, figures.unlearned_after
-    limit = f"> {figures.num_iterations}"
+    collapse, limit = figures.collapsed_after, f"> {figures.num_iterations}"
+    earliest, mean, latest = (
+        limit if number is None else str(number)
+        for number in (
+            figures.unlearned_between[0],
+            figures.unlearned_after,
+            figures.unlearned_between[1],
+        )
+    )
     text = (
         f"T_collapse {limit if collapse is None else collapse}, "
-        f"T_unlearn {limit if unlearn is None else unlearn} iterations"
+        f"T_unlearn {mean} [{earliest}, {latest}] iterations"
     )
-    if collapse is None and unlearn is None:
+    if collapse is None and figures.unlearned_after is None:
         return None, f"{text}: give --num_iterations more"
+    first, second = (_is_faster(collapse, unlearn) for unlearn in figures.unlearned_between)
+    return (first if first is second else None), text
+
+
+def _is_faster(collapse: int | None, unlearn: int | None) -> bool | None:
+    """Whether the policy collapses in time; None: neither is seen, or it is up to twice as late."""
     if collapse is None or unlearn is None:
-        return unlearn is None, text
-    if unlearn < collapse <= 2 * unlearn:
-        return None, text
-    return collapse <= unlearn, text
+        return None if collapse is unlearn else unlearn is None
+    return None if unlearn < collapse <= 2 * unlearn else collapse <= unlearn
 
 
 def _decoupling(figures: GateFigures) -> Condition:

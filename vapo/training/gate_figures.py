@@ -49,7 +49,7 @@ def measure(
         progress.note("T_unlearn: the critic alone, from its start, by the policy phase's rules")
         # where there is value pretraining, these are the rollouts that it began with
         new = None if states.states else states
-        unlearning = Unlearning(batch, progress, new, guess=start.guess.mean)
+        unlearning = Unlearning(batch, progress, new, guess=start.guess)
         run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
     # a file's rollouts may be another policy's
@@ -99,6 +99,7 @@ def figures_of(
         explained_variance_oracle=oracle,
         num_iterations=num_iterations,
         unlearned_after=None if unlearning is None else unlearning.unlearned_after,
+        unlearned_between=(None, None) if unlearning is None else unlearning.unlearned_between,
         collapsed_after=collapse.collapsed_after,
         weight_adaptive=weight_adaptive,
         weight_constant=weight_constant,

@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import FitConfig
+from vapo.diagnostics.gates import Interval
 from vapo.diagnostics.oracle import explained_by, state_values, token_returns
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
@@ -143,7 +144,8 @@ class Beginning(CriticWatcher):
 
 
 class Unlearning(CriticWatcher):
-    """The critic alone, until its value at the middle is above that of a guess."""
+    """The critic alone, until its value at the middle is above that of a guess, and above the
+    upper limit of what a guess may be worth, where it has one."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class Unlearning(CriticWatcher):
         progress: Progress,
         returns: StateReturns | None,
         *,
-        guess: float,
+        guess: Interval,
     ) -> None:
         super().__init__(heldout, progress, returns)
         self.guess = guess
@@ -163,12 +165,21 @@ class Unlearning(CriticWatcher):
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         self.middles.append(heldout_values(module, self.heldout).middle)
         self.keep(iteration)
-        return {"value at the middle": self.middles[-1]}, self.unlearned_after is not None
+        last = self.guess.high if math.isfinite(self.guess.high) else self.guess.mean
+        return {"value at the middle": self.middles[-1]}, self._first_above(last) is not None
 
     @property
     def unlearned_after(self) -> int | None:
         """The first number of iterations after which the value is above; None: not yet."""
-        return next((n for n, value in enumerate(self.middles) if value > self.guess), None)
+        return self._first_above(self.guess.mean)
+
+    @property
+    def unlearned_between(self) -> tuple[int | None, int | None]:
+        """The same for the limits of a guess's value."""
+        return self._first_above(self.guess.low), self._first_above(self.guess.high)
+
+    def _first_above(self, value: float) -> int | None:
+        return next((n for n, middle in enumerate(self.middles) if middle > value), None)
 
 
 class Collapse(ProbeWatcher):

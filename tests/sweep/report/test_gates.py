@@ -18,7 +18,7 @@ CURVES = GateCurves(
     value_unlearning=(-0.9, -0.8, -0.45),
     response_length=(400.0, 300.0, 190.0),
 )
-FIGURES = replace(PAPER, unlearned_after=2, collapsed_after=2)
+FIGURES = replace(PAPER, unlearned_after=2, unlearned_between=(1, 3), collapsed_after=2)
 
 
 def test_the_console_fits_its_columns() -> None:
@@ -29,6 +29,7 @@ def test_the_console_fits_its_columns() -> None:
         horizon_constant=math.inf,
         mean_length=123456.7,
         unlearned_after=None,
+        unlearned_between=(None, None),
         collapsed_after=None,
         value_pretrained=None,
     )

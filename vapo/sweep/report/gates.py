@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -68,7 +69,12 @@ def _guess(figures: GateFigures) -> str:
 def _unlearned(figures: GateFigures) -> str:
     if figures.guess is None:
         return "not measured: no --answer_now"
-    return _iterations(figures.unlearned_after, figures.num_iterations)
+    earliest, latest = (
+        f"> {figures.num_iterations}" if number is None else str(number)
+        for number in figures.unlearned_between
+    )
+    mean = _iterations(figures.unlearned_after, figures.num_iterations)
+    return f"{mean} [{earliest}, {latest}]"
 
 
 def _iterations(number: int | None, limit: int) -> str:
@@ -136,6 +142,8 @@ def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
     axes.axhline(figures.mean_reward, color="#009E73", linestyle="--", label="going on")
     if figures.guess is not None:
         axes.axhline(figures.guess.mean, color=_GREY, linestyle=":", label="a guess")
+        if math.isfinite(figures.guess.low):
+            axes.axhspan(figures.guess.low, figures.guess.high, color=_GREY, alpha=0.15, lw=0)
         _mark(axes, figures.unlearned_after, "T_unlearn")
     axes.set_title("value of a half-finished response")
     axes.set_xlabel("iterations")
