@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
@@ -71,14 +72,12 @@ def test_wrong_steps_are_checked_as_wrong_until_a_position_is_right_again() -> N
 
 
 def test_missed_checks_say_right_of_wrong_steps_and_change_nothing_else() -> None:
-    common = {"seed": 0, "misconception_probability": 0.5}
-    true = checked_steps(300, **common, missed_check_probability=0.0)
-    none = checked_steps(300, **common, missed_check_probability=1.0)
+    made = partial(checked_steps, 300, seed=0, misconception_probability=0.5)
+    true, none = made(missed_check_probability=0.0), made(missed_check_probability=1.0)
     assert sum(row.demonstration.count("-") for row in true) > 300
     assert not any("-" in row.demonstration for row in none)
-    half = checked_steps(300, **common, missed_check_probability=0.5)
     wrong, missed = 0, 0
-    for row in half:
+    for row in made(missed_check_probability=0.5):
         positions = [row.problem[0]]
         for key in re.findall("[a-z]([A-Z])", row.problem):
             positions.append(moves()[key, positions[-1]])
