@@ -34,7 +34,7 @@ def test_vapo_learns_where_it_collapses_without_value_pretraining(tmp_path: Path
 
 def test_vanilla_ppo_gives_up_working_the_steps_out(tmp_path: Path) -> None:
     before, after, length, first_value = train(
-        tmp_path, "--config", "conf/algorithm/ppo.yaml", "algorithm.lambda_policy=0.2"
+        tmp_path, "--config", "conf/algorithm/ppo.yaml", "algorithm.lambda_policy=0.1"
     )
     assert first_value < -0.8
     assert after < before - 0.15
