@@ -151,6 +151,7 @@ def test_iterations_without_an_update_are_counted_and_saved(
     assert capsys.readouterr().out.count("actor: not updated in iteration 1") == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
