@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check lint format types learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -45,7 +45,11 @@ ui: install ## open the MLflow UI on the recorded runs
 test: install ## run the tests (not those of `learning`, `gpu` and `vllm-test`)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: lint types ## lint, types and all tests but the slow ones, in under five minutes
+# Types need one core for half a minute, in which tests begin.
+check: lint ## lint, types and all tests but the slow ones, in under five minutes
+	@$(MAKE) --no-print-directory -j 2 types quick
+
+quick: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not learning and not gpu and not vllm and not kills and not soak" $(ARGS)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.tracking.ready_stores import ready_store
 from vapo import cli
 
 ROOT = Path(__file__).parents[2]
@@ -106,8 +107,8 @@ def _command(args: tuple[str, ...], err: Path, environment: dict[str, str]) -> i
 
 
 def store(tmp_path: Path) -> Path:
-    """The session's tracking store: making one takes seconds, so the tests share it."""
-    return tmp_path.parent / "mlruns"
+    """The session's tracking store."""
+    return ready_store(tmp_path.parent / "mlruns")
 
 
 def fit(

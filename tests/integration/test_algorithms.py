@@ -14,6 +14,7 @@ from tests.integration.commands import ROOT, summary
 from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tracking.metric_docs import documented_keys
+from tests.tracking.ready_stores import ready_store
 from vapo.commands.fit import run
 from vapo.commands.validate import run as validate
 from vapo.runs.checkpoints import network_state, read_checkpoint
@@ -52,7 +53,7 @@ def tiny_fit(
 ) -> Path:
     monkeypatch.chdir(ROOT)
     minibatch = SIZES.get(system, [])
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={ready_store(folder / 'mlruns')}"]
     config = system_config(system, *TINY, *PRETRAINING, *minibatch, *where, *overrides)
     return run(config, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 
@@ -150,6 +151,7 @@ def test_iterations_without_an_update_are_counted_and_saved(
     assert capsys.readouterr().out.count("actor: not updated in iteration 1") == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,9 +373,8 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
 
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
     fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_process)
-    run = fit(
-        tmp_path, *sharded, "training.num_iterations=2", "--ckpt_path", "last", run=vapo_process
-    )
+    longer = [*sharded, "training.num_iterations=2", "--ckpt_path", "last"]
+    run = fit(tmp_path, *longer, run=vapo_on_two_ranks)
     assert len(list((tmp_path / "runs").iterdir())) == 1
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]

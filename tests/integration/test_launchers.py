@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.integration.commands import ROOT, SMALL, store, summary
+from tests.integration.commands import ROOT, SMALL, store, summary, vapo_on_two_ranks
 from vapo import cli
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
@@ -109,10 +109,10 @@ def test_srun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_with_another_number_of_processes_is_one_clear_error(tmp_path: Path) -> None:
-    process = torchrun(*command(tmp_path, "trainer.devices=1"))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "vapo: torchrun started 2 processes (2 on each host), but trainer.devices is 1" in err
+    result = vapo_on_two_ranks(*command(tmp_path, "trainer.devices=1")[2:])
+    assert result.returncode == 2
+    expected = "vapo: torchrun started 2 processes (2 on each host), but trainer.devices is 1"
+    assert expected in result.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.commands import ROOT, Result, vapo, vapo_forked
 from tests.integration.forked_runs import ForkedRuns
+from tests.tracking.ready_stores import ready_store
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [
@@ -31,7 +32,7 @@ GRID = ROOT / "conf/sweep/ablation.yaml"
 
 
 def sweep(folder: Path, grid: Path, *more: str, run: Callable[..., Result]) -> Result:
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={ready_store(folder / 'mlruns')}"]
     command = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid)]
     return run(*command, *SMOKE, *where, *more)
 

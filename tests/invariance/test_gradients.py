@@ -82,7 +82,11 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
 
 @pytest.mark.parametrize(
     ("budget", "overrides"),
-    [(ONE_FORWARD, (PADDED,)), (MANY, (PACKED,)), (MANY, (*CORRECTED, PACKED))],
+    [
+        (ONE_FORWARD, (PADDED,)),
+        pytest.param(MANY, (PACKED,), marks=pytest.mark.slow),
+        (MANY, (*CORRECTED, PACKED)),
+    ],
 )
 def test_two_sharded_processes_equal_one(
     whole: dict[str, Any], budget: int, overrides: tuple[str, ...]

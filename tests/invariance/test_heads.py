@@ -50,7 +50,7 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
     assert_same(whole, compute(1, MANY, *trained))
 
 
-@pytest.mark.parametrize("head", ["bounded", "hl_gauss"])
+@pytest.mark.parametrize("head", [pytest.param("bounded", marks=pytest.mark.slow), "hl_gauss"])
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], tmp_path: Path) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
     assert_same(whole, on_ranks(2, compute, 2, MANY, *trained)[0])

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.runs import runs
+from tests.tracking.ready_stores import ready_store
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store") / "mlruns"
+    return ready_store(tmp_path_factory.mktemp("store") / "mlruns")
 
 
 @pytest.fixture(scope="session")

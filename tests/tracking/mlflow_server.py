@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.tracking.ready_stores import ready_store
+
 START_S = 240.0
 
 
@@ -29,7 +31,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.folder, self.address = folder, f"127.0.0.1:{port}"
+        self.folder, self.address = ready_store(folder), f"127.0.0.1:{port}"
         self.uri = f"http://{self.address}"
         self.log = log or folder / "server.log"
         self.command = [sys.executable, "-m", "mlflow", "server", *options, "--workers", "1"]

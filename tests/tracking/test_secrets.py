@@ -46,6 +46,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{private}/auth.db\n"
         f"admin_username = {USER}\nadmin_password = {PASSWORD}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        "auth_cache_ttl_seconds = 900\n"  # a tenth of a second for each request without
     )
     running = Server(
         store,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from tests.diagnostics.memory.memory_measurement import (
 )
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import render, run, verdict
-from vapo.config import FitConfig
 from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory, worst_microbatch
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.diagnostics.memory.tracking import MemoryTracker
@@ -33,14 +33,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model")
 
 
-def estimate(config: FitConfig) -> Estimate:
+@cache
+def estimate(folder: Path, *overrides: str) -> Estimate:
+    """Of the model in the folder; a second each, and several tests need the same one."""
+    config = mid_size_config(folder, *overrides)
     model = AutoConfig.from_pretrained(config.actor.path)
     critic = AutoConfig.from_pretrained(config.actor.path)
     return estimate_memory(config, actor=model, critic=critic)
 
 
-def totals(config: FitConfig) -> dict[str, float]:
-    stages = estimate(config).stages
+def totals(folder: Path, *overrides: str) -> dict[str, float]:
+    stages = estimate(folder, *overrides).stages
     return {stage: sum(parts.values()) for stage, parts in stages.items()}
 
 
@@ -68,9 +71,8 @@ def totals(config: FitConfig) -> dict[str, float]:
 def test_within_15_percent_of_a_measured_minibatch(
     folder: Path, overrides: tuple[str, ...]
 ) -> None:
-    config = mid_size_config(folder, *overrides)
-    expected = totals(config)
-    measured = measure(config)
+    expected = totals(folder, *overrides)
+    measured = measure(mid_size_config(folder, *overrides))
     update = max(expected["actor update"], expected["critic update"])
     assert update == pytest.approx(measured["update"], rel=0.15)
     assert expected["log-probs"] == pytest.approx(measured["log-probs"], rel=0.15)
@@ -103,7 +105,9 @@ def test_tracker_counts_what_autograd_keeps() -> None:
         assert tracker.live == 400  # the gradient
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) -> None:
     config = tiny_model(num_hidden_layers=7).config
     shape = NetworkShape("causal_lm", config, "float32", "sdpa", gradient_checkpointing, False)
@@ -126,15 +130,15 @@ FSDP = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.precision=bf16-mi
 
 
 def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
-    counts = estimate(mid_size_config(folder)).parameters
+    counts = estimate(folder).parameters
     assert counts["actor"] == PARAMETERS
     assert counts["critic"] == PARAMETERS - VOCAB * 256 + 256  # a value head for lm_head
 
 
 def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     """Weights and biases of K outputs, and K float32 numbers a token, kept for the backward."""
-    head = ("critic.head.kind=categorical", "critic.loss=cross_entropy", "critic.init=policy")
-    plain, wide = (estimate(mid_size_config(folder, *more)) for more in (head[2:], head))
+    head = ("critic.head.kind=categorical", "critic.loss=cross_entropy")
+    plain, wide = estimate(folder), estimate(folder, *head)
     hidden, bins = AutoConfig.from_pretrained(folder).hidden_size, 101
     more = wide.parameters["critic"] - plain.parameters["critic"]
     assert more == (bins - 1) * hidden + bins
@@ -155,16 +159,15 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     folder: Path, overrides: tuple[str, ...], copies: float
 ) -> None:
     """Weights and two moments in float32, of both networks."""
-    config = mid_size_config(folder, *overrides, "checkpoints.save_in_background=true")
-    numbers = estimate(config)
+    numbers = estimate(folder, *overrides, "checkpoints.save_in_background=true")
     total = numbers.parameters["actor"] + numbers.parameters["critic"]
     assert list(numbers.host.values()) == [12 * total * copies]
     assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
-    assert not estimate(mid_size_config(folder, *overrides)).host
+    assert not estimate(folder, *overrides).host
 
 
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
-    stages = estimate(mid_size_config(folder, *FSDP, "trainer.reduce_every_microbatch=true")).stages
+    stages = estimate(folder, *FSDP, "trainer.reduce_every_microbatch=true").stages
     update = stages["actor update"]
     assert update["actor weights"] == 4 * PARAMETERS / 2
     assert update["optimizer states"] == 2 * (update["actor weights"] + update["critic weights"])
@@ -178,7 +181,7 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
 def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
     one_reduction = "trainer.reduce_every_microbatch=true"
-    found = estimate(mid_size_config(folder, *offload, one_reduction))
+    found = estimate(folder, *offload, one_reduction)
     critic = PARAMETERS - VOCAB * 256 + 256
     shards = 4 * (PARAMETERS + critic) / 2
     assert sum(found.host.values()) == 4 * shards  # weights, gradients, two states
@@ -187,26 +190,26 @@ def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     assert not {"actor weights", "optimizer states"} & update.keys()
     assert update["gradients"] == 0
     assert sum(found.stages["optimizer step"].values()) == 0
-    kept = estimate(mid_size_config(folder, *FSDP, one_reduction)).stages["actor update"]
+    kept = estimate(folder, *FSDP, one_reduction).stages["actor update"]
     shard_of_a_layer = 4 * (PARAMETERS - 2 * VOCAB * 256 - 256) / LAYERS / 2
     assert update["gathered weights"] == kept["gathered weights"] + shard_of_a_layer
     # without a reduction each micro-batch the whole gradients stay on the GPU
-    whole = estimate(mid_size_config(folder, *offload, "training.microbatch_tokens=128")).stages
+    whole = estimate(folder, *offload, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * (PARAMETERS + critic)
     assert "host memory, GiB of each process: 0.1" in render(found)
-    assert "host memory" not in render(estimate(mid_size_config(folder, *FSDP)))
+    assert "host memory" not in render(estimate(folder, *FSDP))
 
 
 def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:
-    whole = estimate(mid_size_config(folder, *FSDP, "training.microbatch_tokens=128")).stages
+    whole = estimate(folder, *FSDP, "training.microbatch_tokens=128").stages
     critic = PARAMETERS - VOCAB * 256 + 256
     assert whole["actor update"]["gradients"] == 4 * (PARAMETERS + critic)
-    one = estimate(mid_size_config(folder, *FSDP, "training.microbatch_tokens=100000")).stages
+    one = estimate(folder, *FSDP, "training.microbatch_tokens=100000").stages
     assert one["actor update"]["gradients"] == 4 * (PARAMETERS + critic) / 2
 
 
 def test_cache_has_two_tensors_a_layer(folder: Path) -> None:
-    sampling = estimate(mid_size_config(folder)).stages["sampling"]
+    sampling = estimate(folder).stages["sampling"]
     rows, width = 512, 32 + 96 + 64  # the default task evaluates 128 x 8 responses, 512 at a time
     assert sampling["KV cache"] == rows * width * LAYERS * 2 * (2 * 64) * 4
 
@@ -215,22 +218,22 @@ VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
 
 
 def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
-    stages = estimate(mid_size_config(folder, *VLLM)).stages
+    stages = estimate(folder, *VLLM).stages
     assert stages["sampling"]["vLLM weights"] == 4 * PARAMETERS
     assert stages["sampling"]["vLLM KV cache"] == 1e6
     assert "vLLM weights" not in stages["actor update"], "it sleeps"
-    awake = estimate(mid_size_config(folder, *VLLM, "rollouts.vllm.sleep_level=0")).stages
+    awake = estimate(folder, *VLLM, "rollouts.vllm.sleep_level=0").stages
     assert awake["actor update"]["vLLM weights"] == 4 * PARAMETERS
     servers = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
-    elsewhere = estimate(mid_size_config(folder, VLLM[0], *servers)).stages["sampling"]
+    elsewhere = estimate(folder, VLLM[0], *servers).stages["sampling"]
     assert elsewhere.keys() == {"actor weights", "critic weights", "optimizer states"}
     with pytest.raises(UserError, match=r"rollouts\.vllm\.kv_cache_memory_bytes is null"):
-        estimate(mid_size_config(folder, VLLM[0]))
+        estimate(folder, VLLM[0])
 
 
 def test_reference_model_counts(folder: Path) -> None:
     kl = ("algorithm.kl.coef=0.1", "algorithm.kl.placement=loss")
-    stages = estimate(mid_size_config(folder, *kl)).stages
+    stages = estimate(folder, *kl).stages
     assert stages["actor update"]["reference weights"] == 4 * PARAMETERS
 
 

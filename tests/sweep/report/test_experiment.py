@@ -11,6 +11,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from tests.tracking.ready_stores import ready_store
 from vapo.commands.report import open_reader, run, write_report
 from vapo.errors import UserError
 from vapo.sweep.report.recorded import SCORE
@@ -94,7 +95,7 @@ def nested(values: Mapping[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
+    return ready_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture
