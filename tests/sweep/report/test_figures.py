@@ -15,10 +15,16 @@ from tests.systems import MAX_RESPONSE_TOKENS, estimated, system_config
 from vapo.commands.report import write_report
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import position_profile
-from vapo.sweep.report.curves import band, policy_points, position_bands, pretraining_points
+from vapo.sweep.report.curves import (
+    PANELS,
+    band,
+    policy_points,
+    position_bands,
+    pretraining_points,
+)
 from vapo.sweep.report.figures import draw_all, row_groups
 from vapo.sweep.report.recorded import SCORE
-from vapo.sweep.report.runs import Collection, RowInfo
+from vapo.sweep.report.runs import HISTORIES, Collection, RowInfo
 from vapo.sweep.report.style import line_styles
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +107,10 @@ def test_report_of_a_sweep(tmp_path: Path) -> None:
     html = (tmp_path / "report.html").read_text()
     assert html.count("data:image/png;base64,") == len(figures)
     assert "shade: lowest to highest" in html
+
+
+def test_what_is_drawn_is_read_from_the_store() -> None:
+    assert set(PANELS) <= set(HISTORIES)
 
 
 def test_legends_lie_inside_the_figures() -> None:

@@ -113,8 +113,9 @@ def training_curves(collection: Collection, rows: Sequence[str]) -> Figure | Non
         axis.set_ylabel(PANELS[key])
     for axis in axes.flat[len(keys) :]:
         axis.set_axis_off()
-    for axis in axes[-1]:
+    for axis in axes.flat[max(0, len(keys) - 2) : len(keys)]:
         axis.set_xlabel("optimizer steps of the policy")
+        axis.tick_params(labelbottom=True)
     add_legend(figure, styles, bands.values())
     return figure
 

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-_HISTORIES = (
+HISTORIES = (
     SCORE,
     "rollout/response_length_mean",
     "rollout/reward_mean",
     "actor/entropy",
+    "actor/clip_fraction_high",
     "critic/value_loss",
     "critic/explained_variance",
     "progress/phase",
@@ -224,7 +225,7 @@ class Reader:
         run_id = run.info.run_id
         history = {
             key: {m.step: m.value for m in self.client.get_metric_history(run_id, key)}
-            for key in _HISTORIES
+            for key in HISTORIES
             if key in run.data.metrics
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
