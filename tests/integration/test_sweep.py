@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo_forked, vapo_process
 
 # Seconds of training for each row; starting the processes takes the time.
@@ -32,7 +33,7 @@ def sweep(
     folder: Path, grid: Path, *more: str, run: Callable[..., Result] = vapo_process
 ) -> Result:
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    command = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid)]
+    command = ["sweep", *ON_STATE_TRACKING, "--grid", str(grid)]
     return run(*command, *SMOKE, *where, *more, timeout_s=500)
 
 
