@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests.config.fits import STATE_TRACKING
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_dynamic_sampling import FakeSampler
 from vapo.config import FitConfig, resolve
@@ -205,7 +206,7 @@ def run(
     """Ten iterations of two mini-batches, or fewer; what this rank saw."""
     config = load_config(
         FitConfig,
-        [ROOT / "conf/vapo.yaml"],
+        STATE_TRACKING,
         [
             "components.value_pretraining.enabled=false",
             "components.group_sampling.num_prompts=4",

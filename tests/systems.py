@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.config.fits import STATE_TRACKING
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
@@ -66,7 +67,7 @@ def system_config(name: str, *overrides: str) -> FitConfig:
 
 @cache
 def _loaded(name: str, *overrides: str) -> FitConfig:
-    files = [CONF / "vapo.yaml", CONF / "algorithm" / f"{name}.yaml"]
+    files = [*STATE_TRACKING, CONF / "algorithm" / f"{name}.yaml"]
     return load_config(FitConfig, files, list(overrides))
 
 

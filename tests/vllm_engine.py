@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
-from tests.config.fits import ROOT
+from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.engines import VllmConfig
 from vapo.config.kinds import make
@@ -95,7 +95,7 @@ def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`vapo rollout-server` for the policy in the folder: its address and its process."""
     command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
     options = [
-        *("--config", "conf/vapo.yaml"),
+        *ON_STATE_TRACKING,
         f"actor.path={folder}",
         "critic.init=policy",
         "rollouts.engine=vllm",

@@ -66,7 +66,7 @@ class Case:
     num_minibatches: int = 4
 
 
-# the first two have the shape of the default policy
+# the first two have the shape of the state-tracking policy
 CASES = {
     "unequal": Case("0.34 M, unequal", 96, 3, 40, 64, 192, True),
     "equal": Case("0.34 M, equal", 96, 3, 40, 64, 64, False),

@@ -3,7 +3,7 @@
     python experiments/bench/vllm_engine.py [--policy FOLDER] [--threads 1] [--repeats 3]
         [--responses 64 256] [--budgets 16 384]
 
-Random weights of the default policy's shape, unless a folder is named, and random prompts:
+Random weights of the state-tracking policy's shape, unless a folder is named, and random prompts:
 responses end at random, as in sampler.py. With a budget of 16 tokens they are short and nearly
 even, with 384 very unequal. The engines alternate, so that a busy machine slows both; the first
 round warms up and is not counted. The gap is between the log-probs that vLLM gave with its tokens

@@ -7,6 +7,7 @@ cd "$(dirname "$0")/../.."
 vapo=${VAPO:-.venv/bin/vapo}
 runs=${RUNS:-runs/critics}
 here=experiments/critics
+base=(--config conf/vapo.yaml --config conf/state_tracking/vapo.yaml)
 mkdir -p "$runs"
 
 compare() { # TASK NUM ITERATIONS PROMPTS MINIBATCH CONFIG_AND_OVERRIDES...
@@ -27,9 +28,9 @@ compare() { # TASK NUM ITERATIONS PROMPTS MINIBATCH CONFIG_AND_OVERRIDES...
 for task in "${@:-state_tracking short long_state_tracking}"; do
     for name in $task; do
         case $name in
-        state_tracking) compare "$name" 4096 24 16 16 --config conf/vapo.yaml ;;
+        state_tracking) compare "$name" 4096 24 16 16 "${base[@]}" ;;
         short) # two to four swaps
-            compare "$name" 4096 24 16 16 --config conf/vapo.yaml \
+            compare "$name" 4096 24 16 16 "${base[@]}" \
                 data.train.options.max_steps=4 data.heldout.options.max_steps=4 \
                 data.train.num_examples=1024 data.heldout.num_examples=32
             ;;

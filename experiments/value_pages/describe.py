@@ -35,6 +35,10 @@ def column(response: dict[str, Any], name: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(packed), "<f4")
 
 
+def token_texts(data: dict[str, Any], response: dict[str, Any]) -> list[str]:
+    return [data["tokens"][str(i)] for i in np.frombuffer(base64.b64decode(response["ids"]), "<i4")]
+
+
 def parts(rows: dict[str, list[Any]], numbers: list[float | None]) -> str:
     """Weighted by tokens: the first fifth of positions, the last, all."""
     found = []

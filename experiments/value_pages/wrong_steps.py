@@ -1,74 +1,89 @@
-"""Does the critic notice the first wrong step? Reads value pages of the state-tracking task.
+"""Does the critic notice the first wrong step? Reads value pages.
 
-    python experiments/value_pages/wrong_steps.py MLRUNS/artifacts/RUN/artifacts/value_pages/*.html
+    python experiments/value_pages/wrong_steps.py PAGE.html ...
 
-For each page: the mean change of the value over a response's first wrong step, with its standard
-error, and over the right ones before it; and the calibration, predicted -> achieved (tokens).
+For each page the mean value of a response's first wrong step, with its standard error: before its
+position is written, once it is written, and, in checked steps, once its check is written as well;
+and the same of the right steps before it. Then the calibration, predicted -> achieved (tokens).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from describe import column, page_data, token_texts
 
+from vapo.prompts.checked_steps import moves
 
-def page_data(page: Path) -> dict[str, Any]:
-    start = page.read_text().partition('id="data">')[2]
-    data = json.loads(start.partition("</script")[0])
-    assert isinstance(data, dict)
-    return data
+CHECKED = re.compile(r"(\d)((?:[a-z][A-H])+)=")
+SWAPS = re.compile(r"(\d)((?:[a-z]\d\d)+)=")
 
 
 def right_steps(prompt: str) -> list[str]:
-    """`1a14b34=` starts at 1, swaps 1 and 4, then 3 and 4: a4, b3."""
-    position, steps = prompt[0], []
-    for label, first, second in re.findall(r"([a-z])(\d)(\d)", prompt):
+    """`3aAbD=` starts at 3, presses A, then D: aA5, bD5. `1a14b34=` swaps 1 and 4: a4, b3."""
+    if found := CHECKED.search(prompt):
+        pairs = re.findall(r"([a-z])([A-H])", found[2])
+        steps, position = [], found[1]
+        for label, key in pairs:
+            position = moves()[key, position]
+            steps.append(label + key + position)
+        return steps
+    found = SWAPS.search(prompt)
+    assert found is not None, prompt
+    steps, position = [], found[1]
+    for label, first, second in re.findall(r"([a-z])(\d)(\d)", found[2]):
         position = {first: second, second: first}.get(position, position)
         steps.append(label + position)
     return steps
 
 
-def value_changes(data: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """V after a step's digit less V before it: of right steps, of first wrong ones."""
-    right: list[float] = []
-    wrong: list[float] = []
+def written_steps(prompt: str, tokens: list[str]) -> Iterator[tuple[int, bool]]:
+    """The index of each step's position, and whether it is right, up to the first wrong one.
+
+    Every token is one character.
+    """
+    response = "".join(tokens).partition(";")[0]
+    pattern = r"[a-z][A-H]\d[+-]" if CHECKED.search(prompt) else r"[a-z]\d"
+    truth = right_steps(prompt)
+    for index, found in enumerate(re.finditer(pattern, response)):
+        step = found[0].rstrip("+-")
+        is_right = index < len(truth) and step == truth[index]
+        yield found.start() + len(step) - 1, is_right
+        if not is_right:
+            break
+
+
+def values_of_steps(data: dict[str, Any]) -> dict[bool, np.ndarray]:
+    """[step, 3 in checked steps, else 2] of right steps (True) and first wrong ones (False)."""
+    rows: dict[bool, list[np.ndarray]] = {True: [], False: []}
     for group in data["groups"]:
-        truth = right_steps(group["prompt"])
+        num = 3 if CHECKED.search(group["prompt"]) else 2
         for response in group["responses"]:
-            ids = np.frombuffer(base64.b64decode(response["ids"]), "<i4")
-            packed = response["columns"]["value"]
-            if isinstance(packed, float):
-                continue
-            values = np.frombuffer(base64.b64decode(packed), "<f4")
-            text = "".join(data["tokens"][str(i)] for i in ids).partition(";")[0]
-            for index, step in enumerate(re.findall(r"[a-z]\d", text)):
-                digit = 2 * index + 1
-                if digit + 1 >= len(ids):
-                    break
-                change = float(values[digit + 1] - values[digit])
-                if index < len(truth) and step == truth[index]:
-                    right.append(change)
-                else:
-                    wrong.append(change)
-                    break
-    return right, wrong
+            values, tokens = column(response, "value"), token_texts(data, response)
+            for place, is_right in written_steps(group["prompt"], tokens):
+                if place + num <= len(values):
+                    rows[is_right].append(values[place : place + num])
+    return {key: np.array(found) for key, found in rows.items()}
 
 
 def main(paths: list[str]) -> None:
     for path in map(Path, paths):
         data = page_data(path)
-        right, wrong = value_changes(data)
-        error = np.std(wrong) / max(1, len(wrong)) ** 0.5
-        print(
-            f"{path.stem}: first wrong step {np.mean(wrong):+.4f} +- {error:.4f} ({len(wrong)}), "
-            f"right ones {np.mean(right):+.4f} ({len(right)})"
-        )
+        print(path.stem)
+        for is_right, name in ((False, "first wrong step"), (True, "right steps before it")):
+            values = values_of_steps(data)[is_right]
+            change = values[:, -1] - values[:, 0]
+            means = " -> ".join(f"{x:+.3f}" for x in values.mean(axis=0))
+            error = change.std() / len(change) ** 0.5
+            print(
+                f"  {name}: {means}, change {change.mean():+.3f} +- {error:.3f} ({len(change)}); "
+                f"falls by more than 0.1 in {(change < -0.1).mean():.0%}"
+            )
         rows = data["calibration"]
         bins = zip(rows["value_mean"], rows["return_mean"], rows["num_tokens"], strict=True)
         print("  " + "  ".join(f"{v:.2f}->{r:.2f} ({n})" for v, r, n in bins))

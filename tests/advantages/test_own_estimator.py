@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.config.fits import ROOT
+from tests.config.fits import ROOT, STATE_TRACKING
 from tests.systems import SYSTEMS, estimated, made_up_batch, system_config
 from vapo.advantages.contract import check_estimate
 from vapo.advantages.estimators import ESTIMATORS, estimator_of, token_rewards
@@ -188,7 +188,7 @@ def test_fit_finds_an_import_error_before_any_model(
 ) -> None:
     config = load_config(
         FitConfig,
-        [ROOT / "conf" / "vapo.yaml", ROOT / "conf" / "algorithm" / "grpo.yaml"],
+        [*STATE_TRACKING, ROOT / "conf" / "algorithm" / "grpo.yaml"],
         [
             "algorithm.advantage_estimator=function",
             f"algorithm.estimator_function={function}",

@@ -31,7 +31,7 @@ def whole(index: int) -> tuple[Rollout, Verdict]:
 def prepared(share: float) -> list[tuple[Rollout, Verdict]]:
     config = load_config(
         RewardModelConfig,
-        [ROOT / "conf/reward_model_state_tracking.yaml"],
+        [ROOT / "conf/state_tracking/reward_model.yaml"],
         [f"unfinished_share={share}"],
     )
     rollouts = [whole(i) for i in range(200)]

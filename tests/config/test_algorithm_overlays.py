@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
-from tests.config.fits import ROOT, fit_config
+from tests.config.fits import STATE_TRACKING, fit_config
 from tests.config.test_validation import CRITIC_FREE as NO_CRITIC
 from tests.config.test_validation import problem
 from tests.systems import CONF, CRITIC_FREE, PRESETS, SYSTEMS, WITH_CRITIC, system_config
@@ -27,7 +27,7 @@ LEFT_TO_THE_TASK = (*SIZES, "data.", "rollouts.", "evaluation.", "trainer.", "se
 
 @cache
 def default(*overrides: str) -> FitConfig:
-    return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], list(overrides))
+    return load_config(FitConfig, STATE_TRACKING, list(overrides))
 
 
 def values(config: FitConfig) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_vapo_and_ppo_do_not_lean_on_the_base() -> None:
     ]
     changed = default(*base)
     for system in ("vapo", "ppo"):
-        over = load_config(FitConfig, [CONF / "vapo.yaml", CONF / f"algorithm/{system}.yaml"], [])
+        over = load_config(FitConfig, [*STATE_TRACKING, CONF / f"algorithm/{system}.yaml"], [])
         numbers = resolve(over)
         assert numbers.gamma == 1.0
         assert numbers.eps_low == 0.2
@@ -347,7 +347,7 @@ K = ".components.length_adaptive_gae.k"
 
 @pytest.mark.parametrize(("under", "system"), [("le_critique", "sao"), ("sao", "justrl2")])
 def test_an_overlay_over_another_is_the_overlay(under: str, system: str) -> None:
-    files = [CONF / "vapo.yaml", *(CONF / f"algorithm/{name}.yaml" for name in (under, system))]
+    files = [*STATE_TRACKING, *(CONF / f"algorithm/{name}.yaml" for name in (under, system))]
     alone, over = values(system_config(system)), values(load_config(FitConfig, files, []))
     changed = {key for key in alone | over if alone.get(key) != over.get(key)}
     assert changed <= {"algorithm.lambda_policy", "components.length_adaptive_gae.alpha"}

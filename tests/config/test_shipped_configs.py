@@ -9,7 +9,7 @@ import pytest
 
 from tests.config.fits import ROOT
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.flattening import to_yaml
+from vapo.config.flattening import flatten, to_yaml
 from vapo.config.loading import Composed, compose, from_yaml, load_config
 
 CONF = ROOT / "conf"
@@ -61,6 +61,44 @@ def test_default_has_all_seven_components_on() -> None:
     assert (numbers.eps_low, numbers.eps_high) == (0.2, 0.28)
     assert numbers.mu == 0.1
     assert numbers.group_size > 1
+
+
+def test_state_tracking_has_the_settings_of_its_recorded_runs() -> None:
+    """The overlays hold the numbers that their tasks depend on, whatever the default's are."""
+    resolved = {
+        task: flatten(load_config(FitConfig, [DEFAULT, CONF / f"{task}/vapo.yaml"], []))
+        for task in ("state_tracking", "long_state_tracking")
+    }
+    expected = {
+        "components.value_pretraining.num_iterations": (12, 50),
+        "components.value_pretraining.min_iterations": (4, 10),
+        "components.value_pretraining.lr": (None, None),
+        "components.length_adaptive_gae.alpha": (2.0, 1.0),
+        "components.group_sampling.num_prompts": (32, 16),
+        "components.group_sampling.group_size": (8, 8),
+        "actor.optimizer.lr": (1e-4, 1e-4),
+        "actor.optimizer.warmup_steps": (5, 10),
+        "critic.optimizer.lr": (1e-3, 2e-4),
+        "critic.optimizer.warmup_steps": (5, 10),
+        "data.train.task": ("state_tracking", "state_tracking"),
+        "data.heldout.task": ("state_tracking", "state_tracking"),
+        "data.train.num_examples": (4096, 8192),
+        "data.train.seed": (3, 3),
+        "data.heldout.seed": (4, 4),
+        "data.train.options.min_steps": (2, 2),
+        "data.train.options.max_steps": (10, 52),
+        "data.heldout.options.max_steps": (10, 52),
+        "data.max_prompt_tokens": (40, 160),
+        "rollouts.max_response_tokens": (32, 256),
+        "rollouts.max_concurrent_sequences": (512, 256),
+        "algorithm.lambda_policy": (0.95, 0.95),
+        "training.num_iterations": (40, 40),
+        "training.minibatch_size": (64, 32),
+        "training.microbatch_tokens": (4096, 2048),
+        "evaluation.k": (8, 4),
+    }
+    found = {key: tuple(tree[key] for tree in resolved.values()) for key in expected}
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import re
 
 from tests.config.fits import ROOT
 from tests.systems import system_config
-from vapo.config import resolve
+from vapo.config import FitConfig, resolve
 from vapo.config.flattening import flatten
+from vapo.config.loading import load_config
 
 CONF = ROOT / "conf"
 
@@ -61,13 +62,13 @@ def test_the_comment_on_alpha_is_of_the_numbers_that_follow_from_it() -> None:
     comment = " ".join(
         re.findall(r"# (.*)", text.split("length_adaptive_gae:")[1].split("  alpha")[0])
     )
-    alpha = resolve(system_config("vapo")).alpha
+    alpha = resolve(load_config(FitConfig, [CONF / "vapo.yaml"], [])).alpha
     assert alpha is not None
-    shortest, longest = 7, 23
+    shortest, longest = 27, 35  # six and eight steps of four tokens, `;`, the answer, the end token
     assert f"{shortest} to {longest} tokens" in comment
     assert "alpha is the horizon in units of the response" in comment
     for value, words in ((alpha, "{:.0f} to {:.0f} tokens"), (0.05, "{:.2f} to {:.2f} tokens")):
         assert words.format(value * shortest, value * longest) in comment, comment
-    reach = {round((1 - 1 / (alpha * n)) ** (n - 1), 1) for n in (shortest, longest)}
+    reach = {round((1 - 1 / (alpha * n)) ** (n - 1), 3) for n in (shortest, longest)}
     (share,) = reach
     assert f"{share} of the reward" in comment

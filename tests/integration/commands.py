@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.config.fits import ON_STATE_TRACKING
 from tests.tracking.ready_stores import ready_store
 from vapo import cli
 
@@ -120,7 +121,7 @@ def fit(
     """A small `vapo fit` that must succeed; returns the run's folder, the last line printed."""
     result = run(
         "fit",
-        *("--config", "conf/vapo.yaml"),
+        *ON_STATE_TRACKING,
         *small,
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={store(tmp_path)}",

@@ -27,7 +27,7 @@ def sft(tmp_path: Path, name: str, *args: str) -> Path:
     folder = tmp_path / name
     result = vapo(
         "sft",
-        *("--config", "conf/sft_state_tracking.yaml"),
+        *("--config", "conf/state_tracking/sft.yaml"),
         *SFT,
         f"export_dir={folder}",
         f"tracking.uri={store(tmp_path)}",
@@ -56,7 +56,7 @@ def test_sft_learns_and_is_seeded_and_the_reward_model_starts_from_it(tmp_path: 
     folder = tmp_path / "reward_model"
     result = vapo(
         "reward-model",
-        *("--config", "conf/reward_model_state_tracking.yaml"),
+        *("--config", "conf/state_tracking/reward_model.yaml"),
         f"policy_path={first}",
         f"export_dir={folder}",
         f"tracking.uri={store(tmp_path)}",
@@ -73,7 +73,7 @@ def test_demonstrations_are_required(tmp_path: Path) -> None:
     rows.write_text('{"prompt": "3a12=", "answer": "3"}\n' * 3)
     result = vapo(
         "sft",
-        *("--config", str(ROOT / "conf/sft_state_tracking.yaml")),
+        *("--config", str(ROOT / "conf/state_tracking/sft.yaml")),
         *SFT,
         f"export_dir={tmp_path / 'out'}",
         f"tracking.uri={store(tmp_path)}",

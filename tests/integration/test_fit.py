@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
 from tests.integration.commands import (
     ROOT,
@@ -276,7 +277,7 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
     page = tmp_path / "page.html"
     result = vapo(
         "validate",
-        *("--config", "conf/vapo.yaml"),
+        *ON_STATE_TRACKING,
         *SMALL,
         *("--ckpt_path", str(run / "checkpoints/last.ckpt")),
         *("--value_page", str(page)),
@@ -356,7 +357,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     """In value pretraining (1) and in the policy phase (3): the weights are bit-identical."""
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", *ON_STATE_TRACKING]
     kill_after(iterations_before_kill, [*command, *SMALL, *where])
     resumed = fit(tmp_path, "--ckpt_path", "last")
     assert len(list((tmp_path / "runs").iterdir())) == 1, "resumes in the same folder"

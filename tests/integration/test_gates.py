@@ -13,7 +13,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from tests.integration.commands import ROOT, SMALL, store, vapo
+from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
+from tests.integration.commands import SMALL, store, vapo
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.fit import actor_access
 from vapo.config import FitConfig
@@ -26,7 +27,7 @@ from vapo.system.progress import Progress
 from vapo.training import gate_figures
 from vapo.training.probes import ProbeSetting, run_probe
 
-BASE = ("gates", "--config", "conf/vapo.yaml", *SMALL)
+BASE = ("gates", *ON_STATE_TRACKING, *SMALL)
 N = 3
 
 
@@ -153,7 +154,7 @@ class Start(Callback):
 
 @pytest.fixture(scope="module")
 def setting() -> Any:
-    config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [*SMALL, "critic.minibatch_size=8"])
+    config = load_config(FitConfig, STATE_TRACKING, [*SMALL, "critic.minibatch_size=8"])
     tokenizer = load_tokenizer(config.actor.path)
     with Scorer(config.rewards, max_response_tokens=32, data=config.data) as scorer:
         yield ProbeSetting(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, SMALL, store, summary, vapo_on_two_ranks
 from vapo import cli
 from vapo.config.schema import TrainerConfig
@@ -36,7 +37,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(tmp_path: Path, *args: str) -> list[str]:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    config = ["--config", "conf/vapo.yaml", *SMALL, *ONE_ITERATION]
+    config = [*ON_STATE_TRACKING, *SMALL, *ONE_ITERATION]
     return ["-m", "vapo", "fit", *config, *where, *args]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.config.fits import STATE_TRACKING
 from tests.integration.commands import ROOT, SMALL, store, summary
 from vapo.commands import fit
 from vapo.config import FitConfig
@@ -68,7 +69,7 @@ def ids(rollouts: Any) -> list[tuple[int, ...]]:
 
 def config(tmp_path: Path, *overrides: str) -> FitConfig:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [*SMALL, *where, *overrides])
+    return load_config(FitConfig, STATE_TRACKING, [*SMALL, *where, *overrides])
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.integration.commands import ROOT, SMALL, store, summary
+from tests.config.fits import STATE_TRACKING
+from tests.integration.commands import SMALL, store, summary
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
@@ -40,7 +41,7 @@ def config(tmp_path: Path, *overrides: str, tied: bool = False, runs: str = "run
         "evaluation.temperature=1e-4",  # the likeliest tokens: equal policies score alike
         "actor.optimizer.warmup_steps=0",
     ]
-    return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [*SMALL, *values, *overrides])
+    return load_config(FitConfig, STATE_TRACKING, [*SMALL, *values, *overrides])
 
 
 def logprobs(model: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import SMALL, store, vapo
 from tests.runs.comparing import assert_same
 from vapo.commands import rollouts as rollouts_command
@@ -19,7 +20,7 @@ from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.training import heldout_critic
 
-BASE = ("--config", "conf/vapo.yaml", *SMALL)
+BASE = (*ON_STATE_TRACKING, *SMALL)
 NUM = 80  # 20 groups of 4
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo, vapo_forked
 from tests.integration.forked_runs import ForkedRuns
 from tests.tracking.ready_stores import ready_store
@@ -33,7 +34,7 @@ GRID = ROOT / "conf/sweep/ablation.yaml"
 
 def sweep(folder: Path, grid: Path, *more: str, run: Callable[..., Result]) -> Result:
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={ready_store(folder / 'mlruns')}"]
-    command = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid)]
+    command = ["sweep", *ON_STATE_TRACKING, "--grid", str(grid)]
     return run(*command, *SMOKE, *where, *more)
 
 

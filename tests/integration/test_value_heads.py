@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.integration.commands import fit, vapo
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -30,7 +31,7 @@ FIRST_BATCH = "critic.head.start=first_batch"
 
 def values_of(start: Path, *head: str) -> torch.Tensor:
     """The first forward of a run that starts from the critic's folder."""
-    config = load_config(FitConfig, [Path("conf/vapo.yaml")], [*head, f"critic.init={start}"])
+    config = load_config(FitConfig, STATE_TRACKING, [*head, f"critic.init={start}"])
     with torch.no_grad():
         return make_critic(config, None)(INPUTS).values
 
@@ -43,7 +44,7 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     part = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=1", "tracking.run_name=part")
     last = str(part / "checkpoints" / "last.ckpt")
     another = {"bounded": "critic.head.low=-3", "categorical": "critic.head.low=-3"}[head]
-    result = vapo("fit", "--config", "conf/vapo.yaml", *chosen, another, "--ckpt_path", last)
+    result = vapo("fit", *ON_STATE_TRACKING, *chosen, another, "--ckpt_path", last)
     assert result.returncode == 2
     assert "set critic.head as the run had it" in result.stderr
     resumed = fit(
@@ -61,9 +62,7 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     exported = tmp_path / "exported"
     ended = str(whole / "checkpoints" / "last.ckpt")
     assert vapo("export", ended, str(exported), "--network", "critic").returncode == 0
-    loaded = load_config(
-        FitConfig, [Path("conf/vapo.yaml")], [*HEADS[head], f"critic.init={exported}"]
-    )
+    loaded = load_config(FitConfig, STATE_TRACKING, [*HEADS[head], f"critic.init={exported}"])
     critic = make_critic(loaded, None)
     assert all(torch.equal(tensor, ends[0][n]) for n, tensor in critic.model.state_dict().items())
     pretrained = values_of(whole / "pretrained_critic", *HEADS[head])
@@ -72,8 +71,8 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
 
     page = tmp_path / "page.html"
     shown = (*chosen, *SMALL, "--ckpt_path", ended, "--value_page", str(page))
-    result = vapo("validate", "--config", "conf/vapo.yaml", *shown)
+    result = vapo("validate", *ON_STATE_TRACKING, *shown)
     assert result.returncode == 0, result.stderr
-    other = vapo("validate", "--config", "conf/vapo.yaml", another, *shown)
+    other = vapo("validate", *ON_STATE_TRACKING, another, *shown)
     assert other.returncode == 2
     assert "set critic.head as the run had it" in other.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration import commands
 from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
@@ -46,7 +47,7 @@ def metric(run: Path, tmp_path: Path, key: str) -> list[float]:
 
 def start_fit(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", *ON_STATE_TRACKING]
     return subprocess.Popen(
         [*command, *SMALL, *where, *args],
         cwd=ROOT,
@@ -89,7 +90,7 @@ def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) 
     assert 0 < max(gaps) < 1e-5
     scored = vapo_process(
         "validate",
-        *("--config", "conf/vapo.yaml"),
+        *ON_STATE_TRACKING,
         *SMALL,
         *options(policy),
         *("--ckpt_path", str(whole_run / "checkpoints/last.ckpt")),
@@ -163,9 +164,7 @@ def test_options_that_cannot_work(
     policy: Path, tmp_path: Path, option: str, said: list[str]
 ) -> None:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    result = vapo_process(
-        "fit", "--config", "conf/vapo.yaml", *SMALL, *options(policy), *where, option
-    )
+    result = vapo_process("fit", *ON_STATE_TRACKING, *SMALL, *options(policy), *where, option)
     assert result.returncode == 2
     for text in said:
         assert text in result.stderr
@@ -175,8 +174,8 @@ def test_options_that_cannot_work(
 @pytest.mark.parametrize(
     ("name", "file", "given"),
     [
-        ("sft", "conf/sft_state_tracking.yaml", ["model_path", "num_steps=2", "evaluation.k=1"]),
-        ("reward-model", "conf/reward_model_state_tracking.yaml", ["policy_path", "num_steps=2"]),
+        ("sft", "conf/state_tracking/sft.yaml", ["model_path", "num_steps=2", "evaluation.k=1"]),
+        ("reward-model", "conf/state_tracking/reward_model.yaml", ["policy_path", "num_steps=2"]),
     ],
 )
 def test_supervised_commands_sample_with_it(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
 from vapo.runs.checkpoints import read_checkpoint
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def stopped_fit(tmp_path: Path, *args: str) -> tuple[Path, str, str]:
     """A small fit that must stop itself: its folder, stdout and stderr."""
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    result = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, *where, *args)
+    result = vapo("fit", *ON_STATE_TRACKING, *SMALL, *where, *args)
     assert result.returncode == 3, result.stderr[-4000:]
     assert "Traceback" not in result.stderr
     (run,) = (tmp_path / "runs").iterdir()

@@ -8,7 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from tests.poisoned import ROOT, FixedRolloutModule, Notebook, Snapshots, fixed_rollouts
+from tests.config.fits import STATE_TRACKING
+from tests.poisoned import FixedRolloutModule, Notebook, Snapshots, fixed_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.system.distributed import rank
@@ -63,7 +64,7 @@ def run(num_processes: int, *overrides: str) -> dict[str, Any]:
     """An iteration of two minibatches for each entry of the plan; what this rank saw."""
     config = load_config(
         FitConfig,
-        [ROOT / "conf/vapo.yaml"],
+        STATE_TRACKING,
         [
             "components.value_pretraining.enabled=false",
             "components.group_sampling.num_prompts=4",

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from tests.config.fits import STATE_TRACKING
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
@@ -115,7 +116,7 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
     """Gradients by parameter name, and the metrics that were logged."""
     config = load_config(
         FitConfig,
-        [ROOT / "conf/vapo.yaml"],
+        STATE_TRACKING,
         [
             f"training.microbatch_tokens={microbatch_tokens}",
             f"trainer.devices={num_processes}",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.config.fits import STATE_TRACKING
 from tests.forked import on_ranks
 from tests.invariance.gradients import NUM_ROLLOUTS, ROOT, compute
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, PADDED, assert_same
@@ -33,7 +34,7 @@ FIRST_BATCH = "critic.head.start=first_batch"
 def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
     """The head as that of a saved critic whose weights are not 0, a bias included."""
     mean = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.2")
-    config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [*HEADS[head], *mean])
+    config = load_config(FitConfig, STATE_TRACKING, [*HEADS[head], *mean])
     with chdir(ROOT):
         critic = make_critic(config, None)
         torch.manual_seed(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.config.fits import ROOT
+from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.tiny_model import save_tiny_folder
 from vapo.cli import main
 from vapo.config.schema import TrainerConfig
@@ -84,7 +84,7 @@ def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(
     critic = tmp_path / "critic"
     shutil.copytree("models/state_tracking/reward_model", critic)
     options = [
-        *("fit", "--config", "conf/vapo.yaml", f"critic.reward_model_path={critic}"),
+        *("fit", *ON_STATE_TRACKING, f"critic.reward_model_path={critic}"),
         *("trainer.accelerator=cpu", f"output_dir={tmp_path}/runs", f"tracking.uri={tmp_path}/ml"),
     ]
     tokenizer = json.loads((critic / "tokenizer.json").read_text())
@@ -108,8 +108,8 @@ def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(
     ("command", "config"),
     [
         ("fit", "vapo"),
-        ("sft", "sft_state_tracking"),
-        ("reward-model", "reward_model_state_tracking"),
+        ("sft", "state_tracking/sft"),
+        ("reward-model", "state_tracking/reward_model"),
     ],
 )
 def test_a_gpu_that_is_not_there(
@@ -152,5 +152,5 @@ def test_a_taken_port_stops_the_rollout_server_before_its_engine(
         other.listen()
         port = other.getsockname()[1]
         options = ["rollouts.engine=vllm", "trainer.accelerator=cpu", "--port", str(port)]
-        assert main(["rollout-server", "--config", "conf/vapo.yaml", *options]) == 2
+        assert main(["rollout-server", *ON_STATE_TRACKING, *options]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.integration.commands import ROOT, fit, vapo
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -50,7 +51,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 def config(*overrides: str, function: str = "make_head") -> FitConfig:
     own = ["critic.init=policy", f"critic.head_function={MODULE}:{function}"]
-    return load_config(FitConfig, [ROOT / "conf" / "vapo.yaml"], [*own, *overrides])
+    return load_config(FitConfig, STATE_TRACKING, [*own, *overrides])
 
 
 def test_it_takes_the_place_of_the_linear_head(
@@ -154,14 +155,14 @@ def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) ->
 
     page = tmp_path / "page.html"
     shown = ["--ckpt_path", last, "--value_page", str(page)]
-    result = vapo("validate", "--config", "conf/vapo.yaml", *own, *small, *shown)
+    result = vapo("validate", *ON_STATE_TRACKING, *own, *small, *shown)
     assert result.returncode == 0, result.stderr
     assert page.exists()
 
-    result = vapo("estimate", "--config", "conf/vapo.yaml", *own)
+    result = vapo("estimate", *ON_STATE_TRACKING, *own)
     assert result.returncode == 2
     assert "set critic.head_function=null" in result.stderr
 
-    result = vapo("fit", "--config", "conf/vapo.yaml", "critic.init=policy", "--ckpt_path", last)
+    result = vapo("fit", *ON_STATE_TRACKING, "critic.init=policy", "--ckpt_path", last)
     assert result.returncode == 2
     assert "score.0.weight is not in the model" in result.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import ROOT
+from tests.config.fits import ROOT, STATE_TRACKING
 from tests.rewards.rollouts_for_tests import rollout
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -27,7 +27,7 @@ def test_ten_problems_and_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / name).write_text(block[1])
     monkeypatch.chdir(tmp_path)  # where the newcomer starts the command
     policy = ROOT / "models" / "state_tracking" / "policy"
-    files = [ROOT / "conf" / "vapo.yaml", Path("ten_problems.yaml")]
+    files = [*STATE_TRACKING, Path("ten_problems.yaml")]
     config = load_config(FitConfig, files, ["rewards.num_workers=1"])
     split = load_prompts(config.data, load_tokenizer(str(policy)))
     assert (len(split.train), len(split.heldout)) == (8, 2)

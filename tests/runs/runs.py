@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.config.fits import ON_STATE_TRACKING
 from vapo.runs.checkpoints import read_checkpoint
 
 TINY = [
@@ -82,7 +83,7 @@ def _fit(arguments: list[str], hook: tuple[str, ...]) -> int:
     if hook:
         hooks = importlib.import_module("tests.runs.hooks")
         getattr(hooks, hook[0])(*hook[1:])
-    return cli.main(["fit", "--config", "conf/vapo.yaml", *TINY, *arguments])
+    return cli.main(["fit", *ON_STATE_TRACKING, *TINY, *arguments])
 
 
 def only_run(folder: Path) -> Path:

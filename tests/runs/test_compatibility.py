@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.config.fits import ROOT
+from tests.config.fits import ROOT, STATE_TRACKING
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
@@ -19,7 +19,7 @@ from vapo.runs.manifests import Manifest
 
 
 def config(*overrides: str) -> FitConfig:
-    return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], list(overrides))
+    return load_config(FitConfig, STATE_TRACKING, list(overrides))
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, SMALL
 from tests.runs import runs
 from tests.runs.comparing import assert_same, assert_same_run
@@ -134,7 +135,7 @@ def is_command(arguments: list[str]) -> bool:
 def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> None:
     """The command itself, with two processes of its own: it says so and ends within seconds."""
     arguments = [*SMALL, FSDP, "trainer.devices=2", "training.num_iterations=50"]
-    command = [sys.executable, "-u", "-m", "vapo", "fit", "--config", "conf/vapo.yaml"]
+    command = [sys.executable, "-u", "-m", "vapo", "fit", *ON_STATE_TRACKING]
     process = subprocess.Popen(
         [*command, *arguments, *runs.where(tmp_path, store)],
         cwd=ROOT,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import ROOT
+from tests.config.fits import ROOT, STATE_TRACKING
 from vapo.sweep import work
 from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import code_version
@@ -59,7 +59,7 @@ def grid(folder: Path, text: str, name: str = "grid.yaml") -> Grid:
 
 
 def plan(grid: Grid, *overrides: str, seeds: Sequence[int] = (0,)) -> Plan:
-    return make_plan(grid, [ROOT / "conf/vapo.yaml"], overrides, seeds)
+    return make_plan(grid, STATE_TRACKING, overrides, seeds)
 
 
 def ablation(folder: Path) -> Grid:

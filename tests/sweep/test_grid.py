@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.config.fits import ROOT
+from tests.config.fits import ROOT, STATE_TRACKING
 from tests.sweep.conftest import ablation, grid, plan
 from vapo.config import Components, FitConfig, resolve
 from vapo.config.loading import load_config
@@ -108,7 +108,7 @@ def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
 def test_rows_beside_vc_ppos_scores_are_vc_ppo_but_for_their_own_key(
     name: str, key: str, number: str, overrides: tuple[str, ...]
 ) -> None:
-    base = [ROOT / "conf/vapo.yaml", ROOT / "conf/algorithm/vc_ppo.yaml"]
+    base = [*STATE_TRACKING, ROOT / "conf/algorithm/vc_ppo.yaml"]
     vc_ppo = load_config(FitConfig, base, overrides)
     found = read_grid(ROOT / f"conf/sweep/{name}.yaml")
     planned = plan(found, *overrides)

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commands import ROOT, SMALL, vapo_forked
+from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
+from tests.integration.commands import SMALL, vapo_forked
 from tests.tracking.mlflow_server import Server
 from vapo.config import FitConfig
 from vapo.config.flattening import flatten_written, to_yaml
@@ -90,17 +91,17 @@ def test_six_commands_keep_a_password_and_a_token_to_themselves(server: Server, 
     uri = f"http://{USER}:{quote(PASSWORD, safe='')}@{server.address}"
     secret = [f"tracking.uri={uri}", "tracking.tags.token=${oc.env:VAPO_TEST_TOKEN}"]
     secret += ["tracking.experiment=secrets"]
-    config = ("--config", "conf/vapo.yaml", *TINY, *secret)
+    config = (*ON_STATE_TRACKING, *TINY, *secret)
     grid = tmp_path / "grid.yaml"
     grid.write_text("rows: [{row: base, overrides: {components.value_pretraining.enabled: false}}]")
     commands = {
         "fit": [*config, f"output_dir={out}/fit"],
         "sft": [
-            *("--config", "conf/sft_state_tracking.yaml", f"export_dir={out}/policy"),
+            *("--config", "conf/state_tracking/sft.yaml", f"export_dir={out}/policy"),
             *(*SUPERVISED, *secret, "evaluation.k=1"),
         ],
         "reward-model": [
-            *("--config", "conf/reward_model_state_tracking.yaml", f"export_dir={out}/rewards"),
+            *("--config", "conf/state_tracking/reward_model.yaml", f"export_dir={out}/rewards"),
             *(*SUPERVISED, *secret),
         ],
         "filter": [*config, f"output_dir={out}/filter", "--num_responses", "2"],
@@ -146,7 +147,7 @@ def check_outage(server: Server, uri: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VAPO_TEST_TOKEN", TOKEN)
         overrides = [f"tracking.uri={uri}", "tracking.tags.token=${oc.env:VAPO_TEST_TOKEN}"]
-        config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
+        config = load_config(FitConfig, STATE_TRACKING, overrides)
         logger = RunLogger(
             recorded_tracking(config),
             run_name="outage",

@@ -159,11 +159,11 @@ COMMANDS = {
     ),
     "sft": _configured(
         "sft", "train on demonstrations",
-        schema="SftConfig", example="conf/sft_state_tracking.yaml",
+        schema="SftConfig", example="conf/state_tracking/sft.yaml",
     ),
     "reward-model": _configured(
         "reward_model", "train a reward model, the critic's start",
-        schema="RewardModelConfig", example="conf/reward_model_state_tracking.yaml",
+        schema="RewardModelConfig", example="conf/state_tracking/reward_model.yaml",
     ),
     "rollout-server": _configured(
         "rollout_server", "serve a vLLM engine to trainers on other devices",

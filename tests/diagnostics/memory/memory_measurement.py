@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.config.fits import STATE_TRACKING
 from tests.tiny_model import tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
@@ -51,7 +52,7 @@ def save_mid_size_model(folder: Path, **options: Any) -> Path:
 def mid_size_config(folder: Path, *overrides: str) -> FitConfig:
     return load_config(
         FitConfig,
-        [ROOT / "conf/vapo.yaml"],
+        STATE_TRACKING,
         [
             f"actor.path={folder}",
             "critic.init=policy",

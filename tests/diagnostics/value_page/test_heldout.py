@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from tests.config.fits import ROOT
+from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import cli
@@ -60,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(folders: Path, *arguments: str, system: str = "vapo") -> list[str]:
     return [
         "validate",
-        *("--config", str(ROOT / "conf/vapo.yaml")),
+        *ON_STATE_TRACKING,
         *("--config", str(ROOT / f"conf/algorithm/{system}.yaml")),
         *COMMON,
         *(WITH_CRITIC if system == "vapo" else ()),
