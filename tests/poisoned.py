@@ -39,7 +39,6 @@ from vapo.training.module import VapoModule
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 NUM_ROLLOUTS = 16
-ROOT = Path(__file__).parents[1]
 NAN, INF = float("nan"), float("inf")
 
 # (iteration, minibatch), or (iteration, a number of the batch): what becomes of it

@@ -48,6 +48,8 @@ def chosen(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[s
             place = first_wrong(prompt, token_texts(data, response))
             if right and not response["is_correct"] and place is not None and place > 8:
                 values = column(response, "value")
+                if place + 2 >= len(values):
+                    continue  # cut before the next state
                 found.append((values[place + 2] - values[place], group, right[0], response))
     found.sort(key=lambda row: row[0])
     if not found:

@@ -77,6 +77,9 @@ def main(paths: list[str]) -> None:
         print(path.stem)
         for is_right, name in ((False, "first wrong step"), (True, "right steps before it")):
             values = values_of_steps(data)[is_right]
+            if not len(values):
+                print(f"  {name}: none on this page")
+                continue
             change = values[:, -1] - values[:, 0]
             means = " -> ".join(f"{x:+.3f}" for x in values.mean(axis=0))
             error = change.std() / len(change) ** 0.5

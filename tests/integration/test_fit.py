@@ -1,4 +1,4 @@
-"""The main job, end to end on the default task: phases, counters, records, resume, export."""
+"""The main job, end to end on state tracking: phases, counters, records, resume, export."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import fit, store, summary, vapo_process
+from tests.integration.commands import store, summary, vapo_process
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 SETTINGS = (
-    *("--config", "conf/missed_checks/vapo.yaml"),
+    *("--config", "conf/vapo.yaml", "--config", "conf/missed_checks/vapo.yaml"),
     "components.value_pretraining.num_iterations=30",
     "evaluation.k=4",
     "evaluation.every_n_iterations=12",
@@ -46,8 +46,10 @@ def train(folder: Path, *args: str) -> tuple[float, float, float, float]:
     from mlflow import MlflowClient
 
     folder.mkdir(exist_ok=True)
-    run = fit(folder, *SETTINGS, *args, run=vapo_process, small=())
-    contents = summary(run)
+    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
+    result = vapo_process("fit", *SETTINGS, *where, *args, timeout_s=850)
+    assert result.returncode == 0, result.stderr[-4000:]
+    contents = summary(Path(result.stdout.strip().splitlines()[-1]))
     client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
     lengths, values = (
         [m.value for m in client.get_metric_history(contents["mlflow_run_id"], key)]

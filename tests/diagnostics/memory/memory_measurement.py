@@ -25,7 +25,6 @@ from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
 VOCAB, LAYERS = 8_000, 4
-ROOT = Path(__file__).parents[3]
 
 
 def save_mid_size_model(folder: Path, **options: Any) -> Path:

@@ -210,7 +210,7 @@ def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:
 
 def test_cache_has_two_tensors_a_layer(folder: Path) -> None:
     sampling = estimate(folder).stages["sampling"]
-    rows, width = 512, 32 + 96 + 64  # the default task evaluates 128 x 8 responses, 512 at a time
+    rows, width = 512, 32 + 96 + 64  # state tracking evaluates 128 x 8 responses, 512 at a time
     assert sampling["KV cache"] == rows * width * LAYERS * 2 * (2 * 64) * 4
 
 

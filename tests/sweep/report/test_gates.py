@@ -38,6 +38,7 @@ def test_the_console_fits_its_columns() -> None:
         assert max(map(len, text.splitlines())) <= 96
     assert "0.400, 80 % of an oracle's 0.500" in console_text(FIGURES, judge(FIGURES))
     assert "-0.500 [-0.600, -0.400]" in console_text(FIGURES, judge(FIGURES))
+    assert "2 iterations [1, 3]" in console_text(FIGURES, judge(FIGURES))
     assert console_text(replace(FIGURES, guess=None), judge(FIGURES)).count("not measured") == 2
 
 
@@ -60,6 +61,9 @@ def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
 def test_the_figure_draws_the_curves_and_what_they_are_measured_by() -> None:
     drawn = figure(FIGURES, CURVES)
     knowledge, middle, length = map(lines, drawn.axes)
+    (band,) = drawn.axes[1].patches
+    corners = band.get_path().transformed(band.get_patch_transform()).vertices
+    assert sorted({y for _, y in corners}) == [-0.6, -0.4]
     pyplot.close(drawn)
     assert knowledge["critic"] == ([0, 1, 2], [-0.9, 0.1, 0.4])
     assert knowledge["oracle"][1] == [0.5, 0.5]
