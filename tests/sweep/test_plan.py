@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.fits import ROOT
 from tests.sweep.conftest import ablation, grid, plan
 from vapo.config import FitConfig, resolve
+from vapo.config.flattening import to_yaml
+from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.sweep import identity
 from vapo.sweep.plan import (
@@ -75,6 +78,18 @@ def test_the_component_stays_on_in_rows_that_start_from_the_critic(tmp_path: Pat
     assert "enabled=False" in repr(off.components.value_pretraining)
     assert off.critic.init == "reward_model"
     assert task(planned, "VAPO").config.critic.init == f"pretraining {task(planned, 'VAPO').needs}"
+
+
+def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) -> None:
+    """What has no influence is the base's, and must not contradict what stays the row's."""
+    presets = sorted((ROOT / "conf/algorithm").glob("*.yaml"))
+    rows = ", ".join(f"{{row: {p.stem}, configs: [{p}]}}" for p in presets)
+    planned = plan(grid(tmp_path, f"{{rows: [{rows}]}}"))
+    first = [t for t in planned.tasks if t.is_pretraining]
+    assert len(first) >= 8
+    for one in first:
+        written = to_yaml(one.config)
+        assert to_yaml(from_yaml(FitConfig, written, source=one.name)) == written
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ _NO_INFLUENCE = (
     "algorithm.entropy_coef",
     "algorithm.kl",
     "algorithm.mismatch",
+    "algorithm.sequence_reduction",
     "actor.optimizer",
     "actor.gradient_checkpointing",
     "training.num_iterations",
@@ -172,6 +173,8 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     """
     config = copy.deepcopy(config)
     for key in _NO_INFLUENCE:
+        if key == "components.clip_higher" and config.algorithm.surrogate in ("dis", "dppo_tv"):
+            continue  # refused beside them, and the surrogate stays the row's
         config = set_key(config, key, get_key(other, key))
         taken = config.from_environment.taking(key, other.from_environment)
         config = replace(config, from_environment=taken)
