@@ -63,6 +63,7 @@ class Prompt:
 
     `source` is its name in a mixture, else empty; `record` the row of the file it is from.
     `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
+    `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
     """
 
     prompt_id: str
@@ -74,6 +75,12 @@ class Prompt:
     source: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
     critic_prompt_ids: tuple[int, ...] | None = None
+    max_response_tokens: int | None = None
+
+    def budget(self, most: int) -> int:
+        """How many tokens its responses may have where the run allows `most`."""
+        own = self.max_response_tokens
+        return most if own is None else min(own, most)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ takes, `model`, one of them, and `sample(model, prompts, ...)`, as `tests.tiny_m
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ class SamplerContract:
     def test_a_budget_of_one_token(self, sample, model):
         rollouts = sample(model, ragged_prompts(5), max_response_tokens=1, rows=3)
         assert all(len(rollout.response_ids) == 1 for rollout in rollouts)
+
+    def test_a_prompts_own_budget_cuts_its_responses_and_no_others(self, sample, model):
+        prompts = ragged_prompts(8)
+        free = sample(model, prompts, group_size=2, rows=3, max_response_tokens=12)
+        own = [replace(p, max_response_tokens=1 + 2 * i) for i, p in enumerate(prompts)]
+        cut = sample(model, own, group_size=2, rows=3, max_response_tokens=12)
+        budgets = [min(1 + 2 * (i // 2), 12) for i in range(16)]
+        assert ids_of(cut) == [
+            ids[:budget] for ids, budget in zip(ids_of(free), budgets, strict=True)
+        ]
+        assert len({len(rollout.response_ids) for rollout in cut}) > 4
 
     def test_end_tokens_of_the_generation_config_also_stop(self, sample, make_model):
         other = tiny_tokenizer().convert_tokens_to_ids("7")

@@ -22,7 +22,7 @@ WAIT_S = 20.0
 JSON = {"Content-Type": "application/json"}
 BINARY = {"Content-Type": "application/octet-stream", "Vapo-Push": "1"}
 SETTINGS = {"max_response_tokens": 4, "temperature": 1, "top_p": 1, "top_k": 0, "greedy": False}
-GENERATE = {"requests": [[[2, 3], 7]], "settings": SETTINGS, "end_ids": [1]}
+GENERATE = {"requests": [[[2, 3], 7, None]], "settings": SETTINGS, "end_ids": [1]}
 
 
 class FakeEngine:

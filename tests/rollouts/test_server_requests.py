@@ -146,11 +146,23 @@ MISTAKES: dict[str, tuple[str, str, Any, Any, int]] = {
     "no UTF-8": ("POST", "/generate", b"\xff", JSON, 400),
     "a list": ("POST", "/generate", b"[]", JSON, 400),
     "no keys": ("POST", "/generate", {}, JSON, 400),
-    "an empty prompt": ("POST", "/generate", {**GENERATE, "requests": [[[], 1]]}, JSON, 400),
-    "a long prompt": ("POST", "/generate", {**GENERATE, "requests": [[[2] * 61, 1]]}, JSON, 400),
-    "a float": ("POST", "/generate", {**GENERATE, "requests": [[[2.5], 1]]}, JSON, 400),
-    "a negative seed": ("POST", "/generate", {**GENERATE, "requests": [[[2], -1]]}, JSON, 400),
-    "no seed": ("POST", "/generate", {**GENERATE, "requests": [[2]]}, JSON, 400),
+    "an empty prompt": ("POST", "/generate", {**GENERATE, "requests": [[[], 1, None]]}, JSON, 400),
+    "a long prompt": (
+        "POST",
+        "/generate",
+        {**GENERATE, "requests": [[[2] * 61, 1, None]]},
+        JSON,
+        400,
+    ),
+    "a float": ("POST", "/generate", {**GENERATE, "requests": [[[2.5], 1, None]]}, JSON, 400),
+    "a negative seed": (
+        "POST",
+        "/generate",
+        {**GENERATE, "requests": [[[2], -1, None]]},
+        JSON,
+        400,
+    ),
+    "no seed": ("POST", "/generate", {**GENERATE, "requests": [[[2]]]}, JSON, 400),
     "end ids as object": ("POST", "/generate", {**GENERATE, "end_ids": {"1": 1}}, JSON, 400),
     "no settings": ("POST", "/generate", {**GENERATE, "settings": {}}, JSON, 400),
     "top_p": ("POST", "/generate", {**GENERATE, "settings": {**SETTINGS, "top_p": 2}}, JSON, 400),
@@ -198,7 +210,7 @@ def test_the_engines_errors(server: EngineServer, engine: FakeEngine) -> None:
     error = {"error": "out of memory; lower it"}
     assert ask(server, "POST", "/generate", GENERATE) == (500, [error])
     engine.fails_at = 1
-    two = {**GENERATE, "requests": [[[2], 1], [[3], 2]]}
+    two = {**GENERATE, "requests": [[[2], 1, None], [[3], 2, None]]}
     assert ask(server, "POST", "/generate", two) == (200, [{"finished": 1}, error])
     engine.fails_at = None
     assert ask(server, "POST", "/generate", two)[1][-1] == {

@@ -24,6 +24,12 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     seed: int
+    max_tokens: int | None = None
+
+    def budget(self, settings: SamplingSettings) -> int:
+        """How many tokens may be sampled; `max_tokens` None, or more than the settings': theirs."""
+        most = settings.max_response_tokens
+        return most if self.max_tokens is None else min(self.max_tokens, most)
 
 
 @dataclass(frozen=True)

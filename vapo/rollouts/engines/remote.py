@@ -58,7 +58,7 @@ class RemoteEngine:
 
         def ask(url: str, share: Sequence[Request]) -> list[Generated]:
             body = {
-                "requests": [[request.prompt_ids, request.seed] for request in share],
+                "requests": [[r.prompt_ids, r.seed, r.max_tokens] for r in share],
                 "settings": asdict(settings),
                 "end_ids": sorted(end_ids),
             }

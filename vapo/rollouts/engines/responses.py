@@ -45,11 +45,14 @@ def check_lengths(
     for prompt in prompts:
         if not prompt.prompt_ids:
             raise UserError(f"prompt {prompt.prompt_id} has no tokens: nothing to continue")
-        needed = len(prompt.prompt_ids) + max_response_tokens
+        budget = prompt.budget(max_response_tokens)
+        if budget < 1:
+            raise ValueError(f"prompt {prompt.prompt_id}: a response has at least one token")
+        needed = len(prompt.prompt_ids) + budget
         if num_positions is not None and needed > num_positions:
             raise UserError(
                 f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens; with "
-                f"{max_response_tokens} of response that is more than the model's {num_positions} "
+                f"{budget} of response that is more than the model's {num_positions} "
                 "positions: lower max_response_tokens or data.max_prompt_tokens"
             )
 

@@ -72,7 +72,11 @@ class VllmSampler:
         responses = requested_responses(prompts, group_size)
         generated = self._engine.generate(
             [
-                Request(response.prompt.prompt_ids, derive_seed(seed, "response", *response.key))
+                Request(
+                    response.prompt.prompt_ids,
+                    derive_seed(seed, "response", *response.key),
+                    response.prompt.max_response_tokens,
+                )
                 for response in responses
             ],
             settings,

@@ -178,7 +178,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             if not engine.has_weights:
                 raise RefusalError(409, "the rollout server has no weights yet")
             return engine.generate(
-                [Request(ids, seed) for ids, seed in wanted.requests],
+                [Request(*request) for request in wanted.requests],
                 SamplingSettings(**wanted.settings.model_dump()),
                 end_ids=frozenset(wanted.end_ids),
                 advance=finished,

@@ -135,6 +135,9 @@ _Integer = Annotated[int, Field(ge=0, lt=2**63)]
 _Integers = Annotated[tuple[_Integer, ...], Field(fail_fast=True)]
 
 
+_Budget = Annotated[int, Field(gt=0, lt=2**63)]
+
+
 class LoadBody(_Body):
     num_tensors: _Integer
 
@@ -148,9 +151,9 @@ class _Settings(_Body):
 
 
 class GenerateBody(_Body):
-    """Each request is [prompt ids, seed]."""
+    """Each request is [prompt ids, seed, its own most tokens or null]."""
 
-    requests: Annotated[list[tuple[_Integers, _Integer]], Field(fail_fast=True)]
+    requests: Annotated[list[tuple[_Integers, _Integer, _Budget | None]], Field(fail_fast=True)]
     settings: _Settings
     end_ids: _Integers
 
@@ -171,10 +174,11 @@ def parse(kind: type[Body], body: bytes) -> Body:
 def check_lengths(wanted: GenerateBody, max_tokens: int) -> None:
     """Raises: RefusalError naming a prompt that is empty or does not fit the engine."""
     most = wanted.settings.max_response_tokens
-    for index, (prompt_ids, _) in enumerate(wanted.requests):
-        if not prompt_ids or len(prompt_ids) + most > max_tokens:
+    for index, (prompt_ids, _, own) in enumerate(wanted.requests):
+        budget = most if own is None else min(own, most)
+        if not prompt_ids or len(prompt_ids) + budget > max_tokens:
             raise RefusalError(
                 400,
-                f"requests[{index}]: a prompt of {len(prompt_ids)} tokens and {most} more do not "
+                f"requests[{index}]: a prompt of {len(prompt_ids)} tokens and {budget} more do not "
                 f"fit the engine's {max_tokens}",
             )

@@ -36,6 +36,7 @@ class DecodingRows:
         width: int,
         prompt_lengths: Int[Tensor, " R"],
         draws: Float64[Tensor, "R _"],
+        budgets: Int[Tensor, " R"],
         counts: Int[Tensor, " R"],
         last_ids: Int[Tensor, " R"],
     ) -> None:
@@ -44,6 +45,7 @@ class DecodingRows:
         self.width = width
         self.prompt_lengths = prompt_lengths
         self.draws = draws
+        self.budgets = budgets  # the most tokens of each row
         self.counts = counts  # tokens sampled so far; frozen when the row finishes
         self.last_ids = last_ids
         self.is_alive = torch.ones_like(counts, dtype=torch.bool)
@@ -83,7 +85,6 @@ class DecodingRows:
         logprobs: Float[Tensor, " R"],
         *,
         stop_ids: Int[Tensor, " _"],
-        max_tokens: int,
     ) -> bool:
         """Record one more token of every live row. False if a live row's log-prob is not finite.
 
@@ -92,7 +93,7 @@ class DecodingRows:
         is_bad = self.is_alive & ~logprobs.isfinite()
         self.counts = self.counts + self.is_alive
         is_stop = (ids[:, None] == stop_ids).any(dim=1)
-        self.is_alive = self.is_alive & ~is_stop & (self.counts < max_tokens)
+        self.is_alive = self.is_alive & ~is_stop & (self.counts < self.budgets)
         self.last_ids = ids
         self._step_ids.append(ids)
         self._step_logprobs.append(logprobs)
@@ -153,6 +154,7 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
         width=width,
         prompt_lengths=prompt_lengths,
         draws=join("draws"),
+        budgets=join("budgets"),
         counts=counts,
         last_ids=join("last_ids"),
     )

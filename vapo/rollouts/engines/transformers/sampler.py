@@ -171,7 +171,6 @@ class _Decoding:
             ids,
             logprobs.gather(1, ids[:, None]).squeeze(1),
             stop_ids=self.stop_ids,
-            max_tokens=settings.max_response_tokens,
         )
         if not is_finite:
             row = int(logprobs.isnan().any(dim=-1).nonzero()[0])
@@ -217,10 +216,10 @@ class _Decoding:
             logits_to_keep=1,
         ).logits[:, -1]
         cache_rows = torch.tensor([place[i] for i, _ in keys], device=self.device)
+        most = self.settings.max_response_tokens
+        budgets = [self.responses[request].prompt.budget(most) for request in requests]
         # One more draw than tokens: a finished row still takes one, unused.
-        draws = uniform_draws(
-            keys, seed=self.seed, num_tokens=self.settings.max_response_tokens + 1
-        )
+        draws = uniform_draws(keys, seed=self.seed, num_tokens=most + 1)
         rows = DecodingRows(
             requests,
             cache=cache,
@@ -229,6 +228,7 @@ class _Decoding:
             width=width,
             prompt_lengths=lengths.to(self.device)[cache_rows],
             draws=draws.to(self.device),
+            budgets=torch.tensor(budgets, device=self.device),
             counts=torch.zeros_like(cache_rows),
             last_ids=torch.zeros_like(cache_rows),
         )

@@ -158,7 +158,7 @@ class ColocatedEngine:
             name,
             TokensPrompt(prompt_token_ids=list(request.prompt_ids)),
             SamplingParams(
-                max_tokens=settings.max_response_tokens,
+                max_tokens=request.budget(settings),
                 temperature=0.0 if settings.greedy else settings.temperature,
                 top_p=1.0 if settings.greedy else settings.top_p,
                 top_k=0 if settings.greedy else settings.top_k,

@@ -1,0 +1,1 @@
+"""What prefixes are worth by continuations from them, beside the critic (docs/value_truth.md)."""

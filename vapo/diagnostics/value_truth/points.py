@@ -1,0 +1,81 @@
+"""A prefix whose value was measured: its continuations' returns beside the critic's value."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vapo.evaluation import t_quantile
+
+_Z = 1.959963984540054  # of a 95 % interval
+
+
+class Figure(NamedTuple):
+    """An estimate with its 95 % interval; NaN where it cannot be estimated."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN = Figure(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class TruthPoint:
+    """The first `num_tokens` tokens of a response, and what continuations from them earned.
+
+    `row` is the response's in its batch, `length` its tokens. `value` is the critic's V(s) there,
+    None without a critic; `baseline` the mean return of the other responses to the prompt, None
+    without others. `is_of_steps`: the response was continued from every one of its steps, and
+    this is one; else it is a prefix of its own, drawn to cover the positions.
+    """
+
+    prompt_id: str
+    row: int
+    num_tokens: int
+    length: int
+    returns: tuple[float, ...]
+    value: float | None = None
+    baseline: float | None = None
+    is_of_steps: bool = True
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.returns)
+
+    @property
+    def noise(self) -> float:
+        """The variance of `mean` around the true value, estimated without bias; needs K >= 2."""
+        return statistics.variance(self.returns) / len(self.returns)
+
+    @property
+    def position(self) -> float:
+        """The share of the response that comes before."""
+        return self.num_tokens / self.length
+
+
+def true_value_interval(
+    returns: Sequence[float], outcomes: tuple[float, float] | None, *, spread: float
+) -> tuple[float, float]:
+    """The 95 % interval of the mean of which K returns are draws.
+
+    Where a return is one of two `outcomes` it is Wilson's for a share, which covers for few draws
+    too. Else Student's, of a variance to which `spread`, the mean variance of the returns after
+    one prefix, counts as one more draw: K equal returns do not make a value certain.
+
+    Source: Wilson 1927; Brown, Cai and DasGupta 2001.
+    """
+    num, mean = len(returns), statistics.fmean(returns)
+    if outcomes is not None:
+        low, high = outcomes
+        share = (mean - low) / (high - low)
+        centre = (share + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
+        half = _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2)) / (1 + _Z**2 / num)
+        return low + (centre - half) * (high - low), low + (centre + half) * (high - low)
+    squares = sum((x - mean) ** 2 for x in returns)
+    half = t_quantile(0.975, num) * math.sqrt((squares + spread) / num / num)
+    return mean - half, mean + half

@@ -1,0 +1,62 @@
+"""The steps of a response: the tokens before which one begins."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.segments import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
+from vapo.types import Rollout
+
+
+def step_starts(
+    rollout: Rollout, segments: SegmentsConfig, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """The number of tokens before each step, ascending; the first is 0.
+
+    No step begins behind the last token. Of more than `max_segments` steps the first is kept,
+    and others evenly spread, so that the rest belong to the steps before them.
+    """
+    starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
+    starts = [place for place in starts if place < len(rollout.response_ids)]
+    most = segments.max_segments
+    if len(starts) <= most:
+        return starts
+    return [starts[i * len(starts) // most] for i in range(most)]
+
+
+def _boundaries(
+    rollout: Rollout, segments: SegmentsConfig, tokenizer: PreTrainedTokenizerBase
+) -> Sequence[int]:
+    if isinstance(segments, TokenSegments):
+        return range(0, len(rollout.response_ids), segments.num_tokens)
+    if isinstance(segments, UnlikelySegments):
+        bound = math.log(segments.max_probability)
+        return [i for i, logprob in enumerate(rollout.rollout_logprobs) if logprob < bound]
+    assert isinstance(segments, PatternSegments)
+    ends = (match.end() for match in re.finditer(segments.pattern, rollout.response_text))
+    return places_of(list(ends), rollout, tokenizer)
+
+
+def places_of(
+    characters: Sequence[int], rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """The fewest tokens whose text has so many characters, for each of ascending numbers.
+
+    The text of a token depends on those before it, so the text of the tokens before a place is
+    decoded, log2(length) times a place.
+    """
+    ids = list(rollout.response_ids)
+    found, first = [], 0
+    for number in characters:
+        low, high = first, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            text = str(tokenizer.decode(ids[:middle], skip_special_tokens=True))
+            low, high = (low, middle) if len(text) >= number else (middle + 1, high)
+        found.append(low)
+        first = low
+    return found
