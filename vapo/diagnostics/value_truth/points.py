@@ -31,7 +31,8 @@ class TruthPoint:
     `row` is the response's in its batch, `length` its tokens. `value` is the critic's V(s) there,
     None without a critic; `baseline` the mean return of the other responses to the prompt, None
     without others. `is_of_steps`: the response was continued from every one of its steps, and
-    this is one; else it is a prefix of its own, drawn to cover the positions.
+    this is one; else it is a prefix of its own, drawn to cover the positions. Points with equal
+    prompts and tokens share their continuations.
     """
 
     prompt_id: str
