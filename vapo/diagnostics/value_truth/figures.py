@@ -10,19 +10,18 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_truth.mistakes import mistake_sums, pair_sums
 from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint
 
-_RESAMPLES = 1000
 _MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10
 
-Sums = Mapping[str, NDArray[np.float64]]  # name -> a number, or one for each resample
+Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,11 @@ class TruthFigures:
 
 
 def truth_figures(
-    points: Sequence[TruthPoint], *, outcomes: tuple[float, float] | None, seed: int
+    points: Sequence[TruthPoint],
+    *,
+    outcomes: tuple[float, float] | None,
+    seed: int,
+    num_resamples: int = 1000,
 ) -> TruthFigures:
     """Every figure with its interval, of points with two continuations or more.
 
@@ -70,7 +73,7 @@ def truth_figures(
 
     Args:
         outcomes: the two returns that there are, where there are two.
-        seed: of the bootstrap.
+        seed: of the bootstrap, which draws as many prompts `num_resamples` times.
     """
     by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
     for point in points:
@@ -84,12 +87,12 @@ def truth_figures(
             columns[name].append(value)
     table = {name: np.array(values) for name, values in columns.items()}
     counts = np.random.default_rng(seed).multinomial(
-        len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=_RESAMPLES
+        len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=num_resamples
     )
     totals = {name: values.sum() for name, values in table.items()}
     resampled = {name: counts @ values for name, values in table.items()}
 
-    def figure(function: Callable[[Sums], NDArray[np.float64]]) -> Figure:
+    def figure(function: Callable[[Sums], Any]) -> Figure:
         with np.errstate(divide="ignore", invalid="ignore"):
             value, many = float(function(totals)), function(resampled)
         if not math.isfinite(value):
@@ -130,7 +133,7 @@ def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
     return [sorted(row, key=lambda point: point.num_tokens) for row in rows.values()]
 
 
-def _positive(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _positive(x: Any) -> Any:
     """NaN in the place of a variance that the noise has eaten."""
     return np.where(np.asarray(x) > 0, x, np.nan)
 
@@ -156,11 +159,11 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
     }
 
 
-def _variance(s: Sums) -> NDArray[np.float64]:
+def _variance(s: Sums) -> Any:
     return np.asarray(s["tt"] / s["n"] - (s["t"] / s["n"]) ** 2)
 
 
-def _variance_of_error(s: Sums) -> NDArray[np.float64]:
+def _variance_of_error(s: Sums) -> Any:
     return np.asarray(s["dd"] / s["n"] - (s["d"] / s["n"]) ** 2)
 
 
@@ -191,7 +194,7 @@ def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
     return found
 
 
-def _between(s: Sums, name: str) -> NDArray[np.float64]:
+def _between(s: Sums, name: str) -> Any:
     return np.asarray(s[name * 2] / s["prompts"] - (s[name] / s["prompts"]) ** 2)
 
 
