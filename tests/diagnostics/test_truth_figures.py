@@ -99,7 +99,7 @@ def test_the_noise_of_k_continuations_is_not_the_critics_error(k: int, name: str
 
 def test_without_the_correction_it_would_be() -> None:
     points = points_of(4, flat)
-    naive = fmean((point.value - point.mean) ** 2 for point in points)
+    naive = fmean(((point.value or 0.0) - point.mean) ** 2 for point in points)
     found = truth_figures(points, outcomes=OUTCOMES, seed=0)
     assert naive > found.mse.high
     assert found.mse.low < exact(flat).mse.value < found.mse.high

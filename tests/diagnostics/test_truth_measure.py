@@ -42,7 +42,7 @@ def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> li
 
 
 def truth(**values: object) -> ValueTruthConfig:
-    return ValueTruthConfig(**{"segments": make(SegmentsConfig, pattern=";"), **values})  # type: ignore[arg-type]
+    return ValueTruthConfig(**{"segments": make(SegmentsConfig, pattern=";"), **values})
 
 
 def chosen(settings: ValueTruthConfig, *, most: int = 40, seed: int = 0):

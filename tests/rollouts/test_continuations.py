@@ -140,7 +140,7 @@ class ScriptedPolicy:
         return [self._respond(prompt, rng) for prompt in prompts for _ in range(group_size)]
 
     def _respond(self, prompt: Prompt, rng: Random) -> Rollout:
-        text = TOKENIZER.decode(list(prompt.prompt_ids))
+        text = str(TOKENIZER.decode(list(prompt.prompt_ids)))
         problem, _, start = text.partition("=")
         position, keys = self.state(problem, start)
         written = ""
@@ -179,7 +179,8 @@ def test_the_interval_covers_the_exact_value(k: int, tmp_path: Path) -> None:
     policy: Any = ScriptedPolicy()
     settings = SamplingSettings(max_response_tokens=40)
     rollouts = policy.sample(problems(400), group_size=1, settings=settings, seed=1)
-    rng, prefixes, exact = Random(2), [], []
+    rng, exact = Random(2), []
+    prefixes: list[Prefix] = []
     while len(prefixes) < 1000:
         row = rng.randrange(len(rollouts))
         rollout = rollouts[row]

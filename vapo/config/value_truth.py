@@ -13,8 +13,8 @@ from vapo.config.segments import SegmentsConfig
 class ValueTruthConfig:
     every_n_iterations: int | None = option(
         None,
-        "fit: measure at the first and last iteration of each phase and, in both, at every n-th; "
-        "null: never (docs/value_truth.md)",
+        "fit: measure at the first iteration of each phase, the policy's last and, in both phases, "
+        "every n-th; null: never (docs/value_truth.md)",
         ge=1,
     )
     num_continuations: int = option(8, "responses sampled on from each prefix", ge=2)

@@ -19,7 +19,7 @@ from vapo.system.progress import Progress
 from vapo.system.sharding import lightning_precision, make_strategy
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing
-from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages
+from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages, ValueTruths
 from vapo.training.callbacks.evaluation import Evaluation
 from vapo.training.callbacks.profiling import Profiling
 from vapo.training.callbacks.recording import Recording
@@ -74,6 +74,7 @@ class RunCallbacks:
             self.recording,
             self.watch,
             PositionDiagnostics(logger),
+            ValueTruths(logger),
             self.checkpointing,
         ]
         if config.trainer.profile:

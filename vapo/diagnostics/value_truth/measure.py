@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -263,11 +264,9 @@ def beside_values(
 
 def describe_truth(figures: TruthFigures) -> str:
     """A line a figure, with its interval; those that are not known are left out."""
-    found = {f.name: getattr(figures, f.name) for f in fields(figures)}
     rows = [
         f"truth/{name}: {x.value:.4f} [{x.low:.4f}, {x.high:.4f}]"
-        for name, x in found.items()
-        if isinstance(x, Figure) and math.isfinite(x.value)
+        for name, x in known_figures(figures).items()
     ]
     return "\n".join(rows)
 
@@ -280,12 +279,33 @@ def truth_metrics(truth: ValueTruth) -> dict[str, float]:
         "truth/num_responses": float(figures.num_responses),
         "truth/num_tokens": float(truth.num_tokens),
     }
-    for field in fields(figures):
-        found = getattr(figures, field.name)
-        if not isinstance(found, Figure) or not math.isfinite(found.value):
-            continue
-        ends = {"": found.value, "_ci_low": found.low, "_ci_high": found.high}
-        metrics |= {
-            f"truth/{field.name}{end}": value for end, value in ends.items() if math.isfinite(value)
-        }
+    for name, figure in known_figures(figures).items():
+        metrics[f"truth/{name}"] = figure.value
     return metrics
+
+
+def known_figures(figures: TruthFigures) -> dict[str, Figure]:
+    """The figures that could be estimated, by name."""
+    found = {f.name: getattr(figures, f.name) for f in fields(figures)}
+    return {
+        name: figure
+        for name, figure in found.items()
+        if isinstance(figure, Figure) and math.isfinite(figure.value)
+    }
+
+
+def truth_table(truth: ValueTruth) -> dict[str, Any]:
+    """Figures with their intervals, the table by position and this rank's points, for JSON.
+
+    An interval without limits is null.
+    """
+    return {
+        "num_tokens": truth.num_tokens,
+        "outcomes": truth.outcomes,
+        "figures": {
+            name: [x if math.isfinite(x) else None for x in figure]
+            for name, figure in known_figures(truth.figures).items()
+        },
+        "by_position": truth.figures.by_position,
+        "points": [asdict(point) for point in truth.points],
+    }

@@ -18,6 +18,7 @@ from vapo.diagnostics.value_page.contents import (
 )
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.diagnostics.value_truth.measure import truth_table
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import iteration_of
@@ -56,6 +57,26 @@ class PositionDiagnostics(Callback):
         self.logger.log_text(
             json.dumps(table), f"diagnostics/positions_iteration_{iteration.number:04d}.json"
         )
+
+
+class ValueTruths(Callback):
+    """Writes `value_truth/iteration_0001.json` where an iteration has measured it."""
+
+    def __init__(self, logger: RunLogger) -> None:
+        self.logger = logger
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        iteration = iteration_of(trainer)
+        if iteration.truth is None:
+            return
+        table = {
+            "iteration": iteration.number,
+            "phase": iteration.phase.value,
+            "policy_steps": iteration.start.policy_steps,
+            **truth_table(iteration.truth),
+        }
+        name = f"value_truth/iteration_{iteration.number:04d}.json"
+        self.logger.log_text(json.dumps(table), name)
 
 
 class ValuePages(Callback):

@@ -1,0 +1,120 @@
+"""The truth about a value, from the commands: `vapo validate --value_truth` and fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+
+from tests.config.fits import ON_STATE_TRACKING
+from tests.integration.commands import SMALL, fit, store, summary, vapo, vapo_on_two_ranks
+from tests.tracking.metric_docs import documented_keys
+from vapo.runs.checkpoints import read_checkpoint
+
+SMALL_TRUTH = [
+    "value_truth.num_responses=6",
+    "value_truth.num_prefixes=6",
+    "value_truth.segments.pattern=;",
+]
+
+
+def validate(*args: str) -> dict[str, str]:
+    result = vapo("validate", *ON_STATE_TRACKING, *SMALL, *SMALL_TRUTH, *args)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "value truth: 6 responses at their steps and 6 other prefixes" in result.stdout
+    lines = [line.partition(": ") for line in result.stdout.splitlines()]
+    return {key: value for key, _, value in lines if key.startswith(("truth/", "critic/"))}
+
+
+def test_validate_says_what_the_critic_is_worth() -> None:
+    found = validate("--value_truth", "4")
+    assert found == validate("--value_truth", "4")
+    assert {"truth/mse", "truth/bias", "truth/flattening", "critic/value_mean"} <= found.keys()
+    number, _, interval = found["truth/bias"].partition(" ")
+    low, high = (float(end) for end in interval.strip("[]").split(","))
+    assert low < float(number) < high
+    assert found != validate("--value_truth", "5")
+
+
+def test_without_a_critic_the_truth_has_the_baselines_error() -> None:
+    found = validate("--value_truth", "4", "--config", "conf/algorithm/grpo.yaml")
+    assert "truth/baseline_mse" in found
+    assert "truth/variance" in found
+    assert "truth/mse" not in found
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--value_truth", "1"], "give 2 or more"),
+        (["--value_truth", "4", "rewards.shuffle=true"], "rewards.shuffle"),
+        (
+            ["--value_truth", "4", "algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"],
+            "set it to loss",
+        ),
+        (["--value_truth", "4", "value_truth.segments.pattern=("], "value_truth.segments.pattern"),
+        (["--value_truth", "4", "value_truth.segments.pattern=a*"], "matches an empty text"),
+        (["value_truth.num_responses=0", "value_truth.num_prefixes=0"], "nothing to measure"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(args: list[str], says: str) -> None:
+    result = vapo("validate", *ON_STATE_TRACKING, *SMALL, *args)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "evaluation:" not in result.stdout + result.stderr
+
+
+def truth_of(run: Path, tmp_path: Path) -> dict[str, dict[int, float]]:
+    client = mlflow.MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    run_id = summary(run)["mlflow_run_id"]
+    keys = [key for key in client.get_run(run_id).data.metrics if key.startswith("truth/")]
+    return {key: {m.step: m.value for m in client.get_metric_history(run_id, key)} for key in keys}
+
+
+def artifact(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
+    client = mlflow.MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    path = client.download_artifacts(summary(run)["mlflow_run_id"], name, str(tmp_path))
+    contents = json.loads(Path(path).read_text())
+    assert isinstance(contents, dict)
+    return contents
+
+
+def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> None:
+    plain = fit(tmp_path / "plain")
+    measured = fit(tmp_path / "truth", *SMALL_TRUTH, "value_truth.every_n_iterations=2")
+    states = [
+        read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"] for run in (plain, measured)
+    ]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    assert not truth_of(plain, tmp_path / "plain")
+    found = truth_of(measured, tmp_path / "truth")
+    assert {"truth/mse", "truth/bias", "truth/num_tokens"} <= found.keys()
+    # value pretraining's iterations 1 and 2, the policy's 1, 2 and 3
+    assert len(found["truth/num_prefixes"]) == 5
+    assert found.keys() <= documented_keys()
+    table = artifact(measured, "value_truth/iteration_0002.json", tmp_path / "truth")
+    mse = table["figures"]["mse"]
+    assert mse[0] in found["truth/mse"].values()
+    assert mse[1] <= mse[0] <= mse[2]
+    assert len(table["points"]) == found["truth/num_prefixes"][2]
+    assert {len(point["returns"]) for point in table["points"]} == {8}
+
+
+@pytest.mark.slow
+def test_two_processes_measure_together(tmp_path: Path) -> None:
+    run = fit(
+        tmp_path,
+        *SMALL_TRUTH,
+        "value_truth.every_n_iterations=3",
+        "trainer.devices=2",
+        "trainer.strategy=fsdp",
+        run=vapo_on_two_ranks,
+    )
+    found = truth_of(run, tmp_path)
+    assert set(found["truth/num_responses"].values()) == {6.0}
+    assert all(value > 12 for value in found["truth/num_prefixes"].values())
