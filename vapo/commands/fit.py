@@ -111,6 +111,7 @@ def train(
             kept=kept,
             stored=stored,
             safe_point=stopping.safe_point,
+            tokenizer=tokenizer,
         )
         callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)
         trainer = make_trainer(config, module, callbacks, logger)

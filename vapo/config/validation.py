@@ -22,6 +22,7 @@ from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
 from vapo.config.target_rules import TARGET_RULES
+from vapo.config.vine_rules import VINE_RULES
 from vapo.config.watch_rules import WATCH_RULES
 
 
@@ -204,6 +205,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *CRITIC_TRAINING_RULES,
         *TARGET_RULES,
         *PRETRAINING_RULES,
+        *VINE_RULES,
         *WATCH_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,

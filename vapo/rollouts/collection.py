@@ -1,4 +1,4 @@
-"""One iteration's rollouts: prompts, responses, verdicts; dynamic sampling, greedy baseline."""
+"""One iteration's rollouts: prompts, responses, verdicts, and what else their baseline needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import VineOptions
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
@@ -17,6 +19,7 @@ from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -27,6 +30,10 @@ class RolloutCollection:
     """Samples and scores; has no state between calls, so an iteration can be repeated.
 
     Everything is a function of (seed, iteration) and the weights of the sampler.
+
+    Args:
+        tokenizer: the policy's, with which responses are cut into steps; only estimator vine
+            needs it.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class RolloutCollection:
         scorer: Scorer,
         sampler: Sampler,
         progress: Progress,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
@@ -44,6 +52,7 @@ class RolloutCollection:
         self.scorer = scorer
         self.sampler = sampler
         self.progress = progress
+        self.tokenizer = tokenizer
 
     def sample_batch(
         self, iteration: int, phase: Phase, stage: Stage | None = None
@@ -84,6 +93,10 @@ class RolloutCollection:
             batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
             mean = gather_over_ranks(baseline).mean()
             metrics["rollout/greedy_reward_mean"] = float(mean)
+        if isinstance(algorithm, VineOptions):
+            settings = sampling_settings(self.config.rollouts)
+            batch, found = self.with_step_values(batch, settings, iteration, stage)
+            metrics |= found
         return batch, metrics
 
     def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
@@ -131,6 +144,22 @@ class RolloutCollection:
             shuffle_seed=self.shuffle_seed("shuffled greedy verdicts", iteration, rank()),
         )
         return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
+
+    def with_step_values(
+        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch, sampled by `settings`, with what its steps are worth, and the metrics."""
+        assert self.tokenizer is not None
+        return with_step_values(
+            batch,
+            self.config,
+            settings=settings,
+            sampler=self.sampler,
+            scorer=self.scorer,
+            tokenizer=self.tokenizer,
+            seed=derive_seed(self.config.seed, "continuations", iteration, rank()),
+            stage=stage,
+        )
 
     def shuffle_seed(self, *keys: str | int) -> int | None:
         """What `rewards.shuffle` deals the verdicts by; None where it is off."""

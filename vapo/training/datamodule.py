@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import lightning as L
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
@@ -43,6 +44,7 @@ class RolloutDataModule(L.LightningDataModule):
         kept: the rollouts on the disk; None: they are not kept.
         stored: the rollouts that value pretraining trains on; None: it samples.
         safe_point: called between stages; may raise, to stop the run.
+        tokenizer: the policy's; only estimator vine needs it.
     """
 
     iteration: Iteration
@@ -61,6 +63,7 @@ class RolloutDataModule(L.LightningDataModule):
         kept: KeptRollouts | None = None,
         stored: StoredRollouts | None = None,
         safe_point: Callable[[], None] = lambda: None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -71,6 +74,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.kept = kept
         self.stored = stored
         self.safe_point = safe_point
+        self.tokenizer = tokenizer
 
     def train_dataloader(self) -> Sized:
         """Lightning asks once, when networks and optimizers are as the run begins or resumes.
@@ -103,6 +107,7 @@ class RolloutDataModule(L.LightningDataModule):
             scorer=self.scorer,
             sampler=self.sampler,
             progress=self.progress,
+            tokenizer=self.tokenizer,
         )
         return RolloutSource(
             self.config, collection, module.lineage, self.progress, self.kept, self.stored
