@@ -93,7 +93,8 @@ def vine(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
     """VinePPO."""
-    assert batch.step_values is not None and batch.step_starts is not None
+    assert batch.step_values is not None
+    assert batch.step_starts is not None
     return Estimate(
         step_advantages(token_rewards, batch.step_values, batch.step_starts, batch.response_mask)
     )

@@ -7,8 +7,13 @@ from pathlib import Path
 
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
-from vapo.diagnostics.value_page.heldout import check_request, load_forward_networks, write_page
-from vapo.evaluation import evaluate
+from vapo.diagnostics.value_page.heldout import (
+    check_request,
+    heldout_batch,
+    load_forward_networks,
+    write_page,
+)
+from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
@@ -45,7 +50,6 @@ def run(
     if page is not None:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    baseline = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
@@ -63,13 +67,22 @@ def run(
             max_response_tokens=config.rollouts.max_response_tokens,
             progress=progress,
         )
-        if page is not None and config.algorithm.needs_greedy_baseline:
-            baseline = RolloutCollection(
-                config, prompts=prompts, scorer=scorer, sampler=sampler, progress=progress
-            ).greedy_rewards(result.prompts, 0, progress.stage)
+        if page is not None:
+            collection = RolloutCollection(
+                config,
+                prompts=prompts,
+                scorer=scorer,
+                sampler=sampler,
+                progress=progress,
+                tokenizer=tokenizer,
+            )
+            settings = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
+            batch, _ = collection.with_baselines(
+                heldout_batch(config, result), settings, 0, progress.stage
+            )
     metrics = result.metrics
     if page is not None and networks is not None:
-        metrics |= write_page(page, config, result, baseline, networks, tokenizer, path)
+        metrics |= write_page(page, config, batch, networks, tokenizer, path)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if page is not None:

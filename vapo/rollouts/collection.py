@@ -87,17 +87,9 @@ class RolloutCollection:
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
-        if algorithm.needs_greedy_baseline:
-            prompts = [group.rollouts[0].prompt for group in groups]
-            baseline = self.greedy_rewards(prompts, iteration, stage)
-            batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
-            mean = gather_over_ranks(baseline).mean()
-            metrics["rollout/greedy_reward_mean"] = float(mean)
-        if isinstance(algorithm, VineOptions):
-            settings = sampling_settings(self.config.rollouts)
-            batch, found = self.with_step_values(batch, settings, iteration, stage)
-            metrics |= found
-        return batch, metrics
+        settings = sampling_settings(self.config.rollouts)
+        batch, found = self.with_baselines(batch, settings, iteration, stage)
+        return batch, metrics | found
 
     def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
         """This rank's prompts of an attempt, each with its responses and their verdicts.
@@ -130,6 +122,35 @@ class RolloutCollection:
             for i in range(0, len(rollouts), hp.group_size)
         ]
 
+    def with_baselines(
+        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch with what the estimator compares its rewards with, and the metrics of that.
+
+        `settings` are those by which the batch was sampled. Every rank must call this.
+        """
+        algorithm, metrics = self.config.algorithm, {}
+        if algorithm.needs_greedy_baseline:
+            prompts = [rollout.prompt for rollout in batch.rollouts[:: batch.group_size]]
+            baseline = self.greedy_rewards(prompts, iteration, stage)
+            batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
+            mean = gather_over_ranks(baseline).mean()
+            metrics["rollout/greedy_reward_mean"] = float(mean)
+        if isinstance(algorithm, VineOptions):
+            assert self.tokenizer is not None
+            batch, found = with_step_values(
+                batch,
+                self.config,
+                settings=settings,
+                sampler=self.sampler,
+                scorer=self.scorer,
+                tokenizer=self.tokenizer,
+                seed=derive_seed(self.config.seed, "continuations", iteration, rank()),
+                stage=stage,
+            )
+            metrics |= found
+        return batch, metrics
+
     def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
@@ -144,22 +165,6 @@ class RolloutCollection:
             shuffle_seed=self.shuffle_seed("shuffled greedy verdicts", iteration, rank()),
         )
         return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
-
-    def with_step_values(
-        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
-    ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The batch, sampled by `settings`, with what its steps are worth, and the metrics."""
-        assert self.tokenizer is not None
-        return with_step_values(
-            batch,
-            self.config,
-            settings=settings,
-            sampler=self.sampler,
-            scorer=self.scorer,
-            tokenizer=self.tokenizer,
-            seed=derive_seed(self.config.seed, "continuations", iteration, rank()),
-            stage=stage,
-        )
 
     def shuffle_seed(self, *keys: str | int) -> int | None:
         """What `rewards.shuffle` deals the verdicts by; None where it is off."""

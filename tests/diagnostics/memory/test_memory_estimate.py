@@ -19,8 +19,9 @@ from tests.diagnostics.memory.memory_measurement import (
 )
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import render, run, verdict
-from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory, worst_microbatch
+from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.diagnostics.memory.sizes import worst_microbatch
 from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.errors import UserError
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimate_advantages
@@ -46,7 +44,7 @@ from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options
 from vapo.system.atomic_files import write_text
-from vapo.types import Phase, TrainingBatch
+from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
@@ -111,16 +109,12 @@ def load_forward_networks(
     )
 
 
-def _evaluated(
-    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
-) -> tuple[TrainingBatch, str]:
-    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
+def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
+    """The held-out rollouts as a rollout batch.
 
     Rewards are shaped by the training budget, as those that the critic is trained on.
-
-    Raises: UserError where most of the numbers are not finite.
     """
-    batch = make_rollout_batch(
+    return make_rollout_batch(
         result.rollouts,
         result.verdicts,
         group_size=config.evaluation.k,
@@ -128,8 +122,15 @@ def _evaluated(
         max_response_tokens=config.rollouts.max_response_tokens,
         critic_truncated=config.critic.truncated,
     )
-    if baseline is not None:
-        batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
+
+
+def _evaluated(
+    config: FitConfig, batch: RolloutBatch, networks: ForwardNetworks
+) -> tuple[TrainingBatch, str]:
+    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
+
+    Raises: UserError where most of the numbers are not finite.
+    """
     for network in (networks.actor, networks.reference, networks.critic):
         if network is not None:
             network.to(networks.device)
@@ -151,28 +152,29 @@ def _evaluated(
 def write_page(
     path: Path,
     config: FitConfig,
-    result: EvaluationResult,
-    baseline: Tensor | None,
+    batch: RolloutBatch,
     networks: ForwardNetworks,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
 ) -> dict[str, float]:
     """Write the file and return the critic's metrics on these rollouts, empty without a critic.
 
+    `batch` has the baselines that the estimator needs.
+
     Raises: UserError where most of the numbers are not finite, or the file cannot be written.
     """
-    batch, left_out = _evaluated(config, result, baseline, networks)
+    estimated, left_out = _evaluated(config, batch, networks)
     hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
-    positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
-    contents = page_contents(batch, config, positions, iteration=0)
+    positions = position_profile(estimated, hyperparameters, max_response_tokens=budget)
+    contents = page_contents(estimated, config, positions, iteration=0)
     about = _about(config, contents, left_out, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
     try:
         write_text(path, page)
     except OSError as error:
         raise _cannot_write(path, error) from None
-    return value_metrics(batch, hyperparameters.gamma)
+    return value_metrics(estimated, hyperparameters.gamma)
 
 
 def _about(
