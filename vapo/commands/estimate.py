@@ -115,7 +115,7 @@ def continuations_line(config: FitConfig, continued: Continuations) -> str:
         f"vine: up to {continued.num_steps} steps of a response, so {continued.num_prefixes:,} "
         f"prefixes, {continued.num_responses:,} continuations and {continued.num_tokens:,} more "
         f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
-        f"{own:,}, where responses are as long as they may be; {where}"
+        f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
     )
 
 

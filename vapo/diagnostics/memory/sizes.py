@@ -49,7 +49,7 @@ def local_minibatch(config: FitConfig, network: str) -> int:
 
 
 class Continuations(NamedTuple):
-    """What estimator vine samples beside an iteration's responses, over all processes, at most."""
+    """What estimator vine samples beside an iteration's responses, over all processes."""
 
     num_steps: int
     num_prefixes: int
@@ -58,21 +58,20 @@ class Continuations(NamedTuple):
 
 
 def most_continuations(config: FitConfig) -> Continuations | None:
-    """Where every response is as long as it may be, with steps evenly spread; None without vine.
+    """Where responses and continuations are as long as they may be; None without vine.
 
-    A group's responses share their prompt, whose continuations are sampled once. None can go on
-    from more places than it has tokens.
+    Steps are as many as they may be, and evenly spread. Prompts are continued once for a group,
+    and no two responses begin alike.
     """
     options, numbers = config.algorithm, resolve(config)
     if not isinstance(options, VineOptions):
         return None
     segments, length = options.vine_segments, config.rollouts.max_response_tokens
-    steps = min(segments.max_segments, length)
-    if isinstance(segments, TokenSegments):
-        steps = min(steps, math.ceil(length / segments.num_tokens))
+    starts = range(0, length, segments.num_tokens if isinstance(segments, TokenSegments) else 1)
+    num_steps = min(len(starts), segments.max_segments)
+    left = [length - starts[i * len(starts) // num_steps] for i in range(1, num_steps)]
     groups, responses = numbers.num_prompts, numbers.num_prompts * numbers.group_size
-    inside = [length - step * length // steps for step in range(1, steps)]
-    prefixes = groups + responses * len(inside)
-    tokens = groups * length + responses * sum(inside)
+    prefixes = groups + responses * len(left)
+    tokens = groups * length + responses * sum(left)
     times = options.vine_continuations
-    return Continuations(steps, prefixes, prefixes * times, tokens * times)
+    return Continuations(num_steps, prefixes, prefixes * times, tokens * times)
