@@ -13,8 +13,13 @@ pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 # One optimizer step an iteration where the others take four: a larger one.
 ONE_STEP = {"rloo", "remax", "easyppo"}
-# A step of state tracking ends with its position.
-OWN = {"vineppo": [r"algorithm.vine_segments.pattern=\d"]}
+OWN = {
+    "vineppo": [
+        r"algorithm.vine_segments.pattern=\d",  # a step of state tracking ends with its position
+        "algorithm.vine_segments.max_segments=4",
+        "algorithm.vine_continuations=4",
+    ]
+}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
