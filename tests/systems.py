@@ -41,6 +41,7 @@ CRITIC_FREE = (
     "reinforce_pp_baseline",
     "remax",
     "raft",
+    "vineppo",
 )
 PRESETS = (
     "sao",
@@ -105,16 +106,22 @@ def made_up_batch(
     old_logprobs = noise(1.0) - 2.0 * batch.response_mask
     ref_logprobs = old_logprobs + noise(0.3)
     old_values = noise(0.5)
+    logprobs = old_logprobs + noise(0.4)
+    is_start = batch.response_mask & (torch.rand(old_values.shape, generator=generator) < 0.4)
+    is_start[:, 0] = True
+    step_values = noise(0.5)
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * num_groups, dtype=torch.float64)
     batch = replace(
         batch,
         rewards=batch.rewards.double(),
         baseline_rewards=signs[:num_groups].repeat_interleave(group_size),
+        step_starts=is_start,
+        step_values=step_values,
     )
     evaluated = EvaluatedBatch(
         **vars(batch), old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, old_values=old_values
     )
-    return evaluated, (old_logprobs + noise(0.4)).requires_grad_()
+    return evaluated, logprobs.requires_grad_()
 
 
 def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:

@@ -123,7 +123,8 @@ class RolloutBatch:
     tokens that carry loss of the policy, `value_mask` those that carry value loss (None: the
     same). `unshaped_rewards` are the rewards without the overlong punishment, None where there is
     none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
-    the system needs none.
+    the system needs none. `step_starts` marks the first token of each step and `step_values` has,
+    on every token, what continuations from the start of its step earned; None without them.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -142,6 +143,8 @@ class RolloutBatch:
     baseline_rewards: Float[Tensor, " B"] | None = None
     unshaped_rewards: Float[Tensor, " B"] | None = None
     value_mask: Bool[Tensor, "B T"] | None = None
+    step_starts: Bool[Tensor, "B T"] | None = None
+    step_values: Float[Tensor, "B T"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)

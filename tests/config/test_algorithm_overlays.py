@@ -120,6 +120,7 @@ EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
     ),
     "remax": ("greedy_baseline", "logprob", "sequence_sum", 0.2, False, "k1 reward"),
     "raft": ("correct_only", "logprob", "token_mean", 0.2, False, None),
+    "vineppo": ("vine", "clipped_ratio", "token_mean", 0.2, True, "k3 loss"),
     "vc_ppo": ("gae", "clipped_ratio", "sequence_mean", 0.2, False, None),
 }
 
@@ -390,7 +391,7 @@ def test_group_estimators_need_groups(tmp_path: Path, estimator: str) -> None:
     fit_config(tmp_path, chosen, *NO_CRITIC)
 
 
-@pytest.mark.parametrize("estimator", ["reward_to_go", "greedy_baseline", "correct_only"])
+@pytest.mark.parametrize("estimator", ["reward_to_go", "greedy_baseline", "correct_only", "vine"])
 def test_the_others_do_not(tmp_path: Path, estimator: str) -> None:
     single = "components.group_sampling.enabled=false"
     chosen = f"algorithm.advantage_estimator={estimator}"

@@ -12,6 +12,7 @@ from vapo.functional.baselines import (
     group_mean_advantages,
     group_relative_advantages,
     leave_one_out_advantages,
+    step_advantages,
     whitened_group_mean_advantages,
 )
 from vapo.functional.losses import aggregate, logprob_surrogate
@@ -69,6 +70,43 @@ def test_whitened_over_two_ranks_is_whitened_over_both() -> None:
 def test_leave_one_out_advantages() -> None:
     actual = leave_one_out_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
     equal(actual, f64([2, -1, -1, -3, 0, 3])[0])
+
+
+def test_step_advantages() -> None:
+    """Steps of 2, 1 and 2 tokens; of the whole response; of each token."""
+    starts = mask("x.xx.", "x....", "xxx..")
+    values = f64([0.5, 9, -0.25, 0.75, 9], [0.25, 9, 9, 9, 9], [0.5, 0, 1, 9, 9])
+    rewards = f64([0, 0, 0, 0, 1], [0, 0, 0, -1, 0], [0, 0, 0, 0, 0])
+    tokens = mask("xxxxx", "xxxx.", "xxx..")
+    expected = f64(
+        [-0.75, -0.75, 1.0, 0.25, 0.25],  # -0.25 - 0.5; 0.75 + 0.25; 1 - 0.75
+        [-1.25, -1.25, -1.25, -1.25, 0],  # -1 - 0.25
+        [-0.5, 1, -1, 0, 0],  # 0 - 0.5; 1 - 0; 0 - 1
+    )
+    equal(step_advantages(rewards, values, starts, tokens), expected)
+
+
+def test_a_reward_belongs_to_the_step_of_its_token() -> None:
+    """On a step's last token, and on the first of the next one; the steps add up to R - V(s_0)."""
+    starts, tokens = mask("x.x."), mask("xxxx")
+    values = f64([0.5, 0, 2, 0])
+    equal(step_advantages(f64([0, 4, 0, 1]), values, starts, tokens), f64([5.5, 5.5, -1, -1]))
+    equal(step_advantages(f64([0, 0, 4, 1]), values, starts, tokens), f64([1.5, 1.5, 3, 3]))
+
+
+def test_steps_in_rows_with_gaps_and_padding_that_holds_anything() -> None:
+    starts, tokens = mask("xx..x", ".x.xx"), mask(".xx.x", ".x.x.")
+    nan = math.nan
+    values = f64([nan, 0.5, nan, nan, 0.25], [nan, 0.5, nan, 2, nan])
+    rewards = f64([nan, 0, 0, nan, 1], [nan, 0, nan, 1, nan])
+    expected = f64([0, -0.25, -0.25, 0, 0.75], [0, 1.5, 0, -1, 0])
+    equal(step_advantages(rewards, values, starts, tokens), expected)
+
+
+def test_a_first_token_starts_a_step() -> None:
+    rewards = f64([0, 0, 1])
+    with pytest.raises(ValueError, match="first token must start a step"):
+        step_advantages(rewards, rewards, mask("x.x"), mask(".xx"))
 
 
 def test_greedy_baseline_advantages() -> None:

@@ -38,7 +38,7 @@ ONE_STEP = ("rloo", "remax", "easyppo")
 SIZES = {  # of the rollout batch of 16
     system: ["training.minibatch_size=8"] for system in SYSTEMS if system not in ONE_STEP
 }
-WITH_KL_LOSS = ("grpo", "reinforce_pp_baseline", "easyppo")
+WITH_KL_LOSS = ("grpo", "vineppo", "reinforce_pp_baseline", "easyppo")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
 
@@ -101,6 +101,7 @@ def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert any(key.startswith("critic/") for key in metrics) == has_critic
     assert ("rollout/dynamic_sampling_attempts" in metrics) == (system in ("dapo", "justrl2"))
     assert ("rollout/greedy_reward_mean" in metrics) == (system == "remax")
+    assert ("vine/continuation_tokens" in metrics) == (system == "vineppo")
     assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
     assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
     if system in ONE_STEP:  # on-policy: the ratio is 1 in every step

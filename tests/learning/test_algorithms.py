@@ -13,6 +13,13 @@ pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 # One optimizer step an iteration where the others take four: a larger one.
 ONE_STEP = {"rloo", "remax", "easyppo"}
+OWN = {
+    "vineppo": [
+        r"algorithm.vine_segments.pattern=\d",  # a step of state tracking ends with its position
+        "algorithm.vine_segments.max_segments=4",
+        "algorithm.vine_continuations=4",
+    ]
+}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -24,5 +31,6 @@ def test_system_learns(system: str, tmp_path: Path) -> None:
         "training.num_iterations=25",
         "evaluation.every_n_iterations=25",
         *(["actor.optimizer.lr=3e-4"] if system in ONE_STEP else []),
+        *OWN.get(system, []),
     )
     assert after >= before + 0.1

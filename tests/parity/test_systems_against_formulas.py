@@ -46,6 +46,11 @@ class Paper:
         self.sampled = self.rows(batch.rollout_logprobs)
         self.ref = self.rows(batch.ref_logprobs)
         self.values = self.rows(batch.old_values)
+        assert batch.step_starts is not None
+        self.starts = [
+            [t for t in range(n) if batch.step_starts[i, t]] for i, n in enumerate(self.lengths)
+        ]
+        self.step_values = self.rows(batch.step_values)
 
     def rows(self, x: Tensor | None) -> list[list[float]]:
         assert x is not None
@@ -193,8 +198,28 @@ def raft(p: Paper) -> Tensor:
     return p.token_level(kept, lambda i, t: -p.new[i][t])
 
 
+def vineppo(p: Paper) -> Tensor:
+    a = []
+    for i, length in enumerate(p.lengths):
+        row = []
+        for t in range(length):
+            start = max(s for s in p.starts[i] if s <= t)
+            after = [s for s in p.starts[i] if s > t]
+            later = p.step_values[i][after[0]] if after else p.rewards[i]
+            row.append(later - p.step_values[i][start])
+        a.append(row)
+    a = whitened(a)
+
+    def loss(i: int, t: int) -> Tensor:
+        to_ref = p.ref[i][t] - p.new[i][t]
+        return p.ppo(i, t, a[i][t]) + BETA * (to_ref.exp() - to_ref - 1)
+
+    return p.token_level(list(range(p.num)), loss)
+
+
 READINGS = {reading.__name__: reading for reading in (
-    vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft
+    vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
+    vineppo,
 )} | {"hl_gauss": vapo, **CRITIC_READINGS}  # fmt: skip
 
 
@@ -245,7 +270,7 @@ def test_equal_rewards_in_a_group_teach_nothing(system: str) -> None:
     assert loss.isfinite()
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert gradient.isfinite().all()
-    if system != "remax":  # its baseline is another response
+    if system not in ("remax", "vineppo"):  # their baselines are other responses
         assert batch.advantages is not None
         assert not batch.advantages.any()
         assert not gradient.any()

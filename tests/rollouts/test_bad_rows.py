@@ -27,6 +27,7 @@ INPUTS = (
     "old_logprobs",
     "ref_logprobs",
     "old_values",
+    "step_values",
 )
 
 
@@ -47,7 +48,11 @@ def made_up(num: int = 8, *, system: str = "vapo") -> EvaluatedBatch:
         ref_logprobs=-torch.rand(shape, generator=draw),
         old_values=torch.rand(shape, generator=draw),
     )
-    return replace(evaluated, baseline_rewards=torch.rand(num, generator=draw))
+    return replace(
+        evaluated,
+        baseline_rewards=torch.rand(num, generator=draw),
+        step_values=torch.rand(shape, generator=draw),
+    )
 
 
 def check(

@@ -39,6 +39,8 @@ def sampled() -> SampledRollouts:
         batch,
         loss_mask=batch.loss_mask & torch.tensor([[True], [False]]),
         baseline_rewards=torch.tensor([0.1, float("nan")]),
+        step_starts=torch.tensor([[True, False, True], [True, False, False]]),
+        step_values=torch.tensor([[0.1, 0.1, 1 / 3], [-0.7, 0.0, 0.0]]),
     )
     return SampledRollouts(
         3, 2, Phase.POLICY_OPTIMIZATION, batch, {"rollout/x": 0.1 + 0.2, "rollout/y": float("nan")}

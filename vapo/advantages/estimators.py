@@ -28,6 +28,7 @@ from vapo.functional.baselines import (
     group_mean_advantages,
     group_relative_advantages,
     leave_one_out_advantages,
+    step_advantages,
     whitened_group_mean_advantages,
 )
 from vapo.system.distributed import sum_over_ranks
@@ -88,6 +89,17 @@ def correct_only(
     return estimate._replace(kept=batch.is_correct)
 
 
+def vine(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
+    """VinePPO."""
+    assert batch.step_values is not None
+    assert batch.step_starts is not None
+    return Estimate(
+        step_advantages(token_rewards, batch.step_values, batch.step_starts, batch.response_mask)
+    )
+
+
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
     """One number a response is the advantage of each of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
@@ -116,6 +128,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
+    "vine": vine,
 }
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
+from vapo.config.engines import VllmEngine
 from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.diagnostics.memory.sizes import Continuations, most_continuations
 from vapo.errors import UserError
 from vapo.networks.build import critic_path
 from vapo.networks.loading import check_supported, read_model_config
@@ -43,6 +45,8 @@ def run(
             "the critic's own prompts (critic.prompt.template) are counted as long as "
             "data.max_prompt_tokens"
         )
+    if (continued := most_continuations(config)) is not None:
+        print(continuations_line(config, continued))
     if gpu_memory_gib is not None:
         print(verdict(estimate, gpu_memory_gib))
     return estimate
@@ -97,6 +101,21 @@ def render(estimate: Estimate) -> str:
             "taken as long as they may be.",
             *_host_lines(estimate),
         ]
+    )
+
+
+def continuations_line(config: FitConfig, continued: Continuations) -> str:
+    """What estimator vine samples beside the responses, and where its memory is counted."""
+    numbers, length = resolve(config), config.rollouts.max_response_tokens
+    own = numbers.num_prompts * numbers.group_size * length
+    where = "the stage sampling counts them, prefixes as long as they may be"
+    if isinstance(config.rollouts, VllmEngine):
+        where = "vLLM's KV cache is of a fixed size, so they change nothing of the peak"
+    return (
+        f"vine: up to {continued.num_steps} steps of a response, so {continued.num_prefixes:,} "
+        f"prefixes, {continued.num_responses:,} continuations and {continued.num_tokens:,} more "
+        f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
+        f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
     )
 
 

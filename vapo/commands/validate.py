@@ -6,8 +6,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import unlike_the_rollouts
@@ -15,6 +13,7 @@ from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
     check_request,
     evaluated_heldout,
+    heldout_batch,
     load_forward_networks,
     write_page,
 )
@@ -27,15 +26,13 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.errors import UserError
-from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
+from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
@@ -55,7 +52,7 @@ def run(
     """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
     quiet_libraries()
     config, page = _checked(config, value_page, value_truth)
-    judges_values = page is not None or value_truth is not None
+    judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
@@ -68,7 +65,7 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    baseline, measured = None, None
+    measured: tuple[list[TruthPoint], int] | None = None
     with (
         closing(make_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
@@ -86,21 +83,41 @@ def run(
             max_response_tokens=config.rollouts.max_response_tokens,
             progress=progress,
         )
+        batch = heldout_batch(config, result)
+        settings = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
         if value_truth is not None:
-            measured = measure_heldout(config, result, sampler, scorer, tokenizer, progress)
-        if page is not None and config.algorithm.needs_greedy_baseline:
-            baseline = RolloutCollection(
-                config, prompts=prompts, scorer=scorer, sampler=sampler, progress=progress
-            ).greedy_rewards(result.prompts, 0, progress.stage)
-    metrics, truth = result.metrics, None
+            measured = measure(
+                batch,
+                config,
+                settings=settings,
+                sampler=sampler,
+                scorer=scorer,
+                tokenizer=tokenizer,
+                seed=derive_seed(config.evaluation.seed, "value truth"),
+                stage=progress.stage,
+                note=progress.note,
+            )
+        if judges_values:
+            collection = RolloutCollection(
+                config,
+                prompts=prompts,
+                scorer=scorer,
+                sampler=sampler,
+                progress=progress,
+                tokenizer=tokenizer,
+            )
+            batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
+    metrics, truth, values = result.metrics, None, None
     if networks is not None:
-        batch, left_out = evaluated_heldout(config, result, baseline, networks)
-        metrics |= value_metrics(batch, config.algorithm.gamma)
+        estimated, left_out = evaluated_heldout(config, batch, networks)
+        metrics |= value_metrics(estimated, config.algorithm.gamma)
+        values = estimated.old_values
         if measured is not None:
-            points = on_rows_of(measured[0], result.rollouts, batch)
-            truth = beside_values(points, measured[1], batch.old_values, config, seed=config.seed)
+            measured = on_rows_of(measured[0], result.rollouts, estimated), measured[1]
         if page is not None:
-            write_page(page, config, batch, left_out, tokenizer, path)
+            write_page(page, config, estimated, left_out, tokenizer, path)
+    if measured is not None:
+        truth = beside_values(*measured, values, config, seed=config.seed)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if truth is not None:
@@ -129,36 +146,6 @@ def _checked(
         raise UserError(problem.message)
     truth = replace(config.value_truth, num_continuations=value_truth)
     return replace(config, value_truth=truth), page
-
-
-def measure_heldout(
-    config: FitConfig,
-    result: EvaluationResult,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
-    progress: Progress,
-) -> tuple[list[TruthPoint], int]:
-    """Sample on from prefixes of the held-out responses, as those were sampled."""
-    settings = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
-    batch = make_rollout_batch(
-        result.rollouts,
-        result.verdicts,
-        group_size=result.k,
-        rewards=config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-    )
-    return measure(
-        batch,
-        config,
-        settings=settings,
-        sampler=sampler,
-        scorer=scorer,
-        tokenizer=tokenizer,
-        seed=derive_seed(config.evaluation.seed, "value truth"),
-        stage=progress.stage,
-        note=progress.note,
-    )
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:

@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
 from vapo.config.kinds import make
+from vapo.config.segments import SegmentsConfig
 
 AdvantageEstimator = Literal[
     "gae",
@@ -23,6 +24,7 @@ AdvantageEstimator = Literal[
     "reward_to_go",
     "greedy_baseline",
     "correct_only",
+    "vine",
     "function",
 ]
 COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
@@ -93,6 +95,18 @@ class OwnEstimatorOptions:
 
 
 @dataclass
+class VineOptions:
+    """Where responses are continued, and how often, to know what their steps are worth."""
+
+    vine_continuations: int = option(
+        9, "fresh responses sampled on from the start of each step (VinePPO: 9)", ge=1
+    )
+    vine_segments: SegmentsConfig = section(
+        lambda: make(SegmentsConfig), "the steps of a response, to which advantages belong"
+    )
+
+
+@dataclass
 class LinearMix:
     """weight * A_gae + (1 - weight) * A_group (Le Critique)."""
 
@@ -156,9 +170,11 @@ class AlgorithmConfig:
         "gae",
         "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
         "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
-        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT); function is "
-        "estimator_function, which says with the keys after it what it needs",
+        "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT), vine (VinePPO, "
+        "which continues every response from each of its steps); function is estimator_function, "
+        "which says with the keys after it what it needs",
         function=OwnEstimatorOptions,
+        vine=VineOptions,
     )
     baseline: BaselineConfig = section(
         lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"

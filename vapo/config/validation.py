@@ -23,6 +23,7 @@ from vapo.config.problem import Problem, Rule
 from vapo.config.reward_rules import REWARD_RULES
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig, TrainerConfig
 from vapo.config.target_rules import TARGET_RULES
+from vapo.config.vine_rules import VINE_RULES
 from vapo.config.watch_rules import WATCH_RULES
 
 
@@ -205,6 +206,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *CRITIC_TRAINING_RULES,
         *TARGET_RULES,
         *PRETRAINING_RULES,
+        *VINE_RULES,
         *WATCH_RULES,
         *CONTINUATION_RULES,
         pretraining_range,

@@ -1,4 +1,4 @@
-"""Advantages without a critic: one number a response, its reward against a baseline.
+"""Advantages without a critic: one number a response, or a step, its reward against a baseline.
 
 And what a group's rewards say to a critic: how far to trust it, and how noisy its targets are.
 Groups are contiguous rows. Nothing here is differentiated. REINFORCE++'s advantages are per
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.functional.masking import Reduce, identity
+from vapo.functional.masking import Reduce, identity, zero_outside
 
 _STD_EPS = 1e-6  # added to the std of a group (GRPO)
 _VARIANCE_EPS = 1e-8  # keeps the scaling of a batch without contrast finite
@@ -117,6 +117,44 @@ def greedy_baseline_advantages(
     tensor([2., 0.])
     """
     return rewards - baseline_rewards
+
+
+@torch.no_grad()
+def step_advantages(
+    token_rewards: Float[Tensor, "B T"],
+    step_values: Float[Tensor, "B T"],
+    step_starts: Bool[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """Score each step by how far it changes the expected reward (VinePPO).
+
+        A_t = sum of r_u + V(s_{k+1}) - V(s_k)     u: the tokens of step k, the step of token t
+
+    V(s_k) is the value before the first token of step k, and 0 after the last step, so that the
+    last step has the response's reward less its own value.
+
+    Source: VinePPO (arXiv 2410.01679), with gamma 1. `step_values` is read on the first token of
+    each step only.
+    Units: those of the reward; the advantages of a response's steps add up to R - V(s_0).
+    Padding: may hold anything and comes back as 0; the mask may have gaps.
+    Raises: ValueError when the first sampled token of a row starts no step.
+
+    >>> starts = torch.tensor([[True, False, True]])
+    >>> r, v = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.5, 0.75]])
+    >>> step_advantages(r, v, starts, torch.ones_like(starts))
+    tensor([[0.2500, 0.2500, 0.2500]])
+    """
+    starts = step_starts & response_mask
+    numbers = starts.cumsum(dim=1) - 1
+    if bool(((numbers < 0) & response_mask).any()):
+        raise ValueError("a response's first token must start a step")
+    numbers = numbers.clamp(min=0)  # columns before a row's first token, which add nothing
+    per_step = torch.zeros(len(starts), starts.shape[1] + 1, dtype=torch.double).to(starts.device)
+    rewards = per_step.scatter_add(1, numbers, zero_outside(token_rewards, response_mask).double())
+    values = per_step.scatter_add(1, numbers, zero_outside(step_values, starts).double())
+    changes = rewards[:, :-1] + values[:, 1:] - values[:, :-1]
+    dtype = torch.promote_types(token_rewards.dtype, step_values.dtype)
+    return zero_outside(changes.gather(1, numbers), response_mask).to(dtype)
 
 
 @torch.no_grad()

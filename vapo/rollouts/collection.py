@@ -1,4 +1,4 @@
-"""One iteration's rollouts: prompts, responses, verdicts; dynamic sampling, greedy baseline."""
+"""One iteration's rollouts: prompts, responses, verdicts, and what else their baseline needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import VineOptions
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
@@ -17,6 +19,7 @@ from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -27,6 +30,10 @@ class RolloutCollection:
     """Samples and scores; has no state between calls, so an iteration can be repeated.
 
     Everything is a function of (seed, iteration) and the weights of the sampler.
+
+    Args:
+        tokenizer: the policy's, with which responses are cut into steps; only estimator vine
+            needs it.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class RolloutCollection:
         scorer: Scorer,
         sampler: Sampler,
         progress: Progress,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
@@ -44,6 +52,7 @@ class RolloutCollection:
         self.scorer = scorer
         self.sampler = sampler
         self.progress = progress
+        self.tokenizer = tokenizer
 
     def sample_batch(
         self, iteration: int, phase: Phase, stage: Stage | None = None
@@ -78,13 +87,9 @@ class RolloutCollection:
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
-        if algorithm.needs_greedy_baseline:
-            prompts = [group.rollouts[0].prompt for group in groups]
-            baseline = self.greedy_rewards(prompts, iteration, stage)
-            batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
-            mean = gather_over_ranks(baseline).mean()
-            metrics["rollout/greedy_reward_mean"] = float(mean)
-        return batch, metrics
+        settings = sampling_settings(self.config.rollouts)
+        batch, found = self.with_baselines(batch, settings, iteration, stage)
+        return batch, metrics | found
 
     def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
         """This rank's prompts of an attempt, each with its responses and their verdicts.
@@ -116,6 +121,35 @@ class RolloutCollection:
             Group(rollouts[i : i + hp.group_size], verdicts[i : i + hp.group_size])
             for i in range(0, len(rollouts), hp.group_size)
         ]
+
+    def with_baselines(
+        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch with what the estimator compares its rewards with, and the metrics of that.
+
+        `settings` are those by which the batch was sampled. Every rank must call this.
+        """
+        algorithm, metrics = self.config.algorithm, {}
+        if algorithm.needs_greedy_baseline:
+            prompts = [rollout.prompt for rollout in batch.rollouts[:: batch.group_size]]
+            baseline = self.greedy_rewards(prompts, iteration, stage)
+            batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
+            mean = gather_over_ranks(baseline).mean()
+            metrics["rollout/greedy_reward_mean"] = float(mean)
+        if isinstance(algorithm, VineOptions):
+            assert self.tokenizer is not None
+            batch, found = with_step_values(
+                batch,
+                self.config,
+                settings=settings,
+                sampler=self.sampler,
+                scorer=self.scorer,
+                tokenizer=self.tokenizer,
+                seed=derive_seed(self.config.seed, "continuations", iteration, rank()),
+                stage=stage,
+            )
+            metrics |= found
+        return batch, metrics
 
     def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.changed_responses import with_response
@@ -46,25 +45,6 @@ class Continuations:
         starts = torch.tensor([p.num_tokens for p in self.prefixes]).repeat_interleave(size)
         after = (self.batch.response_lengths - 1 - starts).double()
         return (rewards.double() * gamma**after).view(-1, size)
-
-
-def check_continuable(config: FitConfig, key: str) -> None:
-    """Raises: UserError: what a prefix is worth is not its verdicts, or another policy would go on.
-
-    `key` names what asks for it.
-    """
-    if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
-        raise UserError(
-            f"{key}: a continuation is worth its verdict, and algorithm.kl.placement is reward: "
-            "set it to loss"
-        )
-    if config.rewards.shuffle:
-        raise UserError(f"{key}: rewards.shuffle deals the rewards out anew; set it to false")
-    if config.training.overlap_rollouts:
-        raise UserError(
-            f"{key}: with training.overlap_rollouts the engine's weights are newer than those that "
-            "sampled the responses; set it to false"
-        )
 
 
 def continue_responses(

@@ -43,7 +43,7 @@ class RolloutDataModule(L.LightningDataModule):
         make_sampler: the engine of a run that has something to do.
         kept: the rollouts on the disk; None: they are not kept.
         stored: the rollouts that value pretraining trains on; None: it samples.
-        tokenizer: the policy's; needed where `value_truth` measures.
+        tokenizer: the policy's; needed by what continues responses (`value_truth`, vine).
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -98,13 +98,7 @@ class RolloutDataModule(L.LightningDataModule):
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         assert self.trainer is not None
         total = self.trainer.max_epochs or 0
-        return IterationRunner(
-            self.rollouts,
-            module,
-            total=total,
-            tokenizer=self.tokenizer,
-            safe_point=self.safe_point,
-        )
+        return IterationRunner(self.rollouts, module, total=total, safe_point=self.safe_point)
 
     def rollout_source(self, module: VapoModule) -> RolloutSource:
         collection = RolloutCollection(
@@ -113,6 +107,7 @@ class RolloutDataModule(L.LightningDataModule):
             scorer=self.scorer,
             sampler=self.sampler,
             progress=self.progress,
+            tokenizer=self.tokenizer,
         )
         return RolloutSource(
             self.config, collection, module.lineage, self.progress, self.kept, self.stored

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.baselines import CriticBaseline
@@ -102,7 +101,6 @@ class IterationRunner:
 
     Args:
         total: the expected number of iterations of the whole run.
-        tokenizer: the policy's; needed where `value_truth` measures.
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -112,11 +110,9 @@ class IterationRunner:
         networks: Networks,
         *,
         total: int,
-        tokenizer: PreTrainedTokenizerBase | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         self.rollouts = rollouts
-        self.tokenizer = tokenizer
         self.networks = networks
         self.total = total
         self.safe_point = safe_point
@@ -177,15 +173,15 @@ class IterationRunner:
         every_n = self.config.value_truth.every_n_iterations
         if every_n is None or not is_due(self.config, start, every_n, ends_phase=False):
             return None
-        assert self.tokenizer is not None
         collection = self.rollouts.collection
+        assert collection.tokenizer is not None
         return measure(
             batch,
             self.config,
             settings=sampling_settings(self.config.rollouts),
             sampler=collection.sampler,
             scorer=collection.scorer,
-            tokenizer=self.tokenizer,
+            tokenizer=collection.tokenizer,
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
             stage=self.progress.stage,
             note=self.progress.note,

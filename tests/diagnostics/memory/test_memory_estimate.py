@@ -17,10 +17,12 @@ from tests.diagnostics.memory.memory_measurement import (
     mid_size_config,
     save_mid_size_model,
 )
+from tests.systems import system_config
 from tests.tiny_model import tiny_model
-from vapo.commands.estimate import render, run, verdict
-from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory, worst_microbatch
+from vapo.commands.estimate import continuations_line, render, run, verdict
+from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.diagnostics.memory.sizes import most_continuations, worst_microbatch
 from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.errors import UserError
 
@@ -164,6 +166,53 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     assert list(numbers.host.values()) == [12 * total * copies]
     assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
     assert not estimate(folder, *overrides).host
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        (("kind=tokens", "num_tokens=4"), (3, 18, 54, 252)),  # after 4 and 8 of 10 tokens
+        (("max_segments=4",), (4, 26, 78, 444)),  # after 2, 5 and 7
+        (("max_segments=1",), (1, 2, 6, 60)),  # the prompts alone
+    ],
+)
+def test_how_much_vine_samples_beside_the_responses(
+    segments: tuple[str, ...], expected: tuple[int, ...]
+) -> None:
+    """Of 2 prompts with 4 responses of 10 tokens, 3 times."""
+    sizes = ("num_prompts=2", "group_size=4")
+    config = system_config(
+        "vineppo",
+        *(f"components.group_sampling.{size}" for size in sizes),
+        *("training.minibatch_size=8", "rollouts.max_response_tokens=10"),
+        "algorithm.vine_continuations=3",
+        *(f"algorithm.vine_segments.{segment}" for segment in segments),
+    )
+    continued = most_continuations(config)
+    assert continued == expected
+    assert continued is not None
+    line = continuations_line(config, continued)
+    assert f"{expected[3]} more sampled tokens" in line
+    assert f"{expected[3] / 80:.1f} times the responses' own 80," in line
+    assert most_continuations(system_config("grpo")) is None
+
+
+VINE = (
+    "algorithm.advantage_estimator=vine",
+    *(f"components.{name}.enabled=false" for name in ("value_pretraining", "decoupled_gae")),
+    "components.length_adaptive_gae.enabled=false",
+)
+
+
+def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
+    """More rows at once, up to the engine's; of no more tokens each than responses have."""
+    few = ("evaluation.num_prompts=1", "evaluation.k=1")
+    plain, vine = (estimate(folder, *few, *own).stages["sampling"] for own in ((), VINE))
+    assert vine["KV cache"] > 10 * plain["KV cache"]
+    own = (*few, "rollouts.max_concurrent_sequences=8")
+    plain, vine = (estimate(folder, *own, *more).stages["sampling"] for more in ((), VINE))
+    assert vine["KV cache"] == plain["KV cache"]
+    assert vine["logits, temporaries"] > plain["logits, temporaries"]  # a prefix is prefilled
 
 
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:

@@ -219,6 +219,29 @@ def test_a_critic_free_system_has_a_page_without_values(
     assert right[True] > right[False]
 
 
+def test_vineppos_page_has_advantages_of_steps(folders: Path, tmp_path: Path) -> None:
+    """Held-out responses are continued, also beyond the training budget of 12 tokens."""
+    file = tmp_path / "page.html"
+    segments = ("kind=tokens", "num_tokens=2")
+    arguments = [
+        *("--value_page", str(file), "algorithm.gamma=1", "algorithm.kl.coef=0"),
+        *("algorithm.whiten_advantages=false", "algorithm.vine_continuations=4"),
+        *(f"algorithm.vine_segments.{segment}" for segment in segments),
+        "evaluation.max_response_tokens=16",
+    ]
+    assert cli.main(command(folders, *arguments, system="vineppo")) == 0
+    num_steps = 0
+    for response, _, ids in shown_responses(written(file)):
+        advantage = unpacked(response["columns"]["advantage"], len(ids))
+        starts = advantage[::2]
+        num_steps += len(starts)
+        steps = starts.repeat_interleave(2)[: len(ids)]
+        torch.testing.assert_close(advantage, steps, rtol=0, atol=0)
+        value = response["reward"] - float(starts.sum())  # of the prompt: the mean of 4 rewards
+        assert round(value, 5) in (-1, -0.5, 0, 0.5, 1)
+    assert num_steps > 2 * NUM_PROMPTS * K, "or steps would not show"
+
+
 def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,16 +8,22 @@ that the config allows: every prompt and response as long as it may be.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from transformers import PreTrainedConfig
 
-from vapo.config import FitConfig, resolve
+from vapo.config import FitConfig
 from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.diagnostics.memory.sizes import (
+    local_minibatch,
+    local_rollouts,
+    most_continuations,
+    num_processes,
+    worst_microbatch,
+)
 from vapo.errors import UserError
 from vapo.networks.build import critic_path
 from vapo.networks.meta_device import model_of_config
@@ -44,14 +50,6 @@ class Estimate:
     @property
     def peak(self) -> float:
         return max(sum(parts.values()) for parts in self.stages.values())
-
-
-class Lengths(NamedTuple):
-    """A micro-batch in the worst case."""
-
-    rows: int
-    prompt_tokens: int
-    response_tokens: int
 
 
 class _Network:
@@ -166,45 +164,12 @@ def _trained_parameters(model: PreTrainedConfig, config: FitConfig) -> tuple[int
     return sum(p.numel() for p in trained) - adapters, adapters
 
 
-def num_processes(config: FitConfig) -> int:
-    return config.trainer.devices * config.trainer.num_nodes
-
-
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
     """Weights and two moments: of the shards, or, where one process writes one file, of all."""
     written = sum(n.weights + 2 * n.trained for n in networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
         return {"copy of a checkpoint": written}
     return {"copy of a checkpoint, first process only": written * num_processes(config)}
-
-
-# ---- the worst lengths ------------------------------------------------------------------------
-
-
-def worst_microbatch(config: FitConfig, num_rows: int) -> Lengths:
-    """The most tokens that one forward of `num_rows` responses of a process may have."""
-    prompt, response = config.data.max_prompt_tokens, config.rollouts.max_response_tokens
-    longest, budget = prompt + response, config.training.microbatch_tokens
-    if num_rows * longest <= budget or budget <= longest:
-        return Lengths(num_rows if num_rows * longest <= budget else 1, prompt, response)
-    rows = math.ceil(budget / longest)
-    width = budget // rows
-    short_prompt = max(prompt * width // longest, 1)
-    return Lengths(rows, short_prompt, width - short_prompt)
-
-
-def _local_rollouts(config: FitConfig) -> int:
-    numbers = resolve(config)
-    return numbers.num_prompts * numbers.group_size // num_processes(config)
-
-
-def _local_minibatch(config: FitConfig, network: str) -> int:
-    size = config.training.minibatch_size
-    if network == "critic":
-        if config.critic.num_minibatches is not None:
-            return _local_rollouts(config) // config.critic.num_minibatches
-        size = config.critic.minibatch_size or size
-    return _local_rollouts(config) if size is None else size // num_processes(config)
 
 
 # ---- stages -----------------------------------------------------------------------------------
@@ -216,12 +181,17 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     num_prompts = evaluation.num_prompts or (
         getattr(config.data.heldout, "num_examples", None) or config.data.heldout_size
     )
-    wanted = max(_local_rollouts(config), num_prompts * evaluation.k // num_processes(config))
+    continued = most_continuations(config)
+    wanted = max(local_rollouts(config), num_prompts * evaluation.k // num_processes(config))
+    if continued is not None:
+        wanted = max(wanted, continued.num_responses // num_processes(config))
     rows = max(min(rollouts.max_concurrent_sequences, wanted), 1)
     prompt = config.data.max_prompt_tokens
     response = max(rollouts.max_response_tokens, evaluation.max_response_tokens or 0)
-    prompts = max(min(rows, _PREFILL_TOKENS // prompt), 1)
-    prefill = actor.passes.run(FakeNetwork.prefill, rows=prompts, prompt_tokens=prompt)
+    prefills = []
+    for longest in {prompt, prompt if continued is None else prompt + response - 1}:
+        prompts = max(min(rows, _PREFILL_TOKENS // longest), 1)
+        prefills.append(actor.passes.run(FakeNetwork.prefill, rows=prompts, prompt_tokens=longest))
     decode = actor.passes.run(
         FakeNetwork.decode,
         rows=rows,
@@ -233,7 +203,7 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
         "gathered weights": actor.gathered,
         "KV cache": decode.kept,
         "KV cache, second copy": decode.kept,
-        "logits, temporaries": max(prefill.peak, decode.peak),
+        "logits, temporaries": max(*(p.peak for p in prefills), decode.peak),
     }
 
 
@@ -255,7 +225,7 @@ def _vllm(actor: _Network, options: EngineOptions, config: FitConfig) -> Bytes:
 
 def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool) -> Bytes:
     """Forwards without gradients, one network after the other; gathered roots stay."""
-    lengths = worst_microbatch(config, _local_rollouts(config))._asdict()
+    lengths = worst_microbatch(config, local_rollouts(config))._asdict()
     roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
     forward = max(
         n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in networks
@@ -266,7 +236,7 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
 
 def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
     """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
-    lengths = worst_microbatch(config, _local_minibatch(config, network.name))._asdict()
+    lengths = worst_microbatch(config, local_minibatch(config, network.name))._asdict()
     memory = network.passes.run(FakeNetwork.update, **lengths)
     others = [n for n in networks if n is not network]
     roots = sum(n.root_gathered for n in networks)
@@ -283,7 +253,7 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
 def _gradients(networks: list[_Network], config: FitConfig) -> float:
     """Of both networks; whole ones where they are not reduced before the last micro-batch."""
     lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
-    largest = max(_local_minibatch(config, n.name) for n in networks)
+    largest = max(local_minibatch(config, n.name) for n in networks)
     several = largest * lengths > config.training.microbatch_tokens
     accumulates = networks[0].is_sharded and several and not config.trainer.reduce_every_microbatch
     if accumulates:

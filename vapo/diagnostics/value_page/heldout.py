@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimate_advantages
@@ -45,7 +43,7 @@ from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options
 from vapo.system.atomic_files import write_text
-from vapo.types import Phase, TrainingBatch
+from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
@@ -110,16 +108,12 @@ def load_forward_networks(
     )
 
 
-def evaluated_heldout(
-    config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
-) -> tuple[TrainingBatch, str]:
-    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
+def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
+    """The held-out rollouts as a rollout batch.
 
     Rewards are shaped by the training budget, as those that the critic is trained on.
-
-    Raises: UserError where most of the numbers are not finite.
     """
-    batch = make_rollout_batch(
+    return make_rollout_batch(
         result.rollouts,
         result.verdicts,
         group_size=config.evaluation.k,
@@ -127,8 +121,17 @@ def evaluated_heldout(
         max_response_tokens=config.rollouts.max_response_tokens,
         critic_truncated=config.critic.truncated,
     )
-    if baseline is not None:
-        batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
+
+
+def evaluated_heldout(
+    config: FitConfig, batch: RolloutBatch, networks: ForwardNetworks
+) -> tuple[TrainingBatch, str]:
+    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
+
+    `batch` has the baselines that the estimator needs.
+
+    Raises: UserError where most of the numbers are not finite.
+    """
     for network in (networks.actor, networks.reference, networks.critic):
         if network is not None:
             network.to(networks.device)

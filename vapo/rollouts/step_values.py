@@ -1,0 +1,111 @@
+"""What the steps of responses are worth: the mean reward of fresh continuations (VinePPO)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.config.algorithm import VineOptions
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.continuations import Continuations, Prefix, continue_responses
+from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.segments import step_starts
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import RolloutBatch
+
+
+def with_step_values(
+    batch: RolloutBatch,
+    config: FitConfig,
+    *,
+    settings: SamplingSettings,
+    sampler: Sampler,
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    stage: Stage,
+) -> tuple[RolloutBatch, dict[str, float]]:
+    """The batch with the value of each step's start, and what the continuations cost.
+
+        V(s) = mean reward of K continuations from s, shaped as the batch's rewards are
+
+    The responses are continued by the settings that sampled them. Those that carry no loss are
+    not: every step's value is the response's own reward, so that its advantages are 0. Every rank
+    must call this, with its own rows.
+
+    Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
+    """
+    options = config.algorithm
+    assert isinstance(options, VineOptions)
+    starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
+    # An engine may gather the actor's shards in each call, so a rank without a row takes one.
+    rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist() or [0]
+    made = continue_responses(
+        batch.rollouts,
+        [Prefix(row, start) for row in rows for start in starts[row]],
+        num_continuations=options.vine_continuations,
+        config=config,
+        settings=settings,
+        sampler=sampler,
+        scorer=scorer,
+        tokenizer=tokenizer,
+        seed=seed,
+        stage=stage,
+    )
+    is_start = torch.zeros_like(batch.response_mask)
+    for row, places in enumerate(starts):
+        is_start[row, places] = True
+    values = batch.rewards[:, None].repeat(1, batch.response_mask.shape[1])
+    for prefix, value in zip(made.prefixes, _mean_rewards(made, batch, config), strict=True):
+        values[prefix.row, prefix.num_tokens :] = value
+    values = torch.where(batch.response_mask, values, 0.0)
+    batch = replace(batch, step_starts=is_start, step_values=values)
+    return batch, _metrics(made, batch)
+
+
+def _mean_rewards(
+    made: Continuations, batch: RolloutBatch, config: FitConfig
+) -> Float[Tensor, " P"]:
+    """Shaped by the batch's budget: on held-out prompts the continuations' may be another."""
+    found = made.batch
+    if found.max_response_tokens != batch.max_response_tokens:
+        found = make_rollout_batch(
+            found.rollouts,
+            found.verdicts,
+            group_size=found.group_size,
+            rewards=config.rewards,
+            max_response_tokens=batch.max_response_tokens,
+        )
+    return found.rewards.double().view(-1, found.group_size).mean(dim=1).to(batch.rewards.dtype)
+
+
+def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
+    assert batch.step_starts is not None
+    rollouts = batch.rollouts
+    distinct = {
+        (rollouts[p.row].prompt.prompt_id, rollouts[p.row].response_ids[: p.num_tokens])
+        for p in made.prefixes
+    }
+    failed = sum(verdict.failure is not None for verdict in made.batch.verdicts)
+    counts = torch.tensor(
+        [
+            *(made.num_sampled_tokens, len(distinct), failed, len(made.batch)),
+            *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
+        ],
+        dtype=torch.double,
+    )
+    tokens, prefixes, failed, judged, own, steps, responses = sum_over_ranks(counts).tolist()
+    return {
+        "vine/continuation_tokens": tokens,
+        "vine/token_ratio": tokens / own,
+        "vine/num_prefixes": prefixes,
+        "vine/steps_mean": steps / responses,
+        "vine/verifier_failure_share": failed / judged,
+    }
