@@ -250,6 +250,8 @@ def test_size_is_bounded_whatever_the_batch() -> None:
         old_logprobs=noise(),
         old_values=noise(),
         old_entropy=noise(),
+        step_starts=None,
+        step_values=None,
     )
     page, data = rendered(estimated(config, batch), config)
     shown = [len(token_ids(r)) for group in data["groups"] for r in group["responses"]]
