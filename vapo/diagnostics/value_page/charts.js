@@ -65,20 +65,20 @@ function extent(numbers) {
 }
 
 // Axes of a chart; `x` and `y` map data to the SVG's units.
-function axes(xDomain, yDomain, xLabel, HEIGHT = CHART_HEIGHT) {
+function axes(xDomain, yDomain, xLabel, height = CHART_HEIGHT) {
   const x = (v) => LEFT + ((v - xDomain[0]) / (xDomain[1] - xDomain[0])) * (WIDTH - LEFT - RIGHT);
-  const y = (v) => HEIGHT - BOTTOM - ((v - yDomain[0]) / (yDomain[1] - yDomain[0])) * (HEIGHT - TOP - BOTTOM);
-  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
-  for (const v of ticks(...yDomain, HEIGHT < CHART_HEIGHT ? 2 : 4)) {
+  const y = (v) => height - BOTTOM - ((v - yDomain[0]) / (yDomain[1] - yDomain[0])) * (height - TOP - BOTTOM);
+  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}` });
+  for (const v of ticks(...yDomain)) {
     svg.append(shape("path", { class: "grid", d: `M${LEFT} ${y(v)}H${WIDTH - RIGHT}` }));
     svg.append(shape("text", { x: LEFT - 4, y: y(v) + 3, "text-anchor": "end" }, tickLabel(v)));
   }
   for (const v of ticks(...xDomain, 5)) {
-    svg.append(shape("text", { x: x(v), y: HEIGHT - BOTTOM + 12, "text-anchor": "middle" }, tickLabel(v)));
+    svg.append(shape("text", { x: x(v), y: height - BOTTOM + 12, "text-anchor": "middle" }, tickLabel(v)));
   }
   if (yDomain[0] < 0 && yDomain[1] > 0) svg.append(shape("path", { class: "zero", d: `M${LEFT} ${y(0)}H${WIDTH - RIGHT}` }));
-  svg.append(shape("path", { class: "axis", d: `M${LEFT} ${TOP}V${HEIGHT - BOTTOM}H${WIDTH - RIGHT}` }));
-  svg.append(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xLabel));
+  svg.append(shape("path", { class: "axis", d: `M${LEFT} ${TOP}V${height - BOTTOM}H${WIDTH - RIGHT}` }));
+  svg.append(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: height - 4, "text-anchor": "middle" }, xLabel));
   return { svg, x, y };
 }
 
@@ -93,12 +93,13 @@ function figure(title, svg, keys, remark, told) {
   return found;
 }
 
-// "first 0.10 at 0, last 0.50 at 63": what a line does from its first point to its last.
-function ends(xs, ys, unit = "") {
+// "0.10 at 0, 0.50 at 63": a line's first point and its last.
+function ends(xs, ys) {
   const known = xs.map((x, i) => [x, ys[i]]).filter(([, y]) => Number.isFinite(y));
   if (!known.length) return "nothing to show";
   const [[a, first], [b, last]] = [known[0], known.at(-1)];
-  return `${number(first, 2)} at ${unit}${tickLabel(a)}, ${number(last, 2)} at ${unit}${tickLabel(b)}`;
+  const short = (y) => Number.isInteger(y) ? tickLabel(y) : number(y, 2);
+  return `${short(first)} at ${tickLabel(a)}, ${short(last)} at ${tickLabel(b)}`;
 }
 
 // series: {name, kind, x, y, band: [low, high] or undefined}
