@@ -54,7 +54,7 @@ def figures(**differing: Any) -> TruthFigures:
 
 def wide_figures(**differing: Any) -> TruthFigures:
     """The same with intervals that say nothing."""
-    found = {
+    found: dict[str, Any] = {
         name: wide(value.value) if isinstance(value, Figure) else value
         for name, value in EXACT.items()
     }
@@ -63,7 +63,7 @@ def wide_figures(**differing: Any) -> TruthFigures:
 
 def without_critic() -> TruthFigures:
     of_the_truth = ("variance", "within_variance", "between_variance")
-    found = {
+    found: dict[str, Any] = {
         name: UNKNOWN if isinstance(value, Figure) and name not in of_the_truth else value
         for name, value in EXACT.items()
     }
