@@ -38,6 +38,18 @@ def drawn(file: Path, fragment: str = "") -> str:
     raise AssertionError(f"not all of {file} is drawn after five tries: {done.stderr[-500:]}")
 
 
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+
+
+def drawn_by_node(file: Path, fragment: str = "") -> str:
+    """The same of Node with the few parts of a document that the script uses (small_dom.js)."""
+    script = Path(__file__).with_name("small_dom.js")
+    command = ["node", str(script), str(file), fragment]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @dataclass(frozen=True)
 class DrawnResponse:
     """A card: `tokens` are (strength of the colour, is negative)."""
@@ -48,6 +60,11 @@ class DrawnResponse:
     facts: dict[str, str]
     tokens: list[tuple[float, bool]]
     remark: str
+
+
+def drawings(document: str) -> list[str]:
+    """Each SVG with all that is in it."""
+    return re.findall(r"<svg.*?</svg>", document, re.DOTALL)
 
 
 def facts_of(text: str) -> dict[str, str]:

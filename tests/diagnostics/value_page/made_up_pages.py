@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from tests.diagnostics.value_page.reading import page_json
+from tests.diagnostics.value_truth.made_up_figures import figures
 from tests.systems import MAX_RESPONSE_TOKENS, estimated, made_up_batch
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig, resolve
@@ -13,6 +16,8 @@ from vapo.diagnostics.position_profiles import position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.diagnostics.value_page.truth import PageTruth
+from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.rollouts.batch import float_columns
 from vapo.types import EvaluatedBatch, TrainingBatch
 
@@ -36,11 +41,31 @@ def training_batch(config: FitConfig) -> TrainingBatch:
     return estimated(config, evaluated(config))
 
 
-def contents_of(batch: TrainingBatch, config: FitConfig) -> PageContents:
+def made_up_truth(
+    batch: TrainingBatch, rows: Collection[int], *, every: int = 3, seed: int = 0
+) -> PageTruth:
+    """Eight continuations from every third token of these rows: 1 or -1, the rarer the further."""
+    draw, points = random.Random(seed), []
+    for row in rows:
+        length = int(batch.response_lengths[row])
+        for num in range(0, length, every):
+            share = 0.9 - 0.6 * num / length
+            returns = tuple(1.0 if draw.random() < share else -1.0 for _ in range(8))
+            value = None if batch.old_values is None else float(batch.old_values[row, num])
+            prompt_id = batch.rollouts[row].prompt.prompt_id
+            points.append(TruthPoint(prompt_id, row, num, length, returns, value))
+    return PageTruth(points, figures(), (-1.0, 1.0))
+
+
+def contents_of(
+    batch: TrainingBatch, config: FitConfig, truth: PageTruth | None = None
+) -> PageContents:
     positions = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)
-    return page_contents(batch, config, positions, iteration=3)
+    return page_contents(batch, config, positions, iteration=3, truth=truth)
 
 
-def rendered(batch: TrainingBatch, config: FitConfig) -> tuple[str, dict[str, Any]]:
-    page = render_page(contents_of(batch, config), TokenText(tiny_tokenizer()), ABOUT)
+def rendered(
+    batch: TrainingBatch, config: FitConfig, truth: PageTruth | None = None
+) -> tuple[str, dict[str, Any]]:
+    page = render_page(contents_of(batch, config, truth), TokenText(tiny_tokenizer()), ABOUT)
     return page, page_json(page)

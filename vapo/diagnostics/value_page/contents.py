@@ -13,6 +13,7 @@ from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
+from vapo.diagnostics.value_page.truth import PageTruth, truth_columns
 from vapo.functional.advantages import gae
 from vapo.system.distributed import world_size
 from vapo.system.seeding import derive_seed
@@ -24,6 +25,7 @@ class PageContents:
     """Groups are chosen of this rank's batch; the profiles are of all rollouts of all ranks.
 
     `columns` have a number for each token, `lambdas` are the policy's, None without advantages.
+    `truth`: prefixes of this rank's batch whose value was measured, None where nothing was.
     """
 
     batch: TrainingBatch
@@ -32,14 +34,26 @@ class PageContents:
     groups: list[ChosenGroup]
     positions: Profile
     calibration: Profile
+    truth: PageTruth | None = None
 
 
 def page_contents(
-    batch: TrainingBatch, config: FitConfig, positions: Profile, iteration: int
+    batch: TrainingBatch,
+    config: FitConfig,
+    positions: Profile,
+    iteration: int,
+    truth: PageTruth | None = None,
 ) -> PageContents:
-    """Choose what to show of a batch that has its advantages. Every rank must call this."""
+    """Choose what to show of a batch that has its advantages. Every rank must call this.
+
+    With `truth`, groups and responses that have a measured prefix come before others.
+    """
+    if truth is not None and not truth.points:
+        truth = None
     hyperparameters, settings = resolve(config), config.value_pages
     columns = token_columns(batch, config)
+    if truth is not None:
+        columns |= truth_columns(truth, batch)
     chosen = choose_groups(
         batch,
         columns.get("value_error"),
@@ -47,12 +61,13 @@ def page_contents(
         max_responses=settings.max_responses,
         max_tokens=settings.max_tokens,
         seed=derive_seed(config.seed, "value page", iteration),
+        measured=frozenset() if truth is None else truth.rows,
     )
     lambdas: Tensor | None = None
     if batch.old_values is not None and batch.advantages is not None:
         lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).expand(len(batch), 1)
     calibration = value_calibration(batch, hyperparameters)
-    return PageContents(batch, columns, lambdas, chosen, positions, calibration)
+    return PageContents(batch, columns, lambdas, chosen, positions, calibration, truth)
 
 
 def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Tensor, "B T"]]:

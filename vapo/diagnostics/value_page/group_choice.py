@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -31,21 +31,30 @@ def choose_groups(
     max_responses: int,
     max_tokens: int,
     seed: int,
+    measured: Collection[int] = (),
 ) -> list[ChosenGroup]:
     """Choose one group for each reason, then others at random by `seed`, deterministically.
 
-    The groups share `max_tokens` evenly; later groups get what an earlier one does not use.
+    The groups share `max_tokens` evenly; later groups get what an earlier one does not use. As
+    long as there are groups with a row in `measured`, no other is chosen, and such rows are shown
+    before others.
     """
     reasons = group_scores(batch, value_errors)
     total = len(batch) // batch.group_size
+    with_truth = {row // batch.group_size for row in measured}
     chosen: dict[int, str] = {}
     for reason, scores in reasons.items():
-        left = [g for g in range(total) if g not in chosen and scores[g] > 0]
+        left = _preferred([g for g in range(total) if g not in chosen], with_truth)
+        left = [g for g in left if scores[g] > 0]
         if left and len(chosen) < num_groups:
             chosen[max(left, key=lambda g: (scores[g], -g))] = reason
-    others = [g for g in range(total) if g not in chosen]
-    for group in random.Random(seed).sample(others, min(len(others), num_groups - len(chosen))):
-        chosen[group] = "at random"
+    draw = random.Random(seed)
+    while len(chosen) < num_groups:
+        others = _preferred([g for g in range(total) if g not in chosen], with_truth)
+        if not others:
+            break
+        for group in draw.sample(others, min(len(others), num_groups - len(chosen))):
+            chosen[group] = "at random"
     groups, budget = [], max_tokens
     for place, (group, reason) in enumerate(chosen.items()):
         rows = range(group * batch.group_size, (group + 1) * batch.group_size)
@@ -55,6 +64,7 @@ def choose_groups(
             lengths=batch.response_lengths[rows.start : rows.stop].tolist(),
             max_responses=max_responses,
             max_tokens=budget // (len(chosen) - place),
+            measured=measured,
         )
         budget -= sum(shown.values())
         groups.append(ChosenGroup(group, reason, shown))
@@ -90,6 +100,11 @@ def group_scores(
     return {reason: score.tolist() for reason, score in scores.items()}
 
 
+def _preferred(groups: list[int], with_truth: Collection[int]) -> list[int]:
+    """Those whose truth is known, else all."""
+    return [group for group in groups if group in with_truth] or groups
+
+
 def choose_rows(
     rows: Sequence[int],
     *,
@@ -97,14 +112,16 @@ def choose_rows(
     lengths: Sequence[int],
     max_responses: int,
     max_tokens: int,
+    measured: Collection[int] = (),
 ) -> dict[int, int]:
     """Choose rows and how many tokens of each are shown: right and wrong ones alternate.
 
-    Where none fits, the shortest is cut to the budget.
+    Those in `measured` come before others. Where none fits, the shortest is cut to the budget.
     """
     right = [i for i in range(len(rows)) if is_correct[i]]
     wrong = [i for i in range(len(rows)) if not is_correct[i]]
     by_turns = [i for i in chain.from_iterable(zip_longest(right, wrong)) if i is not None]
+    by_turns.sort(key=lambda i: rows[i] not in measured)  # keeps the turns
     shown: dict[int, int] = {}
     for i in by_turns:
         if len(shown) < max_responses and lengths[i] <= max_tokens - sum(shown.values()):

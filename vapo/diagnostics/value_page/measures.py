@@ -11,9 +11,13 @@ _QUANTILE = 0.98  # a few extreme tokens must not leave the others without colou
 
 
 class Measure(NamedTuple):
+    """`low_means` and `high_means` say at the ends of the scale what a colour stands for."""
+
     name: str
     label: str
     scale: Literal["sequential", "diverging"]
+    low_means: str
+    high_means: str
     doc: str
     strong: Literal["high", "low"] = "high"  # which end of a sequential scale stands out
     last_token_counts: bool = True  # for the scale's ends
@@ -24,24 +28,42 @@ MEASURES = (
         "value",
         "value",
         "sequential",
+        "expects a low reward",
+        "expects a high reward",
         "V(s_t): what the critic expected before the token was sampled, in units of the reward",
     ),
     Measure(
         "value_error",
         "value error",
         "diverging",
-        "V(s_t) - return: above 0 the critic was too optimistic, below 0 too pessimistic",
+        "too pessimistic",
+        "too optimistic",
+        "V(s_t) - return: above 0 the critic was too optimistic, below 0 too pessimistic, beside "
+        "what this one response earned",
+    ),
+    Measure(
+        "truth_error",
+        "value error against the truth",
+        "diverging",
+        "too pessimistic",
+        "too optimistic",
+        "V(s_t) - the true value, the mean of what continuations from the last measured prefix at "
+        "or before the token earned; a token in grey, without colour, has no measured prefix",
     ),
     Measure(
         "advantage",
         "advantage",
         "diverging",
+        "made less likely",
+        "made more likely",
         "as the loss uses it: above 0 the token is made more likely, below 0 less",
     ),
     Measure(
         "td_error",
         "TD error",
         "diverging",
+        "the critic's hope fell",
+        "the critic's hope rose",
         "r_t + gamma V(s_t+1) - V(s_t): how far the token changed the critic's prediction; "
         "at the last token, which the scale leaves out, the surprise of the reward",
         last_token_counts=False,
@@ -50,6 +72,8 @@ MEASURES = (
         "logprob",
         "log-prob",
         "sequential",
+        "an unlikely token",
+        "a likely token",
         "log pi_old of the token, by the trainer, before any update on it, in nats",
         strong="low",
     ),
@@ -57,6 +81,8 @@ MEASURES = (
         "rollout_logprob",
         "engine log-prob",
         "sequential",
+        "an unlikely token",
+        "a likely token",
         "log-prob of the token in the engine that sampled it, in nats",
         strong="low",
     ),
@@ -64,12 +90,16 @@ MEASURES = (
         "entropy",
         "entropy",
         "sequential",
+        "one token was sure",
+        "many were possible",
         "of pi_old where the token was sampled, in nats: how open the choice was",
     ),
     Measure(
         "engine_gap",
         "engine gap",
         "diverging",
+        "likelier in the engine",
+        "likelier in the trainer",
         "log pi_old by the trainer - log-prob in the engine, in nats: rounding, and with "
         "overlapped rollouts one update; not the ratio of the update to come, which is 1 here",
     ),

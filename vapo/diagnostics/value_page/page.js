@@ -7,7 +7,7 @@ const state = {
   measure: PAGE.measures[0],
   special: new Set(PAGE.special),
   partial: PAGE.partial,
-  labels: new Map(PAGE.measures.map((m) => [m.name, m.label])),
+  labels: new Map([["truth", "true value"], ...PAGE.measures.map((m) => [m.name, m.label])]),
   label: (name) => state.labels.get(name) ?? name.replaceAll("_", " "),
 };
 const views = [], inView = new Set();
@@ -17,12 +17,6 @@ function describedList(place, facts) {
   for (const [name, text] of Object.entries(facts)) {
     place.append(element("div", "", element("dt", "", name), element("dd", "", text)));
   }
-}
-
-function mean(numbers) {
-  let sum = 0;
-  for (const x of numbers) sum += x;
-  return sum / numbers.length;
 }
 
 function card(data) {
@@ -55,6 +49,7 @@ function card(data) {
   listen(view);
   views.push(view);
   const node = element("article", data.is_correct ? "right" : "", head, view.sparkNode, view.node);
+  if (data.truth) head.after(truthChart(response, truthDomain(PAGE)));
   if (shown < data.num_tokens) {
     node.append(element("div", "cut", `${data.num_tokens - shown} more tokens are not on this page (value_pages.max_tokens).`));
   }
@@ -107,8 +102,10 @@ function colourBy(measure) {
   for (const button of byId("measures").children) {
     button.setAttribute("aria-pressed", String(button.measure === measure));
   }
-  byId("low").textContent = `\u2264 ${number(measure.domain[0], 2)}`;
-  byId("high").textContent = `\u2265 ${number(measure.domain[1], 2)}`;
+  const [low, high] = measure.domain.map((end) => number(end, 2));
+  byId("low").textContent = `${measure.low_means} \u2264 ${low}`;
+  byId("high").textContent = `\u2265 ${high} ${measure.high_means}`;
+  byId("ramp").setAttribute("aria-label", `colours from ${low} to ${high}`);
   byId("meaning").textContent = measure.doc;
   for (const chunk of inView) chunk.owner.show(chunk);
   for (const view of views) view.sparkNode.replaceChildren(view.spark());
@@ -130,11 +127,20 @@ function group(data) {
   return element("section", "", element("h2", "", `Group ${data.index}: ${data.reason}`), facts, prompt, cards);
 }
 
+function tellVerdict(truth) {
+  byId("verdict").hidden = false;
+  byId("measured").textContent = `Measured: ${truth.measured}. In brackets: 95 % intervals.`;
+  byId("remarks").append(...truth.verdict.map(({ text, row }) =>
+    element("li", "", text, " ", element("span", "where", `See ${row}.`))));
+}
+
 function start() {
   byId("title").textContent = PAGE.title;
   describedList(byId("facts"), PAGE.facts);
   byId("notes").append(...PAGE.notes.map((note) => element("li", "", note)));
+  if (PAGE.truth) tellVerdict(PAGE.truth);
   drawCharts(byId("charts"), PAGE.positions, PAGE.calibration);
+  if (PAGE.truth) drawTruth(byId("charts"), PAGE.truth);
   PAGE.measures.forEach((measure, i) => {
     const button = element("button", "", measure.label);
     button.type = "button";
@@ -143,7 +149,9 @@ function start() {
     button.addEventListener("click", () => colourBy(measure));
     byId("measures").append(button);
   });
-  byId("groups").append(...PAGE.groups.map(group));
+  const groups = PAGE.groups.map(group);
+  if (groups.length) groups.splice(1, 0, byId("overview"));  // a newcomer meets responses first
+  byId("groups").append(...groups);
   colourBy(PAGE.measures.find((m) => `#${m.name}` === location.hash) ?? state.measure);
   const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.contents import PageContents
 from vapo.diagnostics.value_page.group_choice import ChosenGroup
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 
-_SCRIPTS = ("charts.js", "tokens.js", "page.js")
+_SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")
 _MAX_PROMPT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 500
 
@@ -53,7 +55,10 @@ def render_page(contents: PageContents, token_text: TokenText, about: Mapping[st
 def page_data(
     contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The data for `page.js`. Columns: base64 of little-endian float32, or one constant number."""
+    """The data for `page.js`.
+
+    Columns: base64 of little-endian float32, or one constant number, or null: NaN throughout.
+    """
     shown = {
         row: contents.batch.response_mask[row].nonzero()[:num_tokens, 0]
         for group in contents.groups
@@ -61,6 +66,9 @@ def page_data(
     }
     ids = {i for row, at in shown.items() for i in contents.batch.response_ids[row, at].tolist()}
     tokens = {i: token_text.token(i) for i in sorted(ids)}
+    truth, measured = contents.truth, {}
+    if truth is not None:
+        measured = measured_prefixes(truth, {row: len(at) for row, at in shown.items()})
     return {
         **about,
         "measures": [
@@ -71,14 +79,21 @@ def page_data(
         "tokens": {str(i): token.text for i, token in tokens.items()},
         "special": [i for i, token in tokens.items() if token.is_special],
         "partial": {str(i): token.partial for i, token in tokens.items() if token.partial},
-        "groups": [_group_data(contents, group, shown, token_text) for group in contents.groups],
+        "groups": [
+            _group_data(contents, group, shown, measured, token_text) for group in contents.groups
+        ],
         "positions": contents.positions,
         "calibration": contents.calibration,
+        "truth": None if truth is None else truth_data(truth),
     }
 
 
 def _group_data(
-    contents: PageContents, group: ChosenGroup, shown: Mapping[int, Tensor], token_text: TokenText
+    contents: PageContents,
+    group: ChosenGroup,
+    shown: Mapping[int, Tensor],
+    measured: Mapping[int, Profile],
+    token_text: TokenText,
 ) -> dict[str, Any]:
     batch = contents.batch
     first, num_responses = group.index * batch.group_size, batch.group_size
@@ -92,7 +107,8 @@ def _group_data(
         "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
         "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [
-            _response_data(contents, row, shown[row], token_text) for row in group.num_tokens
+            _response_data(contents, row, shown[row], token_text) | {"truth": measured.get(row)}
+            for row in group.num_tokens
         ],
     }
 
@@ -123,7 +139,9 @@ def _response_data(
 
 
 def _packed(column: Tensor) -> str | float | None:
-    """Pack numbers exactly: a float32 prints as the double that it is."""
+    """Pack numbers exactly: a float32 prints as the double that it is. None: no number at all."""
+    if bool(column.isnan().all()):
+        return None
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
         return first

@@ -20,9 +20,9 @@ class Response {
     this.idList ??= decoded(this.data.ids, Int32Array);
     return this.idList;
   }
-  numbers(name) {
+  numbers(name) {  // null: the page lacks them, or none of them is known
     const packed = this.data.columns[name];
-    if (packed === undefined) return null;
+    if (packed === undefined || packed === null) return null;
     if (!this.cache.has(name)) {
       const column = typeof packed === "number"
         ? new Float32Array(this.ids.length).fill(packed) : decoded(packed, Float32Array);
@@ -98,22 +98,42 @@ class TokenView {
   }
   spark() {
     const { measure } = this.state, numbers = this.response.numbers(measure.name);
-    const svg = shape("svg", { viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" });
+    const svg = shape("svg", { viewBox: "0 0 100 20", preserveAspectRatio: "none" });
+    described(svg, `${measure.label} along the response: ${course(numbers)}`);
     if (!numbers) return svg;
     const [low, high] = measure.domain, count = numbers.length;
-    const bins = Math.min(count, SPARK_POINTS), points = [];
+    const bins = Math.min(count, SPARK_POINTS), lines = [[]];
     const y = (v) => 19 - 18 * Math.min(1, Math.max(0, (v - low) / (high - low || 1)));
     for (let b = 0; b < bins; b++) {
       const from = Math.floor((b * count) / bins), to = Math.max(from + 1, Math.floor(((b + 1) * count) / bins));
-      let sum = 0;
-      for (let i = from; i < to; i++) sum += numbers[i];
-      points.push(`${bins > 1 ? (b / (bins - 1)) * 100 : 50} ${y(sum / (to - from))}`);
+      const known = numbers.slice(from, to).filter(Number.isFinite);
+      if (known.length) lines.at(-1).push([bins > 1 ? (b / (bins - 1)) * 100 : 50, y(mean(known))]);
+      else if (lines.at(-1).length) lines.push([]);  // a gap: tokens without a number
     }
     if (low < 0 && high > 0) svg.append(shape("path", { class: "zero", d: `M0 ${y(0)}H100`, "vector-effect": "non-scaling-stroke" }));
-    if (points.length === 1) points.push(points[0].replace("50", "51"));
-    svg.append(shape("path", { class: "line a", d: `M${points.join("L")}` }));
+    for (const points of lines.filter((line) => line.length)) {
+      if (points.length === 1) points.push([points[0][0] + 1, points[0][1]]);
+      svg.append(shape("path", { class: "line a", d: `M${points.map((p) => p.join(" ")).join("L")}` }));
+    }
     return svg;
   }
+}
+
+// A sentence for who cannot see the line.
+function course(numbers) {
+  const known = numbers ? [...numbers].filter(Number.isFinite) : [];
+  if (!known.length) return "no token has this number.";
+  const least = extreme(known, Math.min), most = extreme(known, Math.max);
+  const places = [["lowest", least], ["highest", most]].map(
+    ([name, x]) => `${name} ${number(x)} at token ${numbers.indexOf(x)}`);
+  const gaps = numbers.length - known.length;
+  return `first ${number(known[0])}, last ${number(known.at(-1))}, ${places.join(", ")}` +
+    `${gaps ? `; ${gaps} of ${numbers.length} tokens have no number` : ""}.`;
+}
+
+// Of many numbers: Math.min(...numbers) has a limit to how many.
+function extreme(numbers, choose) {
+  return numbers.reduce((a, b) => choose(a, b));
 }
 
 // The numbers of one token, for the bar at the foot of the page.
@@ -129,7 +149,7 @@ function tokenDetails(response, i, state) {
   if (partial) add("bytes", partial);
   add("position", `${i} of ${response.data.num_tokens}`);
   for (const name of Object.keys(response.data.columns)) {
-    const x = response.numbers(name)[i];
+    const x = response.numbers(name)?.[i];
     const ratio = name === "engine_gap" ? ` (ratio ${number(Math.exp(x), 4)})` : "";
     add(state.label(name), number(x, 4) + ratio, name === state.measure.name);
   }

@@ -1,0 +1,139 @@
+"""What a page shows of the truth: what prefixes are worth by continuations, beside the critic."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.diagnostics.position_profiles import Profile
+from vapo.diagnostics.value_truth.figures import TruthFigures
+from vapo.diagnostics.value_truth.points import TruthPoint, true_value_interval
+from vapo.diagnostics.value_truth.verdict import verdict
+from vapo.evaluation import t_interval
+from vapo.functional.metrics import calibration
+from vapo.types import TrainingBatch
+
+_CALIBRATION_BINS = 10
+
+
+@dataclass(frozen=True)
+class PageTruth:
+    """A point's `row` is that of the page's batch. `outcomes`: the two returns, if there are two.
+
+    The figures and the calibration are of all `points`; responses that the page does not show are
+    in them too.
+    """
+
+    points: Sequence[TruthPoint]
+    figures: TruthFigures
+    outcomes: tuple[float, float] | None = None
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """The responses that have a measured prefix."""
+        return frozenset(point.row for point in self.points)
+
+
+def truth_columns(truth: PageTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:
+    """The truth and V(s_t) - truth at each token, NaN where nothing is known of it.
+
+    In a response that was continued from every step, a token has the truth of the last step's
+    beginning at or before it. A prefix of its own says nothing of the tokens after it: only the
+    token that was sampled there has its truth.
+    """
+    known = torch.full(batch.response_mask.shape, math.nan)
+    for point in sorted(truth.points, key=lambda point: point.num_tokens):
+        end = point.length if point.is_of_steps else point.num_tokens + 1
+        known[point.row, point.num_tokens : end] = point.mean
+    known = torch.where(batch.response_mask, known.to(batch.response_mask.device), math.nan)
+    columns = {"truth": known}
+    if batch.old_values is not None:
+        columns["truth_error"] = batch.old_values - known
+    return columns
+
+
+def truth_data(truth: PageTruth) -> dict[str, Any]:
+    """What `page.js` shows of all measured prefixes: the verdict and two charts."""
+    figures = truth.figures
+    return {
+        "verdict": [{"text": remark.text, "row": remark.row} for remark in verdict(figures)],
+        "measured": (
+            f"{figures.num_prefixes} prefixes of responses to {figures.num_prompts} prompts, "
+            f"{figures.num_continuations} continuations from each"
+        ),
+        "calibration": truth_calibration(truth),
+        "positions": {name: _finite(column) for name, column in figures.by_position.items()},
+    }
+
+
+def measured_prefixes(truth: PageTruth, max_tokens: Mapping[int, int]) -> dict[int, Profile]:
+    """The prefixes that were measured of each row, shorter than so many tokens, in order.
+
+    Columns: num_tokens, mean of the returns, low and high of its 95 % interval, num_continuations,
+    value: V there.
+    """
+    spread = fmean(point.noise * len(point.returns) for point in truth.points)
+    found: dict[int, Profile] = {}
+    for row, num in max_tokens.items():
+        points = [point for point in truth.points if point.row == row and point.num_tokens < num]
+        if not points:
+            continue
+        points.sort(key=lambda point: point.num_tokens)
+        limits = [true_value_interval(p.returns, truth.outcomes, spread=spread) for p in points]
+        found[row] = {
+            "num_tokens": [point.num_tokens for point in points],
+            "mean": [point.mean for point in points],
+            "low": [low for low, _ in limits],
+            "high": [high for _, high in limits],
+            "num_continuations": [len(point.returns) for point in points],
+            "value": _finite([point.value for point in points]),
+        }
+    return found
+
+
+def truth_calibration(truth: PageTruth) -> Profile:
+    """Columns of a table with one row for each bin of the critic's values that has prefixes.
+
+    Bins of equal width. The 95 % interval of `truth_mean` takes the prefixes of a prompt as one
+    draw; None where fewer than four prompts are in the bin. Empty without a critic.
+    """
+    by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
+    for point in truth.points:
+        if point.value is not None and math.isfinite(point.value):
+            by_prompt[point.prompt_id].append(point)
+    if not by_prompt:
+        return {}
+    values, means = torch.zeros(2, len(by_prompt), max(map(len, by_prompt.values())))
+    mask = torch.zeros(values.shape, dtype=torch.bool)
+    for place, points in enumerate(by_prompt.values()):
+        mask[place, : len(points)] = True
+        values[place, : len(points)] = torch.tensor([point.value for point in points])
+        means[place, : len(points)] = torch.tensor([point.mean for point in points])
+    low, high = float(values[mask].min()), float(values[mask].max())
+    edges = torch.linspace(low, high, _CALIBRATION_BINS + 1).double()
+    table = calibration(values, means, mask, edges=edges)
+    used = table.num_tokens > 0
+    columns = (table.mean_return, table.standard_error, table.num_clusters)
+    truths, errors, prompts = (column[used].tolist() for column in columns)
+    limits = [t_interval(*of_bin) for of_bin in zip(truths, errors, prompts, strict=True)]
+    return {
+        "value_mean": table.mean_value[used].tolist(),
+        "truth_mean": truths,
+        "truth_ci_low": _finite([low for low, _ in limits]),
+        "truth_ci_high": _finite([high for _, high in limits]),
+        "num_prefixes": table.num_tokens[used].tolist(),
+        "num_prompts": prompts,
+    }
+
+
+def _finite(column: Sequence[Any]) -> list[Any]:
+    """JSON has no NaN and no infinity."""
+    return [None if x is None or not math.isfinite(x) else x for x in column]

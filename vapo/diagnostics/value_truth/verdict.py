@@ -1,0 +1,299 @@
+"""The verdict in words: plain sentences on what a critic knows, decided by the figures' intervals.
+
+A sentence is said where the whole interval of its figure lies on one side of a threshold; what lies
+across one is listed at the end, as what the continuations are too few to say.
+docs/value_page.md explains the thresholds and has a row of its table for every sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from vapo.diagnostics.value_truth.figures import TruthFigures
+from vapo.diagnostics.value_truth.points import Figure
+
+EXPLAINS_MUCH = 0.5  # of the truth's variance: the critic follows it
+EXPLAINS_LITTLE = 0.1  # of the truth's variance: the critic does not know it
+FLAT_BELOW = 0.25  # spread of the values within a response / that of the truth
+DAMPED_BELOW = 0.8  # the same: the values move, but less than the truth
+EXTREME_ABOVE = 1.25  # the same: the values move more than the truth
+IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order: chance
+BARELY_IN_ORDER_BELOW = 0.65  # the same: hardly better than chance
+SHIFTED_ABOVE = 0.2  # mean error / the truth's standard deviation
+NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
+
+Anchor = Literal[
+    "truth-follows",
+    "truth-in-part",
+    "truth-flat",
+    "truth-prompt-only",
+    "truth-nothing",
+    "truth-extreme",
+    "truth-noisy",
+    "truth-shifted",
+    "truth-centred",
+    "truth-baseline-better",
+    "truth-baseline-worse",
+    "truth-mistakes-named",
+    "truth-mistakes-missed",
+    "truth-too-few",
+    "truth-no-critic",
+]
+
+ROWS: dict[Anchor, str] = {
+    "truth-follows": "the verdict: follows the truth",
+    "truth-in-part": "the verdict: follows the truth in part",
+    "truth-flat": "the verdict: does not see what happens within a response",
+    "truth-prompt-only": "the verdict: tells prompts apart and sees no mistakes",
+    "truth-nothing": "the verdict: knows nothing",
+    "truth-extreme": "the verdict: too extreme",
+    "truth-noisy": "the verdict: moves, but not with the truth",
+    "truth-shifted": "the verdict: too high or too low on average",
+    "truth-centred": "the verdict: right on average",
+    "truth-baseline-better": "the verdict: nearer to the truth than the other responses' mean",
+    "truth-baseline-worse": "the verdict: further from the truth than the other responses' mean",
+    "truth-mistakes-named": "the verdict: names the first mistake",
+    "truth-mistakes-missed": "the verdict: does not name the first mistake",
+    "truth-too-few": "the verdict: not enough continuations to say",
+    "truth-no-critic": "the verdict: there is no critic",
+}
+"""Anchor -> the first words of its row in the table "When value training fails"."""
+
+
+class Remark(NamedTuple):
+    """A sentence of the verdict. `anchor` is that of its row in docs/value_page.md."""
+
+    text: str
+    anchor: Anchor
+
+    @property
+    def row(self) -> str:
+        """Where to read on, in words: a file that is opened offline can have no link to it."""
+        return f'docs/value_page.md, "When value training fails", row "{ROWS[self.anchor]}"'
+
+
+def verdict(figures: TruthFigures) -> list[Remark]:
+    """What the critic knows, most important first; at least one sentence.
+
+    The last one lists what the intervals are too wide for.
+    """
+    if math.isnan(figures.mse.value) and math.isnan(figures.bias.value):
+        return [
+            Remark("There is no critic here: only the true values are shown.", "truth-no-critic")
+        ]
+    undecided: list[str] = []
+    remarks = list(_what_it_knows(figures, undecided))
+    remarks += _on_average(figures, undecided)
+    remarks += _beside_the_baseline(figures, undecided)
+    remarks += _on_mistakes(figures, undecided)
+    if undecided:
+        text = f"Not enough continuations to say {'; '.join(undecided)}."
+        remarks.append(Remark(text, "truth-too-few"))
+    return remarks
+
+
+def _what_it_knows(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+    """The headline: of the steps within a response, with what it knows of prompts."""
+    flattening, within = figures.flattening, figures.explained_within
+    if _is_unknown(flattening) and _is_unknown(within):
+        yield from _of_all_prefixes(figures, undecided)
+        return
+    numbers = f"flattening {_shown(flattening)}, explained within {_shown(within)}"
+    prompts = _prompt_clause(figures, undecided)
+    in_no_order = figures.rank_agreement.high < BARELY_IN_ORDER_BELOW
+    if flattening.high < FLAT_BELOW:
+        yield _blind(figures, prompts, numbers)
+    elif flattening.low > EXTREME_ABOVE and not in_no_order:
+        yield _extreme(figures, prompts, numbers, undecided)
+    elif within.high < EXPLAINS_LITTLE:
+        yield _blind(figures, prompts, numbers)
+    elif within.low > EXPLAINS_MUCH:
+        is_damped = flattening.high < DAMPED_BELOW
+        yield Remark(
+            f"The critic{prompts} follows the truth within a response"
+            f"{' but moves less than it' if is_damped else ''} ({numbers}).",
+            "truth-in-part" if is_damped else "truth-follows",
+        )
+    elif within.low > EXPLAINS_LITTLE:
+        yield Remark(
+            f"The critic{prompts} follows the truth within a response in part ({numbers}).",
+            "truth-in-part",
+        )
+    else:
+        undecided.append(f"whether the critic sees what happens within a response ({numbers})")
+
+
+def _extreme(figures: TruthFigures, prompts: str, numbers: str, undecided: list[str]) -> Remark:
+    """Its values move more than the truth; that they move with it is a figure of its own."""
+    times = f"its values move {figures.flattening.value:.1f} times as much as the truth"
+    if figures.explained_within.low > 0 or figures.rank_agreement.low > IN_ORDER_ABOVE:
+        return Remark(
+            f"The critic{prompts} sees what happens within a response but is too extreme: {times} "
+            f"({numbers}).",
+            "truth-extreme",
+        )
+    order = _shown(figures.rank_agreement)
+    undecided.append(f"whether its values move with the truth (rank agreement {order})")
+    return Remark(f"The critic{prompts} is too extreme: {times} ({numbers}).", "truth-extreme")
+
+
+def _blind(figures: TruthFigures, prompts: str, numbers: str) -> Remark:
+    """Its values say nothing of the steps of a response: they stand still, or are noise."""
+    between = figures.explained_between
+    if between.high < EXPLAINS_LITTLE:
+        return Remark(
+            "The critic knows nothing: it does not tell prompts apart (explained between "
+            f"{_shown(between)}) and does not see mistakes within a response ({numbers}).",
+            "truth-nothing",
+        )
+    if figures.flattening.low > FLAT_BELOW:
+        return Remark(
+            f"The critic{prompts} moves within a response, but not with the truth: a value that "
+            f"stood still would be about as near or nearer to it ({numbers}).",
+            "truth-noisy",
+        )
+    if between.low > EXPLAINS_MUCH:
+        return Remark(
+            f"The critic{prompts} does not see mistakes within a response: its values hardly "
+            f"move with the truth there ({numbers}).",
+            "truth-prompt-only",
+        )
+    return Remark(
+        f"The critic{prompts} does not see what happens within a response: its values hardly "
+        f"move with the truth there ({numbers}).",
+        "truth-flat",
+    )
+
+
+def _prompt_clause(figures: TruthFigures, undecided: list[str]) -> str:
+    """What the critic knows of the prompt alone, to stand before its verb on the steps."""
+    between = figures.explained_between
+    if _is_unknown(between):
+        return ""
+    numbers = f"explained between {_shown(between)}"
+    if between.low > EXPLAINS_MUCH:
+        return f" tells prompts apart ({numbers}) and"
+    if between.high < EXPLAINS_LITTLE:
+        return f" does not tell prompts apart ({numbers}) and"
+    if between.low > EXPLAINS_LITTLE:
+        return f" tells prompts apart in part ({numbers}) and"
+    undecided.append(f"whether the critic tells prompts apart ({numbers})")
+    return ""
+
+
+def _of_all_prefixes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+    """Without responses that were continued from every step: prompts and steps in one figure.
+
+    Where the responses are there, it is their truth that did not move beyond the noise.
+    """
+    numbers = f"explained {_shown(figures.explained)}"
+    if figures.num_responses > 0:
+        undecided.append(
+            "whether the critic sees mistakes: the truth within a response does not change beyond "
+            f"the continuations' noise (variance {_shown(figures.within_variance)})"
+        )
+    if _is_unknown(figures.explained):
+        return
+    if figures.explained.low > EXPLAINS_MUCH:
+        yield Remark(
+            f"The critic follows the truth over all prefixes ({numbers}).", "truth-follows"
+        )
+    elif figures.explained.high < EXPLAINS_LITTLE:
+        yield Remark(
+            f"The critic knows nothing of the truth over all prefixes ({numbers}).",
+            "truth-nothing",
+        )
+    elif figures.explained.low > EXPLAINS_LITTLE:
+        yield Remark(
+            f"The critic follows the truth over all prefixes in part ({numbers}).",
+            "truth-in-part",
+        )
+    else:
+        undecided.append(f"whether the critic follows the truth ({numbers})")
+
+
+def _on_average(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+    bias = figures.bias
+    if _is_unknown(bias):
+        return
+    variance = figures.variance.value  # a unit to measure in: its own error matters little
+    margin = SHIFTED_ABOVE * math.sqrt(variance) if variance > 0 else 0.0
+    if bias.low > margin or bias.high < -margin:
+        side = "high" if bias.value > 0 else "low"
+        yield Remark(
+            f"Its values are too {side} on average, by {abs(bias.value):.2f} (bias {_shown(bias)}, "
+            "in units of the reward).",
+            "truth-shifted",
+        )
+    elif -margin <= bias.low and bias.high <= margin:
+        yield Remark(f"Its values are right on average (bias {_shown(bias)}).", "truth-centred")
+    else:
+        undecided.append(f"whether its values are too high or too low (bias {_shown(bias)})")
+
+
+def _beside_the_baseline(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+    """Beside what a method without a critic subtracts: the mean of the other responses."""
+    mse, baseline = figures.mse, figures.baseline_mse
+    if _is_unknown(mse) or _is_unknown(baseline):
+        return
+    numbers = f"mean squared error {_shown(mse)}, the mean's {_shown(baseline)}"
+    if mse.high < baseline.low:
+        yield Remark(
+            "It is nearer to the truth than the mean reward of the other responses to the prompt "
+            f"({numbers}).",
+            "truth-baseline-better",
+        )
+    elif mse.low > baseline.high:
+        yield Remark(
+            "It is further from the truth than the mean reward of the other responses to the "
+            f"prompt ({numbers}): that mean would be the better baseline.",
+            "truth-baseline-worse",
+        )
+    else:
+        undecided.append(
+            f"whether it is nearer to the truth than the mean of the other responses ({numbers})"
+        )
+
+
+def _on_mistakes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+    recall = figures.mistake_recall
+    if _is_unknown(recall):
+        return
+    numbers = f"recall {_shown(recall)}, precision {_shown(figures.mistake_precision)}"
+    if recall.low > NAMES_ABOVE:
+        yield Remark(
+            f"It names the first mistake: in {recall.value:.0%} of the responses that have one, "
+            f"its value falls most where the truth first falls ({numbers}).",
+            "truth-mistakes-named",
+        )
+    elif recall.high < NAMES_ABOVE:
+        yield Remark(
+            f"It does not name the first mistake: in only {recall.value:.0%} of the responses "
+            f"that have one, its value falls most where the truth first falls ({numbers}).",
+            "truth-mistakes-missed",
+        )
+    else:
+        undecided.append(f"whether it names the first mistake ({numbers})")
+
+
+def _is_unknown(figure: Figure) -> bool:
+    return math.isnan(figure.value)
+
+
+def _shown(figure: Figure) -> str:
+    if _is_unknown(figure):
+        return "unknown"
+    if not (math.isfinite(figure.low) and math.isfinite(figure.high)):
+        return f"{_rounded(figure.value)} with no interval: too few prompts"
+    return f"{_rounded(figure.value)} [{_rounded(figure.low)}, {_rounded(figure.high)}]"
+
+
+def _rounded(x: float) -> str:
+    """Two digits after the point, more where they would hide that a number is not 0.
+
+    >>> _rounded(0.125), _rounded(-0.001), _rounded(-0.0)
+    ('0.12', '-0.001', '0.00')
+    """
+    return f"{x:.2f}" if abs(x) >= 0.01 or abs(x) < 1e-6 else f"{x:.1g}"
