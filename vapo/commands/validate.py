@@ -25,6 +25,7 @@ from vapo.diagnostics.value_truth.measure import (
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.errors import UserError
 from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.loading import load_causal_lm, load_tokenizer
@@ -107,21 +108,30 @@ def run(
                 tokenizer=tokenizer,
             )
             batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
-    metrics, truth, values = result.metrics, None, None
+    metrics, truth, estimated, left_out = result.metrics, None, None, ""
     if networks is not None:
         estimated, left_out = evaluated_heldout(config, batch, networks)
         metrics |= value_metrics(estimated, config.algorithm.gamma)
-        values = estimated.old_values
-        if measured is not None:
-            measured = on_rows_of(measured[0], result.rollouts, estimated), measured[1]
-        if page is not None:
-            write_page(page, config, estimated, left_out, tokenizer, path)
     if measured is not None:
-        truth = beside_values(*measured, values, config, seed=config.seed)
+        points, num_tokens = measured
+        if estimated is not None:
+            points = on_rows_of(points, batch.rollouts, estimated)
+        truth = beside_values(
+            points,
+            num_tokens,
+            None if estimated is None else estimated.old_values,
+            config,
+            rollouts=batch.rollouts if estimated is None else estimated.rollouts,
+            seed=config.seed,
+        )
+    if page is not None and estimated is not None:
+        write_page(page, config, estimated, left_out, tokenizer, path, truth=truth)
     for key, value in metrics.items():
         print(f"{key}: {value:.4f}")
     if truth is not None:
         print(describe_truth(truth.figures))
+        for remark in verdict(truth.figures):
+            print(f"{remark.text} ({remark.row})")
         metrics |= truth_metrics(truth)
     if page is not None:
         print(page)

@@ -22,6 +22,7 @@ from vapo.config.hyperparameters import compares_groups
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
+from vapo.diagnostics.value_page.truth import page_truth
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
     beside_values,
@@ -93,7 +94,8 @@ class Iteration:
         batch = self.checked.whole_groups(self.batch)
         if self.checked.fault is not None or not all_ranks(len(batch) > 0):
             return None
-        return page_contents(batch, config, self.positions(config), self.start.index)
+        truth = None if self.truth is None else page_truth(self.truth, batch)
+        return page_contents(batch, config, self.positions(config), self.start.index, truth=truth)
 
 
 class IterationRunner:
@@ -197,7 +199,9 @@ class IterationRunner:
         if measured is None:
             return None
         seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
-        return beside_values(*measured, batch.old_values, self.config, seed=seed)
+        return beside_values(
+            *measured, batch.old_values, self.config, rollouts=batch.rollouts, seed=seed
+        )
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""

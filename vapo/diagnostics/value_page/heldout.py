@@ -23,6 +23,8 @@ from vapo.diagnostics.value_page.contents import (
 )
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.diagnostics.value_page.truth import page_truth
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
@@ -157,6 +159,8 @@ def write_page(
     left_out: str,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
+    *,
+    truth: ValueTruth | None = None,
 ) -> None:
     """Write the file, of what `evaluated_heldout` returns.
 
@@ -165,7 +169,13 @@ def write_page(
     hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
-    contents = page_contents(batch, config, positions, iteration=0)
+    contents = page_contents(
+        batch,
+        config,
+        positions,
+        iteration=0,
+        truth=None if truth is None else page_truth(truth, batch),
+    )
     about = _about(config, contents, left_out, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_truth.figures import TruthFigures
+from vapo.diagnostics.value_truth.measure import ValueTruth, on_rows_of
 from vapo.diagnostics.value_truth.points import TruthPoint, true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.evaluation import t_interval
@@ -40,6 +41,12 @@ class PageTruth:
     def rows(self) -> frozenset[int]:
         """The responses that have a measured prefix."""
         return frozenset(point.row for point in self.points)
+
+
+def page_truth(truth: ValueTruth, batch: TrainingBatch) -> PageTruth:
+    """What was measured, on the rows of a page's batch, which has some of the rollouts."""
+    points = on_rows_of(truth.points, truth.rollouts, batch)
+    return PageTruth(points, truth.figures, truth.outcomes)
 
 
 def truth_columns(truth: PageTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:

@@ -33,9 +33,10 @@ from vapo.types import Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class ValueTruth:
-    """A measurement: this rank's points, of rows of its batch, and the figures of all ranks'."""
+    """A measurement: this rank's points, of rows of its `rollouts`, and all ranks' figures."""
 
     points: list[TruthPoint]
+    rollouts: Sequence[Rollout]
     figures: TruthFigures
     num_tokens: int
     outcomes: tuple[float, float] | None
@@ -247,9 +248,12 @@ def beside_values(
     values: Float[Tensor, "B T"] | None,
     config: FitConfig,
     *,
+    rollouts: Sequence[Rollout],
     seed: int,
 ) -> ValueTruth | None:
     """The critic's values beside what was measured; None where nothing could be.
+
+    Points and values are of the rows of `rollouts`.
 
     Every rank must call this.
     """
@@ -259,7 +263,7 @@ def beside_values(
     if not everything:
         return None
     figures = truth_figures(everything, outcomes=outcomes, seed=seed)
-    return ValueTruth(own, figures, int(total), outcomes)
+    return ValueTruth(own, rollouts, figures, int(total), outcomes)
 
 
 def describe_truth(figures: TruthFigures) -> str:
