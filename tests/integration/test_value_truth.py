@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,23 @@ SMALL_TRUTH = [
 ]
 
 
-def validate(*args: str) -> dict[str, str]:
+def shown(*args: str) -> list[str]:
     result = vapo("validate", *ON_STATE_TRACKING, *SMALL, *SMALL_TRUTH, *args)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "value truth: 6 responses at their steps and 6 other prefixes" in result.stdout
-    lines = [line.partition(": ") for line in result.stdout.splitlines()]
+    return result.stdout.splitlines()
+
+
+def validate(*args: str) -> dict[str, str]:
+    lines = [line.partition(": ") for line in shown(*args)]
     return {key: value for key, _, value in lines if key.startswith(("truth/", "critic/"))}
+
+
+def page_data(page: str) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    found = json.loads(data)
+    assert isinstance(found, dict)
+    return found
 
 
 def test_validate_says_what_the_critic_is_worth() -> None:
@@ -38,6 +50,18 @@ def test_validate_says_what_the_critic_is_worth() -> None:
     low, high = (float(end) for end in interval.strip("[]").split(","))
     assert low < float(number) < high
     assert found != validate("--value_truth", "5")
+
+
+def test_the_page_and_the_console_say_the_same_verdict(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    lines = shown("--value_truth", "4", "--value_page", str(page))
+    assert lines[-1] == str(page)
+    data = page_data(page.read_text())
+    sentences = [line for line in lines if "When value training fails" in line]
+    assert sentences
+    assert len(sentences) == len(data["truth"]["verdict"])
+    measured = [r["truth"] for group in data["groups"] for r in group["responses"]]
+    assert any(measured)
 
 
 def test_without_a_critic_the_truth_has_the_baselines_error() -> None:
@@ -75,10 +99,13 @@ def truth_of(run: Path, tmp_path: Path) -> dict[str, dict[int, float]]:
     return {key: {m.step: m.value for m in client.get_metric_history(run_id, key)} for key in keys}
 
 
-def artifact(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
+def artifact_file(run: Path, name: str, tmp_path: Path) -> Path:
     client = mlflow.MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    path = client.download_artifacts(summary(run)["mlflow_run_id"], name, str(tmp_path))
-    contents = json.loads(Path(path).read_text())
+    return Path(client.download_artifacts(summary(run)["mlflow_run_id"], name, str(tmp_path)))
+
+
+def artifact(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
+    contents = json.loads(artifact_file(run, name, tmp_path).read_text())
     assert isinstance(contents, dict)
     return contents
 
@@ -97,6 +124,8 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     # value pretraining's iterations 1 and 2, the policy's 1, 2 and 3
     assert len(found["truth/num_prefixes"]) == 5
     assert found.keys() <= documented_keys()
+    page = artifact_file(measured, "value_pages/iteration_0001.html", tmp_path / "truth")
+    assert page_data(page.read_text())["truth"] is not None
     table = artifact(measured, "value_truth/iteration_0002.json", tmp_path / "truth")
     mse = table["figures"]["mse"]
     assert mse[0] in found["truth/mse"].values()
