@@ -10,7 +10,10 @@ import pytest
 
 from tests.diagnostics.value_page.browser import drawings, drawn_by_node, needs_node
 from tests.diagnostics.value_page.made_up_pages import made_up_truth, rendered, training_batch
+from tests.diagnostics.value_truth.made_up_figures import figures
 from tests.systems import system_config
+from vapo.diagnostics.value_page.truth import PageTruth
+from vapo.diagnostics.value_truth.points import TruthPoint
 
 
 def drawn_page(tmp_path: Path, rows: list[int] | None, fragment: str = "") -> str:
@@ -62,6 +65,26 @@ def test_tokens_without_truth_have_no_colour(tmp_path: Path) -> None:
         assert kinds
         assert {"none" in kind.split() for kind in kinds} == {row != "11"}
     assert "no token has this number" in cards["9"]
+
+
+@needs_node
+def test_a_response_with_a_truth_at_one_token_only(tmp_path: Path) -> None:
+    """The others have no colour, and the line has gaps in their place."""
+    config = system_config("vapo")
+    batch = training_batch(config)
+    alone = TruthPoint("made-up:3", 11, 4, 10, (1.0, -1.0), value=0.5, is_of_steps=False)
+    file = tmp_path / "page.html"
+    page, _ = rendered(batch, config, PageTruth([alone], figures(), (-1.0, 1.0)))
+    file.write_text(page, encoding="utf-8")
+    document = drawn_by_node(file, "#truth_error")
+    assert "NaN" not in document
+    (card,) = (c for c in document.split("<article")[1:] if "\u00b7 row 11" in c)
+    kinds = re.findall(r'<span class="(t[^"]*)"', card)
+    assert ["none" in kind.split() for kind in kinds] == [True] * 4 + [False] + [True] * 5
+    assert "9 of 10 tokens have no number" in card
+    spark = card.partition('<div class="spark"')[2].partition("</svg>")[0]
+    assert spark.count('<path class="line a"') == 1
+    assert "1 prefix measured: true value 0.00 before token 4;" in card
 
 
 @needs_node
