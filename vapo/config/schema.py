@@ -23,6 +23,7 @@ from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
 from vapo.config.training import TrainingConfig
 from vapo.config.value_pages import ValuePagesConfig
+from vapo.config.value_truth import ValueTruthConfig
 from vapo.config.watch import WatchConfig
 
 __all__ = [
@@ -132,6 +133,9 @@ class FitConfig:
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     watch: WatchConfig = section(WatchConfig, "numbers that are not finite; watchers of the run")
     value_pages: ValuePagesConfig = section(ValuePagesConfig, "pages of tokens by value")
+    value_truth: ValueTruthConfig = section(
+        ValueTruthConfig, "what prefixes are worth, by responses sampled on from them"
+    )
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "saving, stopping and resuming")
