@@ -92,11 +92,8 @@ def compute(
             *overrides,
         ],
     )
-    pretraining = replace(
-        config.components.value_pretraining,
-        targets=targets,
-        truth_weight=weight,
-    )
+    options: dict[str, Any] = {"targets": targets, "truth_weight": weight}
+    pretraining = replace(config.components.value_pretraining, **options)
     config = replace(config, components=replace(config.components, value_pretraining=pretraining))
     return fitted(RecordsGradients(config, pad_id=0), TaughtRollouts(config), config)
 
