@@ -122,6 +122,16 @@ def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, flo
     return mean - half_width, mean + half_width
 
 
+def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> SamplingSettings:
+    """How held-out responses are sampled; the budget is the training's where it has none."""
+    return SamplingSettings(
+        max_response_tokens=config.max_response_tokens or max_response_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+    )
+
+
 def evaluate(
     prompts: Sequence[Prompt],
     *,
@@ -147,12 +157,7 @@ def evaluate(
     # of all ranks' prompts, so that every rank computes the same metrics
     can_vote = {p.source: scorer.extracts_answers(p.source) for p in prompts}
     prompts = prompts[rank() :: world_size()]
-    settings = SamplingSettings(
-        max_response_tokens=config.max_response_tokens or max_response_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-    )
+    settings = evaluation_settings(config, max_response_tokens)
     total = len(prompts) * config.k
     with progress.stage("evaluation", total=total, unit="responses") as advance:
         rollouts = sampler.sample(

@@ -66,9 +66,3 @@ def test_the_truth_is_of_responses_that_end_in_any_way(
     fit_config(tmp_path, f"{PRETRAINING}.data=f", *overrides)
     trained = ["rewards.overlong.filter_truncated=true", "critic.truncated=train"]
     fit_config(tmp_path, *truth, f"{PRETRAINING}.truth_weight=only", *trained)
-
-
-def test_the_pattern_of_steps_is_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"value_truth.segments.pattern '\(' is not a regular"):
-        fit_config(tmp_path, "value_truth.segments.pattern='('")
-    fit_config(tmp_path, "value_truth.segments.kind=tokens")

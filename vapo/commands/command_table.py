@@ -124,6 +124,12 @@ COMMANDS = {
             "also write a page of the responses' tokens by value, as page.html; the critic is the "
             "checkpoint's, else the one that critic.init names",
         ),
+        option(
+            "--value_truth K",
+            "also sample K continuations from prefixes of the responses, and compare what they "
+            "earn with that critic's values (docs/value_truth.md)",
+            type=positive,
+        ),
     ),
     "filter": _configured(
         "filter", "write training prompts with their pass rate",

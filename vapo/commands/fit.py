@@ -110,6 +110,7 @@ def train(
             progress=progress,
             kept=kept,
             stored=stored,
+            tokenizer=tokenizer,
             safe_point=stopping.safe_point,
         )
         callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from vapo.config.components import ValuePretraining
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
-from vapo.config.segments import PatternSegments
 
 _PRETRAINING = "components.value_pretraining"
 
@@ -95,17 +92,6 @@ def truth_is_of_the_same_returns(config: FitConfig) -> Problem | None:
     )
 
 
-def steps_have_a_pattern(config: FitConfig) -> Problem | None:
-    segments, key = config.value_truth.segments, "value_truth.segments.pattern"
-    if not isinstance(segments, PatternSegments):
-        return None
-    try:
-        re.compile(segments.pattern)
-    except re.error as error:
-        return Problem((key,), f"{key} {segments.pattern!r} is not a regular expression: {error}")
-    return None
-
-
 PRETRAINING_RULES: tuple[Rule, ...] = (
     stored_rollouts_have_a_file,
     patience_has_heldout_prompts,
@@ -113,5 +99,4 @@ PRETRAINING_RULES: tuple[Rule, ...] = (
     stored_rollouts_keep_their_rewards,
     truth_weighs_measured_tokens,
     truth_is_of_the_same_returns,
-    steps_have_a_pattern,
 )

@@ -134,7 +134,7 @@ class FitConfig:
     watch: WatchConfig = section(WatchConfig, "numbers that are not finite; watchers of the run")
     value_pages: ValuePagesConfig = section(ValuePagesConfig, "pages of tokens by value")
     value_truth: ValueTruthConfig = section(
-        ValueTruthConfig, "what prefixes are worth, by responses sampled on from them"
+        ValueTruthConfig, "true values of prefixes, beside the critic's"
     )
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
+from vapo.config.continuation_rules import CONTINUATION_RULES
 from vapo.config.critic_free_rules import CRITIC_FREE_RULES
 from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
@@ -205,6 +206,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *TARGET_RULES,
         *PRETRAINING_RULES,
         *WATCH_RULES,
+        *CONTINUATION_RULES,
         pretraining_range,
         minibatches_fill_the_iteration,
         several_ranks_are_sharded,

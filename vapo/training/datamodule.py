@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import lightning as L
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
@@ -42,6 +43,7 @@ class RolloutDataModule(L.LightningDataModule):
         make_sampler: the engine of a run that has something to do.
         kept: the rollouts on the disk; None: they are not kept.
         stored: the rollouts that value pretraining trains on; None: it samples.
+        tokenizer: the policy's; needed where `value_truth` measures.
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -60,6 +62,7 @@ class RolloutDataModule(L.LightningDataModule):
         progress: Progress,
         kept: KeptRollouts | None = None,
         stored: StoredRollouts | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
@@ -70,6 +73,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.progress = progress
         self.kept = kept
         self.stored = stored
+        self.tokenizer = tokenizer
         self.safe_point = safe_point
 
     def train_dataloader(self) -> Sized:
@@ -94,7 +98,13 @@ class RolloutDataModule(L.LightningDataModule):
     def iteration_runner(self, module: VapoModule) -> IterationRunner:
         assert self.trainer is not None
         total = self.trainer.max_epochs or 0
-        return IterationRunner(self.rollouts, module, total=total, safe_point=self.safe_point)
+        return IterationRunner(
+            self.rollouts,
+            module,
+            total=total,
+            tokenizer=self.tokenizer,
+            safe_point=self.safe_point,
+        )
 
     def rollout_source(self, module: VapoModule) -> RolloutSource:
         collection = RolloutCollection(

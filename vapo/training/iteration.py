@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.baselines import CriticBaseline
@@ -22,9 +23,17 @@ from vapo.config.hyperparameters import compares_groups
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
+from vapo.diagnostics.value_truth.measure import (
+    ValueTruth,
+    beside_values,
+    measure,
+    truth_metrics,
+)
+from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.networks.critic import Critic
 from vapo.networks.ensemble import start_heads
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
+from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.source import RolloutSource
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.seeding import derive_seed
@@ -61,6 +70,7 @@ class Iteration:
     metrics: dict[str, float]
     batch: TrainingBatch
     checked: CheckedBatch
+    truth: ValueTruth | None = None
 
     @property
     def number(self) -> int:
@@ -92,6 +102,7 @@ class IterationRunner:
 
     Args:
         total: the expected number of iterations of the whole run.
+        tokenizer: the policy's; needed where `value_truth` measures.
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -101,9 +112,11 @@ class IterationRunner:
         networks: Networks,
         *,
         total: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         self.rollouts = rollouts
+        self.tokenizer = tokenizer
         self.networks = networks
         self.total = total
         self.safe_point = safe_point
@@ -117,13 +130,16 @@ class IterationRunner:
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
         self.safe_point()
+        measured = self.sample_truth(rollouts, start)
         self.rollouts.collection.sampler.sleep()
         metrics |= self.start_head(rollouts, start)
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
+        truth = self.truth(measured, evaluated, start)
         checked = self.check(evaluated, start)
         batch = self.estimate(checked.batch, start)
         metrics = iteration_metrics(batch, self.hyperparameters) | metrics
+        metrics |= {} if truth is None else truth_metrics(truth)
         metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
         batch, masked = mask_agreement(batch, self.config.algorithm.agreement_mask_share)
         metrics |= masked
@@ -134,7 +150,7 @@ class IterationRunner:
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
         if self.config.training.overlap_rollouts and not self.is_last(start):
             self.rollouts.sample_ahead(start)
-        return Iteration(start, minibatches, metrics, batch, checked)
+        return Iteration(start, minibatches, metrics, batch, checked, truth)
 
     def start_head(self, batch: RolloutBatch, start: IterationStart) -> dict[str, float]:
         """Let the critic start at the mean of its rewards over all ranks, with
@@ -153,6 +169,39 @@ class IterationRunner:
             f"mean reward of the first rollout batch, {mean:.4f}{held}"
         )
         return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
+
+    def sample_truth(
+        self, batch: RolloutBatch, start: IterationStart
+    ) -> tuple[list[TruthPoint], int] | None:
+        """Sample on from prefixes of the rollouts, where `value_truth` has it due."""
+        every_n = self.config.value_truth.every_n_iterations
+        if every_n is None or not is_due(self.config, start, every_n, ends_phase=False):
+            return None
+        assert self.tokenizer is not None
+        collection = self.rollouts.collection
+        return measure(
+            batch,
+            self.config,
+            settings=sampling_settings(self.config.rollouts),
+            sampler=collection.sampler,
+            scorer=collection.scorer,
+            tokenizer=self.tokenizer,
+            seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
+            stage=self.progress.stage,
+            note=self.progress.note,
+        )
+
+    def truth(
+        self,
+        measured: tuple[list[TruthPoint], int] | None,
+        batch: EvaluatedBatch,
+        start: IterationStart,
+    ) -> ValueTruth | None:
+        """What was measured, beside the critic's values."""
+        if measured is None:
+            return None
+        seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
+        return beside_values(*measured, batch.old_values, self.config, seed=seed)
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""

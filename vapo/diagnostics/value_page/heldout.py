@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import from_yaml
-from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.position_profiles import position_profile
 from vapo.diagnostics.value_page.contents import (
     PageContents,
@@ -111,7 +110,7 @@ def load_forward_networks(
     )
 
 
-def _evaluated(
+def evaluated_heldout(
     config: FitConfig, result: EvaluationResult, baseline: Tensor | None, networks: ForwardNetworks
 ) -> tuple[TrainingBatch, str]:
     """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
@@ -140,7 +139,7 @@ def _evaluated(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )
     if checked.fault is not None:
-        raise UserError(f"--value_page: nothing to show: {checked.fault}")
+        raise UserError(f"the held-out responses cannot be judged: {checked.fault}")
     left_out = ""
     if checked.num_left_out:
         left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
@@ -151,17 +150,15 @@ def _evaluated(
 def write_page(
     path: Path,
     config: FitConfig,
-    result: EvaluationResult,
-    baseline: Tensor | None,
-    networks: ForwardNetworks,
+    batch: TrainingBatch,
+    left_out: str,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
-) -> dict[str, float]:
-    """Write the file and return the critic's metrics on these rollouts, empty without a critic.
+) -> None:
+    """Write the file, of what `evaluated_heldout` returns.
 
-    Raises: UserError where most of the numbers are not finite, or the file cannot be written.
+    Raises: UserError where it cannot be written.
     """
-    batch, left_out = _evaluated(config, result, baseline, networks)
     hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
@@ -172,7 +169,6 @@ def write_page(
         write_text(path, page)
     except OSError as error:
         raise _cannot_write(path, error) from None
-    return value_metrics(batch, hyperparameters.gamma)
 
 
 def _about(

@@ -1,28 +1,43 @@
-"""How far the critic is from the truth: figures from which the continuations' noise is taken."""
+"""How far the critic is from the truth: figures from which the continuations' noise is taken.
+
+Each figure is a function of sums over prompts, so its interval is a bootstrap over prompts: it
+has the noise of prompts, responses and continuations in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_truth.points import Figure, TruthPoint
+from vapo.diagnostics.value_truth.mistakes import mistake_sums, pair_sums
+from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint
+
+_MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
+_POSITION_BINS = 10
+
+Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
 
 @dataclass(frozen=True)
 class TruthFigures:
-    """What `truth_figures` says of a critic's values V beside the true ones T, in reward units.
+    """What a critic's values V are worth beside the true ones T, in units of the reward.
 
     Of all prefixes: `bias` mean of V - T, `mse` mean of (V - T)^2, `baseline_mse` the same of the
     mean return of the other responses to the prompt, `variance` of T, and `explained`
     1 - Var(T - V) / Var(T). Of responses that were continued from every step:
-    `explained_within` the same of the differences from a response's mean, `explained_between` of
-    the means of prompts, `flattening` the spread of V within a response / that of T,
-    `rank_agreement` the share of pairs of steps that V puts in T's order (pairs whose intervals
-    do not overlap), `mistake_recall` the share of responses with a clear fall of T in which V's
-    largest fall is at T's first clear one, `mistake_precision` the share of V's largest falls, as
-    many as there are such responses, that are at one. NaN where there is nothing to estimate it
-    of. `by_position`: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
+    `explained_within` the same of the differences from a response's mean, `flattening` the spread
+    of V within a response / that of T, `rank_agreement` the share of pairs of steps that V puts in
+    T's order (pairs whose T differ clearly), `mistake_recall` the share of responses with a clear
+    fall of T in which V's largest fall is at T's first clear one, `mistake_precision` the share of
+    V's largest falls, as many as there are such responses, that are at one. Of the prompts, before
+    the first token: `explained_between`. NaN where there is nothing to estimate it of.
+    `by_position`: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
     """
 
     num_prompts: int
@@ -46,6 +61,162 @@ class TruthFigures:
 
 
 def truth_figures(
-    points: Sequence[TruthPoint], *, outcomes: tuple[float, float] | None, seed: int
+    points: Sequence[TruthPoint],
+    *,
+    outcomes: tuple[float, float] | None,
+    seed: int,
+    num_resamples: int = 1000,
 ) -> TruthFigures:
-    raise NotImplementedError
+    """Every figure with its interval, of points with two continuations or more.
+
+    Without values (no critic) those of V are NaN.
+
+    Args:
+        outcomes: the two returns that there are, where there are two.
+        seed: of the bootstrap, which draws as many prompts `num_resamples` times.
+    """
+    by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
+    for point in points:
+        by_prompt[point.prompt_id].append(point)
+    responses = [steps_of_responses(group) for group in by_prompt.values()]
+    falls = mistake_sums(responses, outcomes)
+    columns: dict[str, list[float]] = defaultdict(list)
+    for group, own, mistakes in zip(by_prompt.values(), responses, falls, strict=True):
+        sums = _all_sums(group) | _within_sums(own) | _prompt_sums(group)
+        for name, value in (sums | pair_sums(own, outcomes) | mistakes).items():
+            columns[name].append(value)
+    table = {name: np.array(values) for name, values in columns.items()}
+    counts = np.random.default_rng(seed).multinomial(
+        len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=num_resamples
+    )
+    totals = {name: values.sum() for name, values in table.items()}
+    resampled = {name: counts @ values for name, values in table.items()}
+
+    def figure(function: Callable[[Sums], Any]) -> Figure:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value, many = float(function(totals)), function(resampled)
+        if not math.isfinite(value):
+            return UNKNOWN
+        if len(by_prompt) < _MIN_PROMPTS:
+            return Figure(value, -math.inf, math.inf)
+        low, high = np.nanquantile(many, [0.025, 0.975])
+        return Figure(value, float(low), float(high))
+
+    return TruthFigures(
+        num_prompts=len(by_prompt),
+        num_responses=sum(map(len, responses)),
+        num_prefixes=len(points),
+        num_continuations=len(points[0].returns),
+        bias=figure(lambda s: s["v"] / s["n_v"] - s["t"] / s["n"]),
+        mse=figure(lambda s: s["error"] / s["n_v"]),
+        baseline_mse=figure(lambda s: s["baseline_error"] / s["n_b"]),
+        variance=figure(_variance),
+        within_variance=figure(lambda s: s["within_t"] / s["within_n"]),
+        between_variance=figure(lambda s: _between(s, "t0")),
+        explained=figure(lambda s: 1 - _variance_of_error(s) / _positive(_variance(s))),
+        explained_within=figure(lambda s: 1 - s["within_d"] / _positive(s["within_t"])),
+        explained_between=figure(lambda s: 1 - _between(s, "d0") / _positive(_between(s, "t0"))),
+        flattening=figure(lambda s: np.sqrt(s["within_v"] / _positive(s["within_t"]))),
+        rank_agreement=figure(lambda s: s["pairs_right"] / s["pairs"]),
+        mistake_precision=figure(lambda s: s["named_right"] / s["named"]),
+        mistake_recall=figure(lambda s: s["found"] / s["with_mistake"]),
+        by_position=_by_position(points),
+    )
+
+
+def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
+    """The points of each response that was continued from every step, in order."""
+    rows: dict[int, list[TruthPoint]] = defaultdict(list)
+    for point in points:
+        if point.is_of_steps:
+            rows[point.row].append(point)
+    return [sorted(row, key=lambda point: point.num_tokens) for row in rows.values()]
+
+
+def _positive(x: Any) -> Any:
+    """NaN in the place of a variance that the noise has eaten."""
+    return np.where(np.asarray(x) > 0, x, np.nan)
+
+
+def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
+    """Of all prefixes of a prompt; a squared difference from a mean of K has its noise in it."""
+    t = np.array([point.mean for point in points])
+    noise = np.array([point.noise for point in points])
+    v = np.array([math.nan if point.value is None else point.value for point in points])
+    with_baseline = [i for i, point in enumerate(points) if point.baseline is not None]
+    b = np.array([points[i].baseline for i in with_baseline], dtype=float)
+    return {
+        "n": len(points),
+        "n_v": float(np.isfinite(v).sum()) or math.nan,
+        "t": t.sum(),
+        "tt": (t**2 - noise).sum(),
+        "v": v.sum(),
+        "d": (t - v).sum(),
+        "dd": ((t - v) ** 2 - noise).sum(),
+        "error": ((v - t) ** 2 - noise).sum(),
+        "n_b": len(with_baseline),
+        "baseline_error": ((b - t[with_baseline]) ** 2 - noise[with_baseline]).sum(),
+    }
+
+
+def _variance(s: Sums) -> Any:
+    return np.asarray(s["tt"] / s["n"] - (s["t"] / s["n"]) ** 2)
+
+
+def _variance_of_error(s: Sums) -> Any:
+    return np.asarray(s["dd"] / s["n"] - (s["d"] / s["n"]) ** 2)
+
+
+def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
+    """Squared differences from each response's mean; n - 1 of them are free."""
+    found = dict.fromkeys(("within_n", "within_t", "within_v", "within_d"), 0.0)
+    for steps in responses:
+        if len(steps) < 2:
+            continue
+        t = np.array([point.mean for point in steps])
+        v = np.array([math.nan if point.value is None else point.value for point in steps])
+        noise = sum(point.noise for point in steps) * (1 - 1 / len(steps))
+        found["within_n"] += len(steps) - 1
+        found["within_t"] += len(t) * t.var() - noise
+        found["within_v"] += len(t) * v.var()
+        found["within_d"] += len(t) * (t - v).var() - noise
+    return found
+
+
+def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
+    """Of the prompt itself, whose continuations all its responses share."""
+    found = dict.fromkeys(("prompts", "t0", "t0t0", "d0", "d0d0"), 0.0)
+    first = next((point for point in points if point.num_tokens == 0), None)
+    if first is not None:
+        t, noise = first.mean, first.noise
+        d = math.nan if first.value is None else t - first.value
+        found = {"prompts": 1, "t0": t, "t0t0": t * t - noise, "d0": d, "d0d0": d * d - noise}
+    return found
+
+
+def _between(s: Sums, name: str) -> Any:
+    return np.asarray(s[name * 2] / s["prompts"] - (s[name] / s["prompts"]) ** 2)
+
+
+def _by_position(points: Sequence[TruthPoint]) -> Profile:
+    """Means over prefixes whose position is in the same tenth of their response."""
+    bins: dict[int, list[TruthPoint]] = defaultdict(list)
+    for point in points:
+        bins[min(int(point.position * _POSITION_BINS), _POSITION_BINS - 1)].append(point)
+    names = ("position", "num_prefixes", "truth_mean", "value_mean", "bias", "mse")
+    table: Profile = {name: [] for name in names}
+    for number, inside in sorted(bins.items()):
+        s = _all_sums(inside)
+        has_values = all(point.value is not None for point in inside)
+        value = s["v"] / s["n"] if has_values else None
+        row = (
+            (number + 0.5) / _POSITION_BINS,
+            len(inside),
+            s["t"] / s["n"],
+            value,
+            None if value is None else value - s["t"] / s["n"],
+            s["error"] / s["n"] if has_values else None,
+        )
+        for name, cell in zip(names, row, strict=True):
+            table[name].append(cell)
+    return table

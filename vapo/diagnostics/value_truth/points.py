@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from vapo.evaluation import t_quantile
@@ -31,7 +32,8 @@ class TruthPoint:
     `row` is the response's in its batch, `length` its tokens. `value` is the critic's V(s) there,
     None without a critic; `baseline` the mean return of the other responses to the prompt, None
     without others. `is_of_steps`: the response was continued from every one of its steps, and
-    this is one; else it is a prefix of its own, drawn to cover the positions.
+    this is one; else it is a prefix of its own, drawn to cover the positions. Points with equal
+    prompts and tokens share their continuations.
     """
 
     prompt_id: str
@@ -43,14 +45,15 @@ class TruthPoint:
     baseline: float | None = None
     is_of_steps: bool = True
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return statistics.fmean(self.returns)
 
-    @property
+    @cached_property
     def noise(self) -> float:
         """The variance of `mean` around the true value, estimated without bias; needs K >= 2."""
-        return statistics.variance(self.returns) / len(self.returns)
+        num, mean = len(self.returns), self.mean
+        return sum((x - mean) ** 2 for x in self.returns) / (num - 1) / num
 
     @property
     def position(self) -> float:

@@ -1,0 +1,142 @@
+"""Which prefixes are measured, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.config.fits import fit_config
+from tests.tiny_model import tiny_tokenizer
+from vapo.config.kinds import make
+from vapo.config.segments import SegmentsConfig
+from vapo.config.value_truth import ValueTruthConfig
+from vapo.diagnostics.value_truth.measure import (
+    choose_prefixes,
+    distinct,
+    expected_tokens,
+    on_rows_of,
+    other_means,
+    outcomes_of,
+    with_values,
+)
+from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.rollouts.batch import make_rollout_batch, select_rows
+from vapo.rollouts.continuations import Prefix
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
+
+
+def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> list[Rollout]:
+    tokenizer = tiny_tokenizer()
+    found = []
+    for row in range(num_prompts * group_size):
+        text = f"{row:02d}ab;cdef;ghijklmno"[:length]
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        number = row // group_size
+        prompt = Prompt(f"p{number}", f"{number}=", (2 + number,), "1")
+        found.append(Rollout(prompt, ids, text, (0.0,) * len(ids), FinishReason.LENGTH))
+    return found
+
+
+def truth(**values: object) -> ValueTruthConfig:
+    return ValueTruthConfig(**{"segments": make(SegmentsConfig, pattern=";"), **values})  # type: ignore[arg-type]
+
+
+def chosen(settings: ValueTruthConfig, *, most: int = 40, seed: int = 0):
+    return choose_prefixes(responses(), settings, tiny_tokenizer(), most=most, seed=seed)
+
+
+def test_whole_responses_are_of_as_many_prompts_as_there_are() -> None:
+    choice = chosen(truth(num_responses=8, num_prefixes=0))
+    rows = {prefix.row for prefix in choice.prefixes}
+    assert len(rows) == choice.num_responses == 8
+    assert max(Counter(row // 4 for row in rows).values()) == 2
+    assert {row // 4 for row in rows} == set(range(6))
+    assert all(choice.of_steps)
+    assert Counter(p.num_tokens for p in choice.prefixes) == {0: 8, 5: 8, 10: 8}
+
+
+def test_other_prefixes_cover_the_positions_and_are_of_other_responses() -> None:
+    choice = chosen(truth(num_responses=8, num_prefixes=20))
+    whole = {p.row for p, is_step in zip(choice.prefixes, choice.of_steps, strict=True) if is_step}
+    others = [p for p, is_step in zip(choice.prefixes, choice.of_steps, strict=True) if not is_step]
+    assert not whole & {p.row for p in others}
+    length = len(responses()[0].response_ids)
+    assert sorted(p.num_tokens * 20 // length for p in others) == pytest.approx(range(20), abs=1)
+
+
+def test_the_budget_leaves_responses_and_prefixes_out() -> None:
+    free = truth(num_responses=8, num_prefixes=20)
+    all_of_them = expected_tokens(responses(), chosen(free).prefixes, 8)
+    half = chosen(replace(free, max_tokens=all_of_them // 2))
+    assert 3 <= half.num_responses <= 4
+    assert expected_tokens(responses(), half.prefixes, 8) <= all_of_them // 2
+    assert len(chosen(replace(free, max_tokens=1)).prefixes) == 3  # of one response
+
+
+def test_no_prefix_is_as_long_as_the_budget() -> None:
+    assert all(p.num_tokens < 10 for p in chosen(truth(num_responses=8), most=10).prefixes)
+
+
+def test_the_seed_decides() -> None:
+    settings = truth(num_responses=3, num_prefixes=3)
+    assert chosen(settings) == chosen(settings) != chosen(settings, seed=1)
+
+
+def test_equal_prefixes_count_once() -> None:
+    prefixes = [Prefix(0, 0), Prefix(1, 0), Prefix(4, 0), Prefix(0, 3), Prefix(1, 3)]
+    assert len(distinct(responses(), prefixes)) == 4
+    length = len(responses()[0].response_ids)
+    assert expected_tokens(responses(), prefixes[:2], 5) == 5 * length
+
+
+def test_the_baseline_is_of_the_other_responses(tmp_path: Path) -> None:
+    config = fit_config(tmp_path)
+    rewards = [1.0, 1.0, -1.0, -1.0] * 6
+    verdicts = [Verdict(reward > 0, reward) for reward in rewards]
+    batch = make_rollout_batch(
+        responses(), verdicts, group_size=4, rewards=config.rewards, max_response_tokens=40
+    )
+    assert other_means(batch, batch.rewards)[:4] == pytest.approx([-1 / 3, -1 / 3, 1 / 3, 1 / 3])
+    assert other_means(replace(batch, group_size=1), batch.rewards) == [None] * 24
+
+
+def test_values_are_of_the_state_behind_the_prefix() -> None:
+    values = torch.arange(40.0).reshape(2, 20)
+    values[1, 3] = float("nan")
+    points = [
+        TruthPoint("a", row, n, 20, (1.0, 1.0)) for row, n in ((0, 0), (0, 7), (1, 3), (1, 4))
+    ]
+    assert [p.value for p in with_values(points, values)] == [0.0, 7.0, 24.0]
+    assert with_values(points, None) == points
+
+
+def test_points_follow_their_responses_into_a_smaller_batch(tmp_path: Path) -> None:
+    rollouts = responses()
+    verdicts = [Verdict(True, 1.0)] * len(rollouts)
+    batch = make_rollout_batch(
+        rollouts, verdicts, group_size=4, rewards=fit_config(tmp_path).rewards,
+        max_response_tokens=40,
+    )  # fmt: skip
+    points = [TruthPoint("x", row, 0, 20, (1.0, 1.0)) for row in (0, 5, 9)]
+    moved = on_rows_of(points, rollouts, select_rows(batch, range(4, 12)))
+    assert [point.row for point in moved] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ([], (-1.0, 1.0)),
+        (["rewards.correct=2"], (-1.0, 2.0)),
+        (["algorithm.gamma=0.9"], None),
+        (["rewards.overlong.soft_punishment=true"], None),
+        (["rewards.overlong.soft_punishment=true", "critic.reward=unshaped"], (-1.0, 1.0)),
+    ],
+)
+def test_returns_have_two_outcomes_where_the_verdict_decides(
+    overrides: list[str], wanted: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    assert outcomes_of(fit_config(tmp_path, *overrides)) == wanted
