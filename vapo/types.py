@@ -124,7 +124,10 @@ class RolloutBatch:
     same). `unshaped_rewards` are the rewards without the overlong punishment, None where there is
     none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
     the system needs none. `step_starts` marks the first token of each step and `step_values` has,
-    on every token, what continuations from the start of its step earned; None without them.
+    on every token, what continuations from the start of its step earned; None without them. Of
+    stored rollouts whose prefixes were continued, `measured_values` has
+    the mean return of the continuations at the first token after such a prefix, and
+    `measured_draws` how many of them count for the row; 0 elsewhere.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -145,6 +148,8 @@ class RolloutBatch:
     value_mask: Bool[Tensor, "B T"] | None = None
     step_starts: Bool[Tensor, "B T"] | None = None
     step_values: Float[Tensor, "B T"] | None = None
+    measured_values: Float[Tensor, "B T"] | None = None
+    measured_draws: Float[Tensor, "B T"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -191,9 +196,10 @@ class TrainingBatch(EvaluatedBatch):
     `token_rewards` places the response's reward and the KL penalty on tokens, `value_rewards`
     those of the value targets (None: the same); `raw_advantages` are those before whitening.
     `importance_weights` multiply the tokens' policy losses and `value_weights` the responses'
-    value losses, None all of them by 1; `policy_mask` marks the tokens of `loss_mask` that carry
-    policy loss, `entropy_mask` those that carry the entropy bonus (None: all). Advantages are None
-    while the policy is not trained, targets without a critic.
+    value losses, None all of them by 1. `value_draws` says how many returns a token's value target
+    is the mean of (None: one each); the value loss is a mean over them. `policy_mask` marks the
+    tokens of `loss_mask` that carry policy loss, `entropy_mask` those that carry the entropy bonus
+    (None: all). Advantages are None while the policy is not trained, targets without a critic.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
@@ -204,6 +210,7 @@ class TrainingBatch(EvaluatedBatch):
     importance_weights: Float[Tensor, "B T"] | None = None
     value_rewards: Float[Tensor, "B T"] | None = None
     value_weights: Float[Tensor, " B"] | None = None
+    value_draws: Float[Tensor, "B T"] | None = None
     entropy_mask: Bool[Tensor, "B T"] | None = None
 
     @property

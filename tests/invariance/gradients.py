@@ -125,9 +125,15 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
             *overrides,
         ],
     )
+    return fitted(RecordsGradients(config, pad_id=0), FixedRollouts(config), config)
+
+
+def fitted(
+    module: RecordsGradients, datamodule: FixedRollouts, config: FitConfig
+) -> dict[str, Any]:
+    """Gradients and metrics of the module's one step on the minibatch."""
     torch.set_num_threads(1)
-    module = RecordsGradients(config, pad_id=0)
-    datamodule = FixedRollouts(config)
+    num_processes = config.trainer.devices
     trainer = L.Trainer(
         accelerator="cpu",
         devices=num_processes,

@@ -12,7 +12,7 @@ from torch import Tensor
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
-from vapo.advantages.value_loss_columns import anchored, value_weights
+from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
@@ -151,9 +151,9 @@ def estimate_advantages(
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 
-    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, and
-    there are no advantages. Rows that an estimator does not keep lose their loss. Every rank must
-    call this.
+    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, with
+    those of continuations where the batch has some, and there are no advantages. Rows that an
+    estimator does not keep lose their loss. Every rank must call this.
 
     Args:
         baseline: what weighs the critic's advantages; None: they stay as they are.
@@ -168,7 +168,8 @@ def estimate_advantages(
         rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
         targets = monte_carlo_returns(targets_rewards, batch.response_mask, gamma=hp.gamma)
-        return TrainingBatch(**columns, policy_mask=batch.loss_mask, value_targets=targets)
+        columns |= taught(batch, targets, config.components.value_pretraining)
+        return TrainingBatch(**columns, policy_mask=batch.loss_mask)
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
         estimate = estimate._replace(value_targets=gae(batch, targets_rewards, hp).value_targets)

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig
+from vapo.config.components import ValuePretraining
 from vapo.config.schema import CriticConfig
 from vapo.functional.advantages import anchor_mask
 from vapo.functional.baselines import prompt_noise_weights
+from vapo.functional.measured_targets import measured_targets
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch
 
@@ -43,6 +45,26 @@ def reward_range(config: FitConfig) -> tuple[float, float]:
     rewards = config.rewards
     is_punished = rewards.overlong.soft_punishment and config.critic.reward == "shaped"
     return rewards.incorrect - 1.0 * is_punished, rewards.correct
+
+
+def taught(
+    batch: EvaluatedBatch, returns: Float[Tensor, "B T"], settings: ValuePretraining
+) -> dict[str, Tensor]:
+    """The columns of the value loss in value pretraining: targets, and where prefixes were
+    continued how many returns each has in it and which tokens carry the loss.
+
+    The returns are not scaled to a mean of 1, as `value_weights` are: the minibatch's denominator
+    counts them.
+    """
+    if batch.measured_values is None or batch.measured_draws is None:
+        return {"value_targets": returns}
+    targets, draws = measured_targets(returns, batch.measured_values, batch.measured_draws)
+    columns = {"value_targets": targets}
+    if settings.truth_weight != "none":
+        columns["value_draws"] = draws
+    if settings.truth_weight == "only":
+        columns["value_mask"] = batch.critic_mask & (batch.measured_draws > 0)
+    return columns
 
 
 def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"] | None:

@@ -140,6 +140,13 @@ COMMANDS = {
         "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
         option("--num N", "rollouts, in whole groups", type=positive, default=1024),
         option("--output FILE", "Parquet; default: a name of its own in output_dir"),
+        option(
+            "--value_truth K",
+            "also sample K responses on from every step (value_truth.segments) of the rollouts, "
+            "for components.value_pretraining.targets truth",
+            type=positive,
+        ),
+        option("--truth_share S", "... of this share of the groups; default: 1", type=float),
     ),
     "gates": _configured(
         "gates", "which effects of the paper's ablation a setting can show, before a sweep",

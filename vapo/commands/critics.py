@@ -20,8 +20,10 @@ from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.networks.build import check_critic, check_tokenizers
 from vapo.networks.loading import load_tokenizer
+from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.rollouts.stored_truth import check_truth
 from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
@@ -94,8 +96,10 @@ def run(
         for name, own in configs.items()
         for seed in seeds
     ]
+    metadata = read_metadata(rollouts, key=_DATA)
     for name, own in configs.items():  # before the first critic is trained
         try:
+            check_truth(own, rows, metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))

@@ -14,6 +14,13 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.measured_rollouts import (
+    Measuring,
+    describe_truth,
+    measure,
+    measuring_of,
+    truth_metrics,
+)
 from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
@@ -29,7 +36,13 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.rollouts.rollout_file import SCHEMA_VERSION, read_table, rollout_table, write_table
+from vapo.rollouts.rollout_file import (
+    SCHEMA_VERSION,
+    one_table,
+    read_metadata,
+    rollout_table,
+    write_table,
+)
 from vapo.system.atomic_files import write_text
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
@@ -39,22 +52,35 @@ from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tr
 from vapo.tracking.logger import RunLogger
 from vapo.types import Rollout
 
+_SPENT = "continuation_tokens"
+_NO_SETTINGS = ("config_hash", "schema_version", _SPENT)
 
-def run(config: FitConfig, *, num: int, output: str | None = None) -> Path:
+
+def run(
+    config: FitConfig,
+    *,
+    num: int,
+    output: str | None = None,
+    value_truth: int | None = None,
+    truth_share: float | None = None,
+) -> Path:
     """Sample, score and write what is not written yet; the file."""
     quiet_libraries()
     _check(config)
+    measuring = measuring_of(value_truth, truth_share)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
     num_groups = -(-num // resolve(config).group_size)
     metadata = metadata_of(config, prompts, tokenizer, num_groups)
+    if measuring is not None:
+        metadata["value_truth"] = measuring.settings(config)
     key = hashlib.sha256(_settings_text(metadata).encode()).hexdigest()[:12]
     name = output or Path(config.output_dir) / "rollouts" / f"{key}.parquet"
     path = Path(name)
     if path.exists():
-        if _settings_text(read_table(path, key="--output")[1]) != _settings_text(metadata):
+        if _settings_text(read_metadata(path, key="--output")) != _settings_text(metadata):
             raise UserError(
                 f"--output {path}: there is a file of other settings; give another name, or "
                 "remove it"
@@ -74,18 +100,18 @@ def run(config: FitConfig, *, num: int, output: str | None = None) -> Path:
         logger.log_inputs(dataset_inputs(config, prompts))
         progress.note(prompts.report.describe())
         started = time.monotonic()
-        parts = sample_parts(config, prompts, tokenizer, path, metadata, progress)
-        table = pa.concat_tables(read_table(part, key="--output")[0] for part in parts)
-        write_table(path, table, metadata)
+        parts = sample_parts(config, prompts, tokenizer, path, metadata, progress, measuring)
+        metrics = join_parts(parts, path, metadata)
+        metrics["rollouts/sampling_s"] = time.monotonic() - started
         shutil.rmtree(_folder(path))
-        metrics = summary_metrics(table, time.monotonic() - started)
         logger.log_metrics(metrics, step=0)
         recorded = logger.describe()
+    said = "" if measuring is None else f"\n{describe_truth(metrics)}"
     print(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
         f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "
-        f"{metrics['rollouts/sampling_s']:.1f} s\n"
+        f"{metrics['rollouts/sampling_s']:.1f} s{said}\n"
         f"train a critic on them with components.value_pretraining.data={path}\n{recorded}\n{path}"
     )
     return path
@@ -128,6 +154,7 @@ def sample_parts(
     path: Path,
     metadata: dict[str, Any],
     progress: Progress,
+    measuring: Measuring | None = None,
 ) -> list[Path]:
     """One file for each chunk of groups, which a run that was killed does not sample again.
 
@@ -142,6 +169,8 @@ def sample_parts(
         f"{path}: {num_groups} groups of {size}; {len(parts) - len(missing)} of {len(parts)} "
         f"parts are there, each of up to {chunk} groups"
     )
+    if measuring is not None:
+        progress.note(measuring.most(config, num_groups, size))
     if not missing:
         return parts
     with (
@@ -168,14 +197,38 @@ def sample_parts(
             )
             groups = [number * chunk + row // size for row in range(len(rollouts))]
             states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-            write_table(parts[number], rollout_table(rollouts, verdicts, groups, states), metadata)
+            measured = measure(
+                rollouts,
+                groups,
+                measuring,
+                config=config,
+                sampler=sampler,
+                scorer=scorer,
+                tokenizer=tokenizer,
+                seed=derive_seed(config.seed, "stored continuations", number),
+                progress=progress,
+            )
+            table = rollout_table(rollouts, verdicts, groups, states, measured.prefixes)
+            write_table(parts[number], table, metadata | {_SPENT: measured.num_sampled_tokens})
             advance(1)
     return parts
 
 
+def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
+    """Write the file of all parts; what it says of the policy, and what its truth has cost."""
+    table = one_table(parts, key="--output")
+    metrics = summary_metrics(table)
+    if "value_truth" in metadata:
+        spent = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
+        metadata = metadata | {_SPENT: spent}
+        metrics |= truth_metrics(table, spent)
+    write_table(path, table, metadata)
+    return metrics
+
+
 def _settings_text(metadata: dict[str, Any]) -> str:
     """What decides the rollouts; the config's hash also has what does not, as the critic."""
-    kept = {name: value for name, value in metadata.items() if name != "config_hash"}
+    kept = {name: value for name, value in metadata.items() if name not in _NO_SETTINGS}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
 
 
@@ -218,7 +271,7 @@ def oracle_states(
     return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 
-def summary_metrics(table: pa.Table, seconds: float) -> dict[str, float]:
+def summary_metrics(table: pa.Table) -> dict[str, float]:
     """What the file says of the policy; keys as docs/metrics.md has them."""
     lengths = [len(ids) for ids in table.column("response_ids").to_pylist()]
     correct, rewards = (table.column(name).to_pylist() for name in ("is_correct", "reward"))
@@ -227,5 +280,4 @@ def summary_metrics(table: pa.Table, seconds: float) -> dict[str, float]:
         "rollouts/pass_rate": sum(correct) / table.num_rows,
         "rollouts/reward_mean": sum(rewards) / table.num_rows,
         "rollouts/num_response_tokens": float(sum(lengths)),
-        "rollouts/sampling_s": seconds,
     }

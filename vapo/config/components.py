@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 def _option(default: Any, doc: str, **bounds: float) -> Any:
@@ -58,6 +58,16 @@ class ValuePretraining:
         "data: end after so many passes without a better explained variance on the held-out "
         "prompts; null: never",
         ge=1,
+    )
+    targets: Literal["returns", "truth"] = _option(
+        "returns",
+        "returns: the response's own; truth: where the file has continuations of a prefix, the "
+        "mean of theirs and its own (data of `vapo rollouts --value_truth`)",
+    )
+    truth_weight: Literal["draws", "none", "only"] = _option(
+        "draws",
+        "targets truth: a measured token's loss counts as often as its target has returns (draws) "
+        "or once, as any other's (none); only: as draws, and other tokens carry no loss",
     )
 
 

@@ -14,7 +14,7 @@ def stored_rollouts_have_a_file(config: FitConfig) -> Problem | None:
     settings, defaults = config.components.value_pretraining, ValuePretraining()
     if settings.data is not None:
         return None
-    for name in ("epochs", "heldout_share", "patience"):
+    for name in ("epochs", "heldout_share", "patience", "targets"):
         if getattr(settings, name) != getattr(defaults, name):
             return Problem(
                 (f"{_PRETRAINING}.{name}",),
@@ -58,9 +58,45 @@ def stored_rollouts_keep_their_rewards(config: FitConfig) -> Problem | None:
     )
 
 
+def truth_weighs_measured_tokens(config: FitConfig) -> Problem | None:
+    settings = config.components.value_pretraining
+    if settings.targets == "truth" or settings.truth_weight == "draws":
+        return None
+    return Problem(
+        (f"{_PRETRAINING}.truth_weight", f"{_PRETRAINING}.targets"),
+        f"{_PRETRAINING}.truth_weight weighs tokens whose value was measured, and "
+        f"{_PRETRAINING}.targets is returns: set it to truth, or leave truth_weight out",
+    )
+
+
+def truth_is_of_the_same_returns(config: FitConfig) -> Problem | None:
+    """Continuations end in any way, and earn what the verifier says: so must the responses."""
+    if config.components.value_pretraining.targets != "truth":
+        return None
+    critic, key = config.critic, f"{_PRETRAINING}.targets"
+    if critic.bootstrap_truncated:
+        return Problem(
+            (key, "critic.bootstrap_truncated"),
+            f"{key} truth has the rewards of truncated continuations, which "
+            "critic.bootstrap_truncated replaces: set it to false, or targets to returns",
+        )
+    leaves_out = critic.truncated == "leave_out" or (
+        critic.truncated == "as_policy" and config.rewards.overlong.filter_truncated
+    )
+    if not leaves_out:
+        return None
+    return Problem(
+        (key, "critic.truncated", "rewards.overlong.filter_truncated"),
+        f"{key} truth has the returns of truncated continuations, and truncated responses carry no "
+        "value loss: set critic.truncated=train, or targets to returns",
+    )
+
+
 PRETRAINING_RULES: tuple[Rule, ...] = (
     stored_rollouts_have_a_file,
     patience_has_heldout_prompts,
     stored_rollouts_are_read_by_one_process,
     stored_rollouts_keep_their_rewards,
+    truth_weighs_measured_tokens,
+    truth_is_of_the_same_returns,
 )

@@ -183,7 +183,8 @@ def value_loss(
         with token_weights w:   loss_t = w_t * loss_t, over the same number of tokens
 
     Source: VC-PPO algorithm 1 (the 1/2 is theirs; no value clip there, nor by default here);
-    weights: EasyPPO (arXiv 2609.36802), one a response, `baselines.prompt_noise_weights`.
+    weights: EasyPPO (arXiv 2609.36802), one a response, `baselines.prompt_noise_weights`; or the
+    returns in a target (`measured_targets`), which `denominator` then counts in place of tokens.
     Units: reward squared; `denominator` is the minibatch's number of tokens.
     Padding: ignored in value and gradient.
     Raises: ValueError when value_clip is given without old_values, or is not above 0.
@@ -209,6 +210,7 @@ def categorical_value_loss(
     response_mask: Bool[Tensor, "B T"],
     *,
     denominator: float | int | Tensor | None = None,
+    token_weights: Float[Tensor, " B #T"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the cross-entropy of a critic with K bins, averaged over tokens, in float32.
 
@@ -216,12 +218,14 @@ def categorical_value_loss(
 
     Source: HL-Gauss critics (arXiv 2608.02181), Le Critique (2608.16739: two bins). p are the
     targets of `value_heads`, and have no gradient. There is no value clip.
-    Units: nats; `denominator` as `value_loss`.
+    Units: nats; `denominator` and `token_weights` as `value_loss`.
     Padding: ignored in value and gradient.
     """
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     z = torch.where(response_mask[..., None], z, 0.0)
     losses = -(targets.detach() * z.log_softmax(dim=-1)).sum(dim=-1)
+    if token_weights is not None:
+        losses = losses * token_weights.detach()
     return aggregate(losses, response_mask, reduction="token_mean", denominator=denominator)
 
 

@@ -7,7 +7,8 @@ one JSON text. `rollout_rows` checks the contents.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
+from vapo.rollouts.measured_prefixes import MeasuredPrefix, truth_columns
 from vapo.system.atomic_files import write_whole
 from vapo.types import Rollout, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no truth_ columns
 METADATA_KEY = b"vapo.rollouts"
 _IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 SCHEMA = pa.schema(
@@ -39,6 +41,11 @@ SCHEMA = pa.schema(
         "record": pa.string(),
         "oracle": _NUMBERS,
         "oracle_state": pa.list_(pa.string()),
+        "truth_tokens": _IDS,
+        "truth_values": _NUMBERS,
+        "truth_noise": _NUMBERS,
+        "truth_continuations": pa.int32(),
+        "truth_rows": _IDS,
     }
 )
 
@@ -48,6 +55,7 @@ def rollout_table(
     verdicts: Sequence[Verdict],
     groups: Sequence[int],
     oracle_states: Sequence[Sequence[str] | None],
+    truths: Sequence[Sequence[MeasuredPrefix] | None] | None = None,
 ) -> pa.Table:
     """One row a rollout, in the columns of `SCHEMA`; `oracle` is for other programs to fill."""
     rows = [
@@ -68,9 +76,10 @@ def rollout_table(
             "record": json.dumps(dict(rollout.prompt.record), default=str),
             "oracle": None,
             "oracle_state": states,
+            **truth_columns(measured),
         }
-        for rollout, verdict, group, states in zip(
-            rollouts, verdicts, groups, oracle_states, strict=True
+        for rollout, verdict, group, states, measured in zip(
+            rollouts, verdicts, groups, oracle_states, truths or [None] * len(rollouts), strict=True
         )
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
@@ -90,14 +99,34 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
         UserError: not a readable Parquet file, or one of a later version of the schema; `key` is
             what the file was given as.
     """
+    with _readable(path, key):
+        table = parquet.read_table(path)
+    return table, _metadata_of(table.schema, path, key)
+
+
+def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
+    """The metadata alone, without reading the rows.
+
+    Raises: UserError as `read_table`.
+    """
+    with _readable(path, key):
+        schema = parquet.read_schema(path)
+    return _metadata_of(schema, path, key)
+
+
+@contextmanager
+def _readable(path: Path, key: str) -> Iterator[None]:
     if not path.is_file():
         raise UserError(f"{key} {path}: no such file; `vapo rollouts` writes one")
     try:
-        table = parquet.read_table(path)
+        yield
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{key} {path}: not a readable Parquet file ({error})") from None
+
+
+def _metadata_of(schema: pa.Schema, path: Path, key: str) -> dict[str, Any]:
     try:
-        metadata = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
         version = int(metadata.get("schema_version", SCHEMA_VERSION))
     except (ValueError, TypeError, AttributeError):
         raise UserError(
@@ -107,4 +136,11 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
         raise UserError(
             f"{key} {path}: schema version {version}, and this vapo reads up to {SCHEMA_VERSION}"
         )
-    return table, metadata
+    found: dict[str, Any] = metadata
+    return found
+
+
+def one_table(paths: Sequence[Path], *, key: str) -> pa.Table:
+    """The rows of several files, one after the other; columns that one lacks are null there."""
+    tables = [read_table(path, key=key)[0] for path in paths]
+    return pa.concat_tables(tables, promote_options="default")

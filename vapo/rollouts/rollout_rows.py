@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
+from vapo.rollouts.measured_prefixes import MeasuredPrefix, read_truth
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -24,13 +26,17 @@ _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "
 
 @dataclass(frozen=True)
 class StoredRollout:
-    """One row. `oracle` and `oracle_state` have one entry for each response token, or are None."""
+    """One row. `oracle` and `oracle_state` have one entry for each response token, or are None.
+
+    `truth` has the prefixes of the response that were continued, in their order.
+    """
 
     rollout: Rollout
     verdict: Verdict
     group: str
     oracle: tuple[float, ...] | None = None
     oracle_state: tuple[str, ...] | None = None
+    truth: tuple[MeasuredPrefix, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class RowReader:
             str(group),
             None if oracle is None else tuple(map(float, oracle)),
             None if states is None else tuple(map(str, states)),
+            read_truth(record, length, partial(self._fail, number)),
         )
 
     def _rollout(self, record: Mapping[str, Any], number: int, group: str) -> Rollout:

@@ -21,6 +21,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_file import read_table
 from vapo.rollouts.rollout_rows import RowReader, StoredRollout
+from vapo.rollouts.stored_truth import check_truth, with_truth
 from vapo.system.atomic_files import sha256
 from vapo.system.seeding import derive_seed
 from vapo.types import RolloutBatch
@@ -107,7 +108,7 @@ class StoredRollouts:
     def batch_of(self, units: Sequence[Sequence[StoredRollout]]) -> RolloutBatch:
         """A rollout batch, with the rewards shaped as the config says."""
         rows = [row for unit in units for row in unit]
-        return make_rollout_batch(
+        batch = make_rollout_batch(
             [row.rollout for row in rows],
             [row.verdict for row in rows],
             group_size=self.group_size,
@@ -115,6 +116,8 @@ class StoredRollouts:
             max_response_tokens=self.config.rollouts.max_response_tokens,
             critic_truncated=self.config.critic.truncated,
         )
+        is_taught = self.config.components.value_pretraining.targets == "truth"
+        return with_truth(batch, rows) if is_taught else batch
 
     def describe(self) -> str:
         """One line for the console."""
@@ -164,6 +167,7 @@ def read_rollouts(
     model = read_model_config(config.actor.path).get_text_config()
     reader = RowReader(path, tokenizer, int(model.vocab_size), config.rollouts.max_response_tokens)
     rows = reader.read(table, metadata)
+    check_truth(config, rows, metadata, path)
     written, own = metadata.get("policy"), fingerprint(config.actor.path)
     return rows, str(written) if written and own and written != own else ""
 

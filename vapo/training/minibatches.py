@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vapo.functional.masking import LossReduction
+from vapo.functional.masking import LossReduction, zero_outside
 from vapo.networks.token_inputs import (
     TokenInputs,
     cut_by_tokens,
@@ -102,7 +102,8 @@ class Minibatch:
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
-    loss, `num_entropy_tokens` the entropy bonus (None: all). `num_advantage_tokens` are those
+    loss, whose targets are means of `num_value_draws` returns (None: of one each);
+    `num_entropy_tokens` carry the entropy bonus (None: all). `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
     policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
     prompts, and are of one critic each where there are several; None: both networks read
@@ -121,6 +122,7 @@ class Minibatch:
     networks: tuple[str, ...] = NETWORKS
     critic_microbatches: Microbatches | None = None
     num_entropy_tokens: int | None = None
+    num_value_draws: float | None = None
     fault: str | None = None
 
     def of(self, network: str) -> Microbatches:
@@ -133,6 +135,11 @@ class Minibatch:
     def entropy_tokens(self) -> int:
         """The tokens that carry the entropy bonus."""
         return self.num_tokens if self.num_entropy_tokens is None else self.num_entropy_tokens
+
+    @property
+    def value_denominator(self) -> float | int:
+        """The denominator of the value loss: returns, or the tokens where each has one."""
+        return self.num_value_tokens if self.num_value_draws is None else self.num_value_draws
 
     def denominator(self, reduction: LossReduction) -> int:
         """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
@@ -263,5 +270,14 @@ def _make_minibatch(
         critic_microbatches=microbatches.get(True),
         max_response_tokens=batch.max_response_tokens,
         networks=networks,
+        num_value_draws=_value_draws(batch, rows),
         **dict(zip(counts, totals, strict=True)),
     )
+
+
+def _value_draws(batch: TrainingBatch, rows: list[int]) -> float | None:
+    """The returns in the value targets of all ranks, in float64; None: as many as tokens."""
+    if batch.value_draws is None:
+        return None
+    draws = zero_outside(batch.value_draws[rows], batch.critic_mask[rows])
+    return float(sum_over_ranks(draws.double().sum()))

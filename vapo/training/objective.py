@@ -232,7 +232,8 @@ def value_objective(
     config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of the value loss by `critic.loss`, a mean over the tokens that carry it.
+    """These rows' share of the value loss by `critic.loss`, a mean over the tokens that carry it,
+    or over the returns of which their targets are means.
 
     With cross-entropy the squared error of the expectation is logged beside it, to compare heads.
     Of several critics each has its own rows, and the denominator counts the tokens of all.
@@ -246,10 +247,10 @@ def value_objective(
         output["values"],
         targets,
         rows.critic_mask,
-        denominator=minibatch.num_value_tokens,
+        denominator=minibatch.value_denominator,
         old_values=rows.old_values if old_values is None else old_values,
         value_clip=config.algorithm.value_clip,
-        token_weights=None if rows.value_weights is None else rows.value_weights[:, None],
+        token_weights=_value_weights(rows),
     )
     if config.critic.loss == "cross_entropy":
         totals.add("critic/squared_error", squared_error)
@@ -257,10 +258,19 @@ def value_objective(
             output["logits"],
             distributions(targets, config.critic),
             rows.critic_mask,
-            denominator=minibatch.num_value_tokens,
+            denominator=minibatch.value_denominator,
+            token_weights=rows.value_draws,  # a rule: no weights of responses
         )
     totals.add("critic/value_loss", loss)
     return loss
+
+
+def _value_weights(rows: TrainingBatch) -> Float[Tensor, " b #T"] | None:
+    """The weights of the squared errors: the responses', times the returns in the targets."""
+    if rows.value_weights is None:
+        return rows.value_draws
+    weights = rows.value_weights[:, None]
+    return weights if rows.value_draws is None else weights * rows.value_draws
 
 
 def distributions(

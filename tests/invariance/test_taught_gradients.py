@@ -1,0 +1,122 @@
+"""A critic's gradient on continuations does not depend on how its minibatch is cut or spread."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.config.fits import STATE_TRACKING
+from tests.forked import on_ranks
+from tests.invariance.gradients import NUM_ROLLOUTS, FixedRollouts, RecordsGradients, fitted
+from tests.invariance.test_gradients import (
+    MANY,
+    ONE_FORWARD,
+    PACKED,
+    PADDED,
+    assert_same,
+    largest_relative_difference,
+)
+from tests.rollout_fixtures import make_rollouts
+from vapo.advantages.estimators import estimate_advantages
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.measured_prefixes import MeasuredPrefix
+from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_truth import with_truth
+from vapo.system.distributed import rank, world_size
+from vapo.training.minibatches import Minibatch, make_minibatches
+from vapo.types import Phase
+
+
+def stored() -> list[StoredRollout]:
+    """Made-up rollouts; most have some continuations, which another one may share."""
+    draw = random.Random(0)
+    rows = []
+    for rollout, verdict in zip(*make_rollouts(NUM_ROLLOUTS, vocab_size=30), strict=True):
+        places = [p for p in range(len(rollout.response_ids)) if draw.random() < 0.3]
+        truth = [MeasuredPrefix(p, draw.uniform(-1, 1), 0.1, 4, draw.randint(1, 3)) for p in places]
+        rows.append(StoredRollout(rollout, verdict, "", truth=tuple(truth)))
+    return rows
+
+
+class TaughtRollouts(FixedRollouts):
+    """Each rank's share of them, as one minibatch of the critic alone."""
+
+    def train_dataloader(self) -> DataLoader[Minibatch]:
+        module = self.trainer.lightning_module  # type: ignore[union-attr]
+        assert isinstance(module, RecordsGradients)
+        module.phase = Phase.VALUE_PRETRAINING
+        share = NUM_ROLLOUTS // world_size()
+        rows = stored()[rank() * share : (rank() + 1) * share]
+        batch = make_rollout_batch(
+            [row.rollout for row in rows],
+            [row.verdict for row in rows],
+            group_size=1,
+            rewards=self.config.rewards,
+            max_response_tokens=32,
+        )
+        if self.config.components.value_pretraining.targets == "truth":
+            batch = with_truth(batch, rows)
+        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        minibatches = make_minibatches(
+            estimate_advantages(evaluated, module.phase, self.config),
+            num_minibatches=1,
+            max_tokens=self.config.training.microbatch_tokens,
+            pad_id=0,
+            packed=module.uses_packed_rows,
+            seed=rank(),
+            networks=("critic",),
+        )
+        return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]
+
+
+def compute(
+    num_processes: int, budget: int, targets: str, weight: str, *overrides: str
+) -> dict[str, Any]:
+    """Gradients and metrics of one step. A rule keeps a file's rollouts to one process; what is
+    made of them holds for any number, so the targets are set past it."""
+    config = load_config(
+        FitConfig,
+        STATE_TRACKING,
+        [
+            f"training.microbatch_tokens={budget}",
+            f"trainer.devices={num_processes}",
+            f"trainer.strategy={'fsdp' if num_processes > 1 else 'auto'}",
+            "trainer.accelerator=cpu",
+            *overrides,
+        ],
+    )
+    options: dict[str, Any] = {"targets": targets, "truth_weight": weight}
+    pretraining = replace(config.components.value_pretraining, **options)
+    config = replace(config, components=replace(config.components, value_pretraining=pretraining))
+    return fitted(RecordsGradients(config, pad_id=0), TaughtRollouts(config), config)
+
+
+@pytest.mark.parametrize("weight", ["draws", "none", "only"])
+def test_many_microbatches_packed_or_padded_equal_one_padded(weight: str) -> None:
+    whole = compute(1, ONE_FORWARD, "truth", weight, PADDED)
+    assert whole["metrics"]["critic/value_loss"] > 0
+    for layout in (PADDED, PACKED) if weight == "draws" else (PACKED,):
+        assert_same(whole, compute(1, MANY, "truth", weight, layout))
+    others = {"none": "only", "only": "draws", "draws": "none"}
+    other = compute(1, ONE_FORWARD, "truth", others[weight], PADDED)
+    assert largest_relative_difference(whole["gradients"], other["gradients"]) > 1e-2
+
+
+def test_two_sharded_processes_equal_one() -> None:
+    whole = compute(1, ONE_FORWARD, "truth", "draws", PADDED)
+    sharded, _ = on_ranks(2, compute, 2, MANY, "truth", "draws", PACKED)
+    assert_same(whole, sharded)
+
+
+def test_returns_do_not_read_them() -> None:
+    plain = compute(1, ONE_FORWARD, "returns", "draws", PADDED)
+    taught = compute(1, ONE_FORWARD, "truth", "draws", PADDED)
+    assert largest_relative_difference(plain["gradients"], taught["gradients"]) > 1e-2
+    assert all(torch.isfinite(g).all() for g in taught["gradients"].values())

@@ -1,0 +1,169 @@
+"""`vapo rollouts --value_truth`: what prefixes of its responses are worth, and what that costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from vapo.advantages.token_rewards import critic_rewards
+from vapo.config import FitConfig
+from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.errors import UserError
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.continuations import Prefix, continue_responses
+from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.rollouts.measured_prefixes import MeasuredPrefix
+from vapo.rollouts.segments import step_starts
+from vapo.rollouts.stored_truth import returns_settings
+from vapo.system.progress import Progress
+from vapo.types import Rollout
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """K continuations from every step start of the responses of a share of the groups."""
+
+    num_continuations: int
+    share: float
+
+    def settings(self, config: FitConfig) -> dict[str, Any]:
+        """What decides the measured values, as the file's metadata have it."""
+        return {
+            "num_continuations": self.num_continuations,
+            "share": self.share,
+            "segments": asdict(config.value_truth.segments),
+            **returns_settings(config),
+        }
+
+    def is_measured(self, group: int) -> bool:
+        """Whether a group is among the share, which is spread evenly over all of them."""
+        return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
+
+    def most(self, config: FitConfig, num_groups: int, group_size: int) -> str:
+        """What it costs at most, before a response is known."""
+        groups = sum(map(self.is_measured, range(num_groups)))
+        segments = config.value_truth.segments.max_segments
+        prefixes = groups * group_size * segments
+        total = prefixes * self.num_continuations
+        tokens = total * config.rollouts.max_response_tokens
+        return (
+            f"--value_truth {self.num_continuations}: {groups} of {num_groups} groups, at most "
+            f"{segments} prefixes of each of {groups * group_size:,} responses, so at most "
+            f"{prefixes:,} prefixes, {total:,} continuations and {tokens:,} tokens"
+        )
+
+
+def measuring_of(value_truth: int | None, truth_share: float | None) -> Measuring | None:
+    """What the command's options ask for; None: nothing.
+
+    Raises: UserError naming the option.
+    """
+    if value_truth is None:
+        if truth_share is not None:
+            raise UserError(
+                f"--truth_share {truth_share:g} is the share of the groups whose prefixes are "
+                "continued: give --value_truth K, too"
+            )
+        return None
+    if value_truth < 2:
+        raise UserError(
+            f"--value_truth {value_truth}: the noise of a value is estimated from at least 2 "
+            "continuations; give 4, say"
+        )
+    if truth_share is not None and not 0 < truth_share <= 1:
+        raise UserError(f"--truth_share {truth_share:g} must be above 0 and at most 1")
+    return Measuring(value_truth, 1.0 if truth_share is None else truth_share)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measured prefixes of each response, None of those that were not, and what it took."""
+
+    prefixes: list[list[MeasuredPrefix] | None]
+    num_sampled_tokens: int
+
+
+def measure(
+    rollouts: Sequence[Rollout],
+    groups: Sequence[int],
+    measuring: Measuring | None,
+    *,
+    config: FitConfig,
+    sampler: Sampler,
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    progress: Progress,
+) -> Measured:
+    """Continue the responses of the groups that are measured; the cost is said before."""
+    found: list[list[MeasuredPrefix] | None] = [None] * len(rollouts)
+    if measuring is None or not any(map(measuring.is_measured, groups)):
+        return Measured(found, 0)
+    prefixes = [
+        Prefix(row, start)
+        for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
+        if measuring.is_measured(group)
+        for start in step_starts(rollout, config.value_truth.segments, tokenizer)
+    ]
+    states = [
+        (rollouts[p.row].prompt.prompt_id, rollouts[p.row].response_ids[: p.num_tokens])
+        for p in prefixes
+    ]
+    sharing = Counter(states)
+    k = measuring.num_continuations
+    lengths = {s: len(rollouts[p.row].response_ids) for s, p in zip(states, prefixes, strict=True)}
+    about = k * sum(length - len(state[1]) for state, length in lengths.items())
+    progress.note(
+        f"{len(sharing):,} prefixes of {len({p.row for p in prefixes}):,} responses, "
+        f"{k * len(sharing):,} continuations, about {about:,} tokens"
+    )
+    made = continue_responses(
+        rollouts,
+        prefixes,
+        num_continuations=k,
+        config=config,
+        settings=sampling_settings(config.rollouts),
+        sampler=sampler,
+        scorer=scorer,
+        tokenizer=tokenizer,
+        seed=seed,
+        stage=progress.stage,
+    )
+    returns = made.returns(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
+    for prefix, state, draws in zip(prefixes, states, returns.tolist(), strict=True):
+        rollout = rollouts[prefix.row]
+        point = TruthPoint(
+            rollout.prompt.prompt_id,
+            prefix.row,
+            prefix.num_tokens,
+            len(rollout.response_ids),
+            tuple(draws),
+        )
+        row = found[prefix.row] = found[prefix.row] or []
+        row.append(MeasuredPrefix(prefix.num_tokens, point.mean, point.noise, k, sharing[state]))
+    return Measured(found, made.num_sampled_tokens)
+
+
+def truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
+    """What was measured, and from how many tokens; keys as docs/metrics.md has them."""
+    lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
+    sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
+    return {
+        "rollouts/num_measured_prefixes": float(round(sum(1 / rows for rows in sharing))),
+        "rollouts/truth_noise": sum(noise) / max(len(noise), 1),
+        "rollouts/num_continuation_tokens": float(num_sampled_tokens),
+    }
+
+
+def describe_truth(metrics: Mapping[str, float]) -> str:
+    """One line for the console."""
+    return (
+        f"{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "
+        f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
+        f"{metrics['rollouts/truth_noise']:.3f}"
+    )
