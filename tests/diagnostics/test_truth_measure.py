@@ -14,10 +14,9 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
 from vapo.config.value_truth import ValueTruthConfig
+from vapo.diagnostics.value_truth.choice import choose_prefixes, expected_tokens
 from vapo.diagnostics.value_truth.measure import (
-    choose_prefixes,
-    distinct,
-    expected_tokens,
+    label_of,
     on_rows_of,
     other_means,
     outcomes_of,
@@ -25,7 +24,7 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.rollouts.batch import make_rollout_batch, select_rows
-from vapo.rollouts.continuations import Prefix
+from vapo.rollouts.continuations import Prefix, distinct
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 
@@ -45,8 +44,8 @@ def truth(**values: object) -> ValueTruthConfig:
     return ValueTruthConfig(**{"segments": make(SegmentsConfig, pattern=";"), **values})
 
 
-def chosen(settings: ValueTruthConfig, *, most: int = 40, seed: int = 0):
-    return choose_prefixes(responses(), settings, tiny_tokenizer(), most=most, seed=seed)
+def chosen(settings: ValueTruthConfig, *, seed: int = 0):
+    return choose_prefixes(responses(), settings, tiny_tokenizer(), seed=seed)
 
 
 def test_whole_responses_are_of_as_many_prompts_as_there_are() -> None:
@@ -68,17 +67,42 @@ def test_other_prefixes_cover_the_positions_and_are_of_other_responses() -> None
     assert sorted(p.num_tokens * 20 // length for p in others) == pytest.approx(range(20), abs=1)
 
 
-def test_the_budget_leaves_responses_and_prefixes_out() -> None:
-    free = truth(num_responses=8, num_prefixes=20)
-    all_of_them = expected_tokens(responses(), chosen(free).prefixes, 8)
-    half = chosen(replace(free, max_tokens=all_of_them // 2))
-    assert 3 <= half.num_responses <= 4
-    assert expected_tokens(responses(), half.prefixes, 8) <= all_of_them // 2
-    assert len(chosen(replace(free, max_tokens=1)).prefixes) == 3  # of one response
+@pytest.mark.parametrize("numbers", [(8, 20), (24, 0), (4, 64), (24, 64)])
+@pytest.mark.parametrize("most", [900, 2_000, 5_000, 20_000])
+def test_the_budget_is_kept(numbers: tuple[int, int], most: int) -> None:
+    """Steps of one response differ in cost, so a share of the number is not a share of it."""
+    free = truth(num_responses=numbers[0], num_prefixes=numbers[1])
+    kept = chosen(replace(free, max_tokens=most))
+    assert expected_tokens(responses(), kept.prefixes, 8) <= most
+    everything = chosen(free)
+    if expected_tokens(responses(), everything.prefixes, 8) > most:
+        assert expected_tokens(responses(), kept.prefixes, 8) > most / 2
+        assert kept.num_responses >= 1
+    else:
+        assert kept == everything
 
 
-def test_no_prefix_is_as_long_as_the_budget() -> None:
-    assert all(p.num_tokens < 10 for p in chosen(truth(num_responses=8), most=10).prefixes)
+@pytest.mark.parametrize("numbers", [(8, 20), (8, 0), (0, 20)])
+def test_one_is_always_measured(numbers: tuple[int, int]) -> None:
+    settings = truth(num_responses=numbers[0], num_prefixes=numbers[1], max_tokens=1)
+    prefixes = chosen(settings).prefixes
+    assert len(prefixes) == (3 if numbers[0] else 1)
+
+
+def test_without_other_responses_there_are_no_other_prefixes() -> None:
+    choice = chosen(truth(num_responses=24, num_prefixes=20))
+    assert all(choice.of_steps)
+    assert choice.num_responses == 24
+
+
+def test_prompts_of_one_id_and_other_tokens_share_nothing() -> None:
+    """Two sources of a mixture may name their rows alike."""
+    rollouts = responses(num_prompts=2, group_size=1)
+    first = replace(rollouts[0], prompt=replace(rollouts[0].prompt, prompt_id="row 1"))
+    second = replace(rollouts[1], prompt=replace(rollouts[1].prompt, prompt_id="row 1"))
+    assert len(distinct([first, second], [Prefix(0, 0), Prefix(1, 0)])) == 2
+    assert label_of(first.prompt) != label_of(second.prompt)
+    assert label_of(first.prompt) == label_of(replace(first.prompt))
 
 
 def test_the_seed_decides() -> None:

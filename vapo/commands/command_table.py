@@ -121,14 +121,13 @@ COMMANDS = {
         _checkpoint_option("score the actor of"),
         option(
             "--value_page FILE",
-            "also write a page of the responses' tokens by value, as page.html; the critic is the "
-            "checkpoint's, else the one that critic.init names",
+            "also write a page of the responses' tokens by value, as page.html; of the "
+            "checkpoint's critic, else the one that critic.init names",
         ),
         option(
             "--value_truth K",
-            "also sample K continuations from prefixes of the responses, and compare what they "
-            "earn with that critic's values (docs/value_truth.md)",
-            type=positive,
+            "also sample K continuations from prefixes, and compare what they earn with that "
+            "critic's values (docs/value_truth.md)", type=positive,
         ),
     ),
     "filter": _configured(
@@ -143,8 +142,7 @@ COMMANDS = {
         option(
             "--value_truth K",
             "also sample K responses on from every step (value_truth.segments) of the rollouts, "
-            "for components.value_pretraining.targets truth",
-            type=positive,
+            "for components.value_pretraining.targets truth", type=positive,
         ),
         option("--truth_share S", "... of this share of the groups; default: 1", type=float),
     ),

@@ -15,7 +15,7 @@ from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Prefix, continue_responses
+from vapo.rollouts.continuations import Prefix, continue_responses, state_of
 from vapo.rollouts.engines.contract import Sampler, sampling_settings
 from vapo.rollouts.measured_prefixes import MeasuredPrefix
 from vapo.rollouts.segments import step_starts
@@ -58,7 +58,9 @@ class Measuring:
         )
 
 
-def measuring_of(value_truth: int | None, truth_share: float | None) -> Measuring | None:
+def measuring_of(
+    config: FitConfig, value_truth: int | None, truth_share: float | None
+) -> Measuring | None:
     """What the command's options ask for; None: nothing.
 
     Raises: UserError naming the option.
@@ -74,6 +76,11 @@ def measuring_of(value_truth: int | None, truth_share: float | None) -> Measurin
         raise UserError(
             f"--value_truth {value_truth}: the noise of a value is estimated from at least 2 "
             "continuations; give 4, say"
+        )
+    if config.value_truth.max_tokens is not None:
+        raise UserError(
+            "value_truth.max_tokens bounds measurements of vapo validate and vapo fit, not this "
+            "file: leave it out, and lower --truth_share"
         )
     if truth_share is not None and not 0 < truth_share <= 1:
         raise UserError(f"--truth_share {truth_share:g} must be above 0 and at most 1")
@@ -110,14 +117,11 @@ def measure(
         if measuring.is_measured(group)
         for start in step_starts(rollout, config.value_truth.segments, tokenizer)
     ]
-    states = [
-        (rollouts[p.row].prompt.prompt_id, rollouts[p.row].response_ids[: p.num_tokens])
-        for p in prefixes
-    ]
+    states = [state_of(rollouts, prefix) for prefix in prefixes]
     sharing = Counter(states)
     k = measuring.num_continuations
     lengths = {s: len(rollouts[p.row].response_ids) for s, p in zip(states, prefixes, strict=True)}
-    about = k * sum(length - len(state[1]) for state, length in lengths.items())
+    about = k * sum(length - len(state[-1]) for state, length in lengths.items())
     progress.note(
         f"{len(sharing):,} prefixes of {len({p.row for p in prefixes}):,} responses, "
         f"{k * len(sharing):,} continuations, about {about:,} tokens"

@@ -67,7 +67,7 @@ def run(
     """Sample, score and write what is not written yet; the file."""
     quiet_libraries()
     _check(config)
-    measuring = measuring_of(value_truth, truth_share)
+    measuring = measuring_of(config, value_truth, truth_share)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")

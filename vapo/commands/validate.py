@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import unlike_the_rollouts
@@ -27,13 +29,14 @@ from vapo.diagnostics.value_truth.measure import (
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.errors import UserError
-from vapo.evaluation import evaluate, evaluation_settings
+from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import load_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
@@ -41,6 +44,7 @@ from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.types import RolloutBatch
 
 
 def run(
@@ -66,48 +70,10 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    measured: tuple[list[TruthPoint], int] | None = None
-    with (
-        closing(make_sampler(config, access, tokenizer)) as sampler,
-        Progress() as progress,
-        Scorer(
-            config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            data=config.data,
-        ) as scorer,
-    ):
-        result = evaluate(
-            prompts.heldout,
-            sampler=sampler,
-            scorer=scorer,
-            config=config.evaluation,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            progress=progress,
+    with closing(make_sampler(config, access, tokenizer)) as sampler:
+        result, batch, measured = sample_heldout(
+            config, prompts, sampler, tokenizer, value_truth, judges_values
         )
-        batch = heldout_batch(config, result)
-        settings = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
-        if value_truth is not None:
-            measured = measure(
-                batch,
-                config,
-                settings=settings,
-                sampler=sampler,
-                scorer=scorer,
-                tokenizer=tokenizer,
-                seed=derive_seed(config.evaluation.seed, "value truth"),
-                stage=progress.stage,
-                note=progress.note,
-            )
-        if judges_values:
-            collection = RolloutCollection(
-                config,
-                prompts=prompts,
-                scorer=scorer,
-                sampler=sampler,
-                progress=progress,
-                tokenizer=tokenizer,
-            )
-            batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
     metrics, truth, estimated, left_out = result.metrics, None, None, ""
     if networks is not None:
         estimated, left_out = evaluated_heldout(config, batch, networks)
@@ -136,6 +102,56 @@ def run(
     if page is not None:
         print(page)
     return metrics
+
+
+def sample_heldout(
+    config: FitConfig,
+    prompts: PromptSplit,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    value_truth: int | None,
+    judges_values: bool,
+) -> tuple[EvaluationResult, RolloutBatch, tuple[list[TruthPoint], int] | None]:
+    """The evaluation; its rollouts, with what the estimator compares them with where values are
+    judged; and what continuations of them earned."""
+    measured, budget = None, config.rollouts.max_response_tokens
+    with (
+        Progress() as progress,
+        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
+    ):
+        result = evaluate(
+            prompts.heldout,
+            sampler=sampler,
+            scorer=scorer,
+            config=config.evaluation,
+            max_response_tokens=budget,
+            progress=progress,
+        )
+        batch = heldout_batch(config, result)
+        settings = evaluation_settings(config.evaluation, budget)
+        if value_truth is not None:
+            measured = measure(
+                batch,
+                config,
+                settings=settings,
+                sampler=sampler,
+                scorer=scorer,
+                tokenizer=tokenizer,
+                seed=derive_seed(config.evaluation.seed, "value truth"),
+                stage=progress.stage,
+                note=progress.note,
+            )
+        if judges_values:
+            collection = RolloutCollection(
+                config,
+                prompts=prompts,
+                scorer=scorer,
+                sampler=sampler,
+                progress=progress,
+                tokenizer=tokenizer,
+            )
+            batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
+    return result, batch, measured
 
 
 def _checked(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import regex
 
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
@@ -60,8 +60,8 @@ def truth_pattern_is_one(config: FitConfig) -> Problem | None:
 def bad_pattern(key: str, pattern: str) -> Problem | None:
     """A regular expression that cannot be compiled, or matches nothing everywhere."""
     try:
-        found = re.compile(pattern)
-    except re.error as error:
+        found = regex.compile(pattern)
+    except regex.error as error:
         return Problem((key,), f"{key} {pattern!r} is not a regular expression: {error}")
     if found.match("") is not None:
         return Problem((key,), f"{key} {pattern!r} matches an empty text: every place would be one")

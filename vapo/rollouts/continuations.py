@@ -27,6 +27,22 @@ class Prefix:
     num_tokens: int
 
 
+State = tuple[str, str, str, tuple[int, ...], tuple[int, ...]]
+
+
+def state_of(rollouts: Sequence[Rollout], prefix: Prefix) -> State:
+    """What a continuation depends on; ids of prompts alone may be equal in two sources."""
+    rollout = rollouts[prefix.row]
+    prompt = rollout.prompt
+    ids = rollout.response_ids[: prefix.num_tokens]
+    return prompt.source, prompt.prompt_id, prompt.answer, prompt.prompt_ids, ids
+
+
+def distinct(rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]) -> list[Prefix]:
+    """One prefix of each state: those that are sampled on from."""
+    return list({state_of(rollouts, prefix): prefix for prefix in prefixes}.values())
+
+
 @dataclass(frozen=True)
 class Continuations:
     """K whole responses from each of P prefixes.
@@ -62,13 +78,16 @@ def continue_responses(
 ) -> Continuations:
     """Sample `num_continuations` responses on from each prefix, and judge them as whole responses.
 
-    A continuation has what its prefix leaves of `settings.max_response_tokens`. Equal prefixes of
-    one prompt are sampled once. Every rank must call this, with its own prefixes.
+    A continuation has what its prefix leaves of `settings.max_response_tokens`; the overlong
+    punishment is that of the training budget. Equal prefixes of one prompt are sampled once. Every
+    rank must call this, each with prefixes of its own: engines gather the actor's shards.
 
     Raises:
-        ValueError: a prefix is the whole response, or has no token left of the budget.
+        ValueError: there is no prefix, one is the whole response, or has no token left.
     """
-    asked: dict[tuple[str, tuple[int, ...]], int] = {}
+    if not prefixes:
+        raise ValueError("no prefixes: a rank that has none would leave the others waiting")
+    asked: dict[State, int] = {}
     places: list[int] = []
     starts: list[Rollout] = []
     for prefix in prefixes:
@@ -76,7 +95,7 @@ def continue_responses(
         if prefix.num_tokens >= min(len(rollout.response_ids), settings.max_response_tokens):
             raise ValueError(f"{prefix}: nothing is left to sample")
         start = rollout.response_ids[: prefix.num_tokens]
-        place = asked.setdefault((rollout.prompt.prompt_id, start), len(starts))
+        place = asked.setdefault(state_of(rollouts, prefix), len(starts))
         if place == len(starts):
             starts.append(replace(rollout, response_ids=start))
         places.append(place)
@@ -101,7 +120,7 @@ def continue_responses(
         [verdicts[row] for row in rows],
         group_size=num_continuations,
         rewards=config.rewards,
-        max_response_tokens=settings.max_response_tokens,
+        max_response_tokens=config.rollouts.max_response_tokens,
     )
     sampled = sum(len(rollout.response_ids) for rollout in found)
     return Continuations(tuple(prefixes), batch, sampled)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
+import regex
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.segments import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
 from vapo.types import Rollout
+
+_TIMEOUT_S = 1.0
 
 
 def step_starts(
@@ -17,15 +19,13 @@ def step_starts(
 ) -> list[int]:
     """The number of tokens before each step, ascending; the first is 0.
 
-    No step begins behind the last token. Of more than `max_segments` steps the first is kept,
-    and others evenly spread, so that the rest belong to the steps before them.
+    No step begins behind the last token; a pattern that takes longer than a second has no match.
+    Of more than `max_segments` steps the first is kept, and others evenly spread, so that the rest
+    belong to the steps before them.
     """
     starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
     starts = [place for place in starts if place < len(rollout.response_ids)]
-    most = segments.max_segments
-    if len(starts) <= most:
-        return starts
-    return [starts[i * len(starts) // most] for i in range(most)]
+    return _spread(starts, segments.max_segments)
 
 
 def _boundaries(
@@ -37,8 +37,26 @@ def _boundaries(
         bound = math.log(segments.max_probability)
         return [i for i, logprob in enumerate(rollout.rollout_logprobs) if logprob < bound]
     assert isinstance(segments, PatternSegments)
-    ends = (match.end() for match in re.finditer(segments.pattern, rollout.response_text))
-    return places_of(list(ends), rollout, tokenizer)
+    ends = [0, *_ends(segments.pattern, rollout.response_text)]
+    return places_of(_spread(ends, segments.max_segments), rollout, tokenizer)
+
+
+def _ends(pattern: str, text: str) -> list[int]:
+    """Where the pattern's matches end; none where that takes longer than a second.
+
+    The text is a policy's, and a pattern that backtracks may take for ever on some of it.
+    """
+    try:
+        return [match.end() for match in regex.finditer(pattern, text, timeout=_TIMEOUT_S)]
+    except TimeoutError:
+        return []
+
+
+def _spread(numbers: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, the first and others evenly spread."""
+    if len(numbers) <= most:
+        return list(numbers)
+    return [numbers[i * len(numbers) // most] for i in range(most)]
 
 
 def places_of(

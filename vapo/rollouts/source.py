@@ -62,6 +62,10 @@ class RolloutSource:
         metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
         return found.batch, metrics | times
 
+    def is_stored(self, start: IterationStart) -> bool:
+        """Whether the iteration's rollouts are those of a file."""
+        return self._stored(start) is not None
+
     def _stored(self, start: IterationStart) -> StoredRollouts | None:
         """The file that has the iteration's rollouts."""
         return self.stored if start.phase is Phase.VALUE_PRETRAINING else None

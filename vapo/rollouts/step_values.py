@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.algorithm import VineOptions
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuations, Prefix, continue_responses
+from vapo.rollouts.continuations import Continuations, Prefix, continue_responses, distinct
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.sampling_ahead import Stage
 from vapo.rollouts.segments import step_starts
@@ -45,11 +44,12 @@ def with_step_values(
     options = config.algorithm
     assert isinstance(options, VineOptions)
     starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
-    # An engine may gather the actor's shards in each call, so a rank without a row takes one.
-    rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist() or [0]
+    rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
+    # An engine may gather the actor's shards in each call, so a rank without a row takes a prefix.
+    prefixes = [Prefix(row, start) for row in rows for start in starts[row]] or [Prefix(0, 0)]
     made = continue_responses(
         batch.rollouts,
-        [Prefix(row, start) for row in rows for start in starts[row]],
+        prefixes,
         num_continuations=options.vine_continuations,
         config=config,
         settings=settings,
@@ -63,40 +63,28 @@ def with_step_values(
     for row, places in enumerate(starts):
         is_start[row, places] = True
     values = batch.rewards[:, None].repeat(1, batch.response_mask.shape[1])
-    for prefix, value in zip(made.prefixes, _mean_rewards(made, batch, config), strict=True):
+    for prefix, value in zip(made.prefixes, _mean_rewards(made, batch), strict=True):
+        if not rows:
+            break
         values[prefix.row, prefix.num_tokens :] = value
     values = torch.where(batch.response_mask, values, 0.0)
     batch = replace(batch, step_starts=is_start, step_values=values)
     return batch, _metrics(made, batch)
 
 
-def _mean_rewards(
-    made: Continuations, batch: RolloutBatch, config: FitConfig
-) -> Float[Tensor, " P"]:
-    """Shaped by the batch's budget: on held-out prompts the continuations' may be another."""
-    found = made.batch
-    if found.max_response_tokens != batch.max_response_tokens:
-        found = make_rollout_batch(
-            found.rollouts,
-            found.verdicts,
-            group_size=found.group_size,
-            rewards=config.rewards,
-            max_response_tokens=batch.max_response_tokens,
-        )
-    return found.rewards.double().view(-1, found.group_size).mean(dim=1).to(batch.rewards.dtype)
+def _mean_rewards(made: Continuations, batch: RolloutBatch) -> Float[Tensor, " P"]:
+    groups = made.batch.rewards.double().view(-1, made.batch.group_size)
+    return groups.mean(dim=1).to(batch.rewards.dtype)
 
 
 def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     assert batch.step_starts is not None
     rollouts = batch.rollouts
-    distinct = {
-        (rollouts[p.row].prompt.prompt_id, rollouts[p.row].response_ids[: p.num_tokens])
-        for p in made.prefixes
-    }
+    num_states = len(distinct(rollouts, made.prefixes))
     failed = sum(verdict.failure is not None for verdict in made.batch.verdicts)
     counts = torch.tensor(
         [
-            *(made.num_sampled_tokens, len(distinct), failed, len(made.batch)),
+            *(made.num_sampled_tokens, num_states, failed, len(made.batch)),
             *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
         ],
         dtype=torch.double,

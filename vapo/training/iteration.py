@@ -175,6 +175,8 @@ class IterationRunner:
         every_n = self.config.value_truth.every_n_iterations
         if every_n is None or not is_due(self.config, start, every_n, ends_phase=False):
             return None
+        if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
+            return None
         collection = self.rollouts.collection
         assert collection.tokenizer is not None
         return measure(
@@ -187,6 +189,8 @@ class IterationRunner:
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
             stage=self.progress.stage,
             note=self.progress.note,
+            groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
+            and start.phase is Phase.POLICY_OPTIMIZATION,
         )
 
     def truth(

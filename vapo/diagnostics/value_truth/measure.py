@@ -1,12 +1,11 @@
-"""Choose prefixes of a rollout batch, sample on from them, and keep what they earned."""
+"""Sample on from prefixes of a rollout batch, and keep what they earned beside the critic."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from random import Random
 from typing import Any
 
 import torch
@@ -19,16 +18,15 @@ from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import gives_configured_rewards
-from vapo.config.value_truth import ValueTruthConfig
+from vapo.diagnostics.value_truth.choice import choose_prefixes
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Prefix, continue_responses
+from vapo.rollouts.continuations import continue_responses
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.sampling_ahead import Stage
-from vapo.rollouts.segments import step_starts
 from vapo.system.distributed import sum_over_ranks, world_size
-from vapo.types import Rollout, RolloutBatch
+from vapo.types import Prompt, Rollout, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -42,96 +40,6 @@ class ValueTruth:
     outcomes: tuple[float, float] | None
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The prefixes to measure; `of_steps` says of each whether its response has all its steps."""
-
-    prefixes: list[Prefix]
-    of_steps: list[bool]
-    num_responses: int
-
-    def describe(self, rollouts: Sequence[Rollout], settings: ValueTruthConfig, most: int) -> str:
-        """What is to be sampled, before it is."""
-        k, starts = settings.num_continuations, distinct(rollouts, self.prefixes)
-        num_others = len(self.prefixes) - sum(self.of_steps)
-        expected = expected_tokens(rollouts, self.prefixes, k)
-        at_most = sum(k * (most - p.num_tokens) for p in starts)
-        return (
-            f"value truth: {self.num_responses} responses at their steps and "
-            f"{num_others} other prefixes, {len(starts):,} different ones x {k} continuations; "
-            f"about {expected:,} tokens, at most {at_most:,}"
-        )
-
-
-def choose_prefixes(
-    rollouts: Sequence[Rollout],
-    settings: ValueTruthConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    most: int,
-    seed: int,
-) -> Choice:
-    """Whole responses, of as many prompts as there are, and prefixes of others at all positions.
-
-    Fewer of both where they would sample more than `settings.max_tokens`, by the tokens that the
-    responses themselves had left. `most` is the budget of a response.
-    """
-    order = spread_over_prompts(rollouts, seed)
-    whole = order[: settings.num_responses]
-    others = order[len(whole) :] or order
-    rng = Random(seed)
-    num = settings.num_prefixes if others else 0
-    drawn: list[Prefix] = []
-    for i in range(num):
-        row = others[i % len(others)]
-        length = len(rollouts[row].response_ids)
-        drawn.append(Prefix(row, min(int((i + rng.random()) / num * length), length - 1)))
-    rng.shuffle(drawn)  # so that fewer of them are spread over the positions too
-    steps = [
-        [Prefix(row, n) for n in step_starts(rollouts[row], settings.segments, tokenizer)]
-        for row in whole
-    ]
-    if settings.max_tokens is not None:
-        asked = [*(prefix for row in steps for prefix in row), *drawn]
-        expected = expected_tokens(rollouts, asked, settings.num_continuations)
-        share = min(1.0, settings.max_tokens / max(expected, 1))
-        drawn = drawn[: math.floor(len(drawn) * share)]
-        least = 0 if drawn else 1  # a rank without a prefix would leave the others waiting
-        steps = steps[: max(math.floor(len(steps) * share), least)]
-    pairs = [(prefix, True) for row in steps for prefix in row] + [(p, False) for p in drawn]
-    pairs = [(p, is_step) for p, is_step in pairs if p.num_tokens < most]
-    return Choice([p for p, _ in pairs], [is_step for _, is_step in pairs], len(steps))
-
-
-def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
-    """All rows, shuffled: first one of every prompt, then another one of each, and so on."""
-    by_prompt: dict[str, list[int]] = defaultdict(list)
-    for row, rollout in enumerate(rollouts):
-        by_prompt[rollout.prompt.prompt_id].append(row)
-    rng, groups = Random(seed), list(by_prompt.values())
-    rng.shuffle(groups)
-    for group in groups:
-        rng.shuffle(group)
-    rounds = max(map(len, groups), default=0)
-    return [group[i] for i in range(rounds) for group in groups if i < len(group)]
-
-
-def expected_tokens(rollouts: Sequence[Rollout], prefixes: Sequence[Prefix], k: int) -> int:
-    """What the continuations would sample if each were as long as what the response had left."""
-    lengths = [len(rollout.response_ids) for rollout in rollouts]
-    return sum(k * (lengths[p.row] - p.num_tokens) for p in distinct(rollouts, prefixes))
-
-
-def distinct(rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]) -> list[Prefix]:
-    """One of those with equal prompts and tokens, which share their continuations."""
-    return list(
-        {
-            (rollouts[p.row].prompt.prompt_id, rollouts[p.row].response_ids[: p.num_tokens]): p
-            for p in prefixes
-        }.values()
-    )
-
-
 def measure(
     batch: RolloutBatch,
     config: FitConfig,
@@ -143,10 +51,15 @@ def measure(
     seed: int,
     stage: Stage,
     note: Callable[[str], None],
+    groups_are_chosen: bool = False,
 ) -> tuple[list[TruthPoint], int]:
     """Sample on from prefixes of the batch; the points, without values, and the tokens sampled.
 
     Says what it costs before it begins. Every rank must call this, with its own batch.
+
+    Args:
+        groups_are_chosen: by their rewards (dynamic sampling): then the mean reward of the other
+            responses to a prompt is no estimate of its value, and points have no baseline.
     """
     truth, most = config.value_truth, settings.max_response_tokens
     if world_size() > 1:
@@ -156,7 +69,7 @@ def measure(
             if (number := getattr(truth, name)) is not None
         }
         truth = replace(truth, **share)
-    choice = choose_prefixes(batch.rollouts, truth, tokenizer, most=most, seed=seed)
+    choice = choose_prefixes(batch.rollouts, truth, tokenizer, seed=seed)
     note(choice.describe(batch.rollouts, truth, most))
     found = continue_responses(
         batch.rollouts,
@@ -172,10 +85,12 @@ def measure(
     )
     gamma = resolve(config).gamma
     returns = found.returns(critic_rewards(found.batch, config), gamma=gamma).tolist()
-    baselines = other_means(batch, critic_rewards(batch, config))
+    baselines: list[float | None] = [None] * len(batch)
+    if not groups_are_chosen:
+        baselines = other_means(batch, critic_rewards(batch, config))
     points = [
         TruthPoint(
-            prompt_id=batch.rollouts[prefix.row].prompt.prompt_id,
+            prompt_id=label_of(batch.rollouts[prefix.row].prompt),
             row=prefix.row,
             num_tokens=prefix.num_tokens,
             length=len(batch.rollouts[prefix.row].response_ids),
@@ -186,6 +101,12 @@ def measure(
         for prefix, is_step, row in zip(choice.prefixes, choice.of_steps, returns, strict=True)
     ]
     return points, found.num_sampled_tokens
+
+
+def label_of(prompt: Prompt) -> str:
+    """The prompt's id with its source, and a number for its tokens: ids may come twice."""
+    number = zlib.crc32(repr(prompt.prompt_ids).encode())
+    return f"{prompt.source}{' ' * bool(prompt.source)}{prompt.prompt_id} ({number:08x})"
 
 
 def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float | None]:
