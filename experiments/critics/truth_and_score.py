@@ -1,25 +1,30 @@
-"""Which figure of the value truth predicts the score that a critic's policy reaches?
+"""Which figure of a critic predicts the score that its policy reaches?
 
-    python experiments/critics/truth_and_score.py TRACKING_URI EXPERIMENT OUTPUT.png
+    python experiments/critics/truth_and_score.py SWEEP_FOLDER TRACKING_URI EXPERIMENT OUTPUT_FOLDER
 
-Reads a sweep over methods with a critic whose runs measured the truth in the first iteration of
-the policy, before any update of it (`value_truth.every_n_iterations=100`). For each figure: its
-rank correlation over the methods, means over seeds, with the score at the end; and the same over
-single runs, each less its seed's mean. Prints a table and draws the three figures that say most.
+For a finished sweep over methods with a critic: measures the truth about each value pretraining's
+critic on the held-out prompts (`vapo validate --value_truth 8`; an output that is in the folder
+already is read), and correlates each figure by ranks with the score at the end of the same row
+and seed: over the methods (means over seeds), and over single runs, each less its seed's mean.
+Writes table.md and figures.png.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 import mlflow
-import numpy as np
 from matplotlib import pyplot
 from scipy.stats import spearmanr
 
-SCORE = "eval/avg_at_k"
 FIGURES = {
     "critic/explained_variance": "explained variance of returns",
     "truth/explained": "explained, all prefixes",
@@ -32,75 +37,115 @@ FIGURES = {
     "truth/mse": "squared error",
     "truth/bias": "bias",
 }
+SAME_QUESTION = [
+    *("value_truth.num_responses=64", "value_truth.num_prefixes=0"),
+    *("value_truth.segments.pattern=[+-]", "evaluation.k=4"),
+    *("critic.reward_model_path=null", "components.value_pretraining.lr=null"),
+]
 
 
-def read_runs(uri: str, experiment: str) -> list[dict[str, object]]:
-    """Row, seed, score at the end and the first value of each figure, of finished runs."""
+@dataclass(frozen=True)
+class Run:
+    row: str
+    seed: str
+    score: float
+    figures: Mapping[str, float]
+
+
+def measured(pretraining: Path, output: Path) -> dict[str, float]:
+    """The figures of the critic that a value pretraining of the sweep ended with."""
+    if not output.exists() or "truth/mse" not in output.read_text():
+        (critic,) = pretraining.glob("fit/*/pretrained_critic")
+        command = ["vapo", "validate", "--config", str(pretraining / "config.yaml")]
+        command += ["--value_truth", "8", f"critic.init={critic}", *SAME_QUESTION]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        output.write_text(found.stdout)
+    lines = re.findall(r"^(\w+/\w+): (-?[\d.]+)", output.read_text(), re.M)
+    return {key: float(value) for key, value in lines}
+
+
+def scores(uri: str, experiment: str) -> dict[tuple[str, str], float]:
+    """Held-out score at the end, in per cent, by row and seed."""
     client = mlflow.MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
-    assert found is not None, f"no experiment {experiment} in {uri}"
-    runs = []
+    if found is None:
+        raise SystemExit(f"no experiment {experiment} in {uri}")
+    by_run = {}
     for run in client.search_runs([found.experiment_id], max_results=1000):
-        name = run.info.run_name or ""
-        if "/" not in name or name.startswith("value pretraining"):
-            continue
-        if run.info.status != "FINISHED" or "truth/mse" not in run.data.metrics:
-            continue
-        row, _, seed = name.rpartition("/")
-        figures = {}
-        for key in FIGURES:
-            history = sorted(client.get_metric_history(run.info.run_id, key), key=lambda m: m.step)
-            figures[key] = history[0].value if history else float("nan")
-        runs.append(
-            {"row": row, "seed": seed, "score": 100 * run.data.metrics[SCORE], "figures": figures}
-        )
+        row, _, seed = (run.info.run_name or "").rpartition("/")
+        if run.info.status == "FINISHED" and row and not row.startswith("value pretraining"):
+            by_run[row, seed] = 100 * run.data.metrics["eval/avg_at_k"]
+    return by_run
+
+
+def read(folder: Path, uri: str, experiment: str, output: Path) -> list[Run]:
+    rows = {re.sub(r"\W+", "-", r["row"].lower()): r["row"]
+            for r in json.loads((folder / "sweep.json").read_text())["rows"]}  # fmt: skip
+    at_end, runs = scores(uri, experiment), []
+    for pretraining in sorted(folder.glob("runs/value-pretraining-of-*")):
+        name, seed = re.fullmatch(r"value-pretraining-of-(.*)-(\d+)_\w+", pretraining.name).groups()
+        row = rows[name]
+        figures = measured(pretraining, output / f"{name}-{seed}.txt")
+        runs.append(Run(row, seed, at_end[row, seed], figures))
+        print(f"{row}, seed {seed}", flush=True)
     return runs
 
 
-def main(uri: str, experiment: str, output: str) -> None:
-    runs = read_runs(uri, experiment)
+def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
     rows, seeds = defaultdict(list), defaultdict(list)
     for run in runs:
-        rows[run["row"]].append(run)
-        seeds[run["seed"]].append(run)
-    scores = {row: fmean(run["score"] for run in own) for row, own in rows.items()}
-    of_seed = {seed: fmean(run["score"] for run in own) for seed, own in seeds.items()}
-    print(f"{len(rows)} methods, {len(runs)} runs\n")
-    print("| figure before the policy's first update | methods | runs |")
-    print("|---|---:|---:|")
-    strength, means = {}, {}
+        rows[run.row].append(run)
+        seeds[run.seed].append(run)
+    score = {row: fmean(run.score for run in own) for row, own in rows.items()}
+    lines = [
+        f"{len(rows)} methods, {len(runs)} runs",
+        "",
+        "| figure after value pretraining | rank correlation with the score: methods | runs |",
+        "|---|---:|---:|",
+    ]
+    strength = {}
     for key, label in FIGURES.items():
-        means[key] = {row: fmean(run["figures"][key] for run in own) for row, own in rows.items()}
-        over_rows = spearmanr([means[key][row] for row in rows], [scores[row] for row in rows])
-        centre = {s: fmean(run["figures"][key] for run in own) for s, own in seeds.items()}
+        means = [fmean(run.figures[key] for run in own) for own in rows.values()]
+        over_rows = spearmanr(means, list(score.values()))
+        centre = {s: fmean(run.figures[key] for run in own) for s, own in seeds.items()}
+        level = {s: fmean(run.score for run in own) for s, own in seeds.items()}
         over_runs = spearmanr(
-            [run["figures"][key] - centre[run["seed"]] for run in runs],
-            [run["score"] - of_seed[run["seed"]] for run in runs],
+            [run.figures[key] - centre[run.seed] for run in runs],
+            [run.score - level[run.seed] for run in runs],
         )
         strength[key] = abs(over_rows.statistic)
-        print(
-            f"| {label} | {over_rows.statistic:+.2f} (p {over_rows.pvalue:.2f}) "
-            f"| {over_runs.statistic:+.2f} (p {over_runs.pvalue:.2f}) |"
-        )
-    print("\n| method | score | " + " | ".join(FIGURES.values()) + " |")
-    print("|---|" + "---:|" * (1 + len(FIGURES)))
-    for row in sorted(rows, key=lambda row: -scores[row]):
-        cells = " | ".join(f"{means[key][row]:.2f}" for key in FIGURES)
-        print(f"| {row} | {scores[row]:.1f} | {cells} |")
-    draw(output, rows, scores, means, sorted(strength, key=lambda key: -strength[key])[:3])
+        cells = (f"{r.statistic:+.2f} (p {r.pvalue:.2f})" for r in (over_rows, over_runs))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines += ["", f"| method | score | {' | '.join(FIGURES.values())} |"]
+    lines.append("|---|" + "---:|" * (1 + len(FIGURES)))
+    for row in sorted(rows, key=lambda row: -score[row]):
+        cells = (f"{fmean(run.figures[key] for run in rows[row]):.2f}" for key in FIGURES)
+        lines.append(f"| {row} | {score[row]:.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n", strength
 
 
-def draw(output, rows, scores, means, keys) -> None:
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(12, 4), sharey=True, layout="tight")
-    for axis, key in zip(np.atleast_1d(axes), keys, strict=True):
-        for row in rows:
-            axis.plot(means[key][row], scores[row], "o", color="C0")
-            axis.annotate(row, (means[key][row], scores[row]), fontsize=7, xytext=(3, 3),
-                          textcoords="offset points")  # fmt: skip
+def draw(runs: Sequence[Run], keys: Sequence[str], output: Path) -> None:
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(13, 4.2), sharey=True, layout="tight")
+    for axis, key in zip(axes, keys, strict=True):
+        for number, row in enumerate(dict.fromkeys(run.row for run in runs)):
+            own = [run for run in runs if run.row == row]
+            x, y = [run.figures[key] for run in own], [run.score for run in own]
+            axis.plot(x, y, "o", color=f"C{number % 10}", markersize=4)
+            axis.annotate(row, (fmean(x), fmean(y)), fontsize=7, color=f"C{number % 10}")
         axis.set_xlabel(f"{FIGURES[key]}, after value pretraining")
-    np.atleast_1d(axes)[0].set_ylabel("held-out score at the end, %")
-    figure.savefig(output, dpi=120)
+    axes[0].set_ylabel("held-out score at the end, %")
+    figure.savefig(output, dpi=110)
+
+
+def main(folder: str, uri: str, experiment: str, output: str) -> None:
+    where = Path(output)
+    where.mkdir(parents=True, exist_ok=True)
+    runs = read(Path(folder), uri, experiment, where)
+    text, strength = table(runs)
+    (where / "table.md").write_text(text)
+    draw(runs, sorted(strength, key=lambda key: -strength[key])[:3], where / "figures.png")
+    print(text)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])

@@ -48,6 +48,7 @@ FREE_KEYS = (
     "checkpoints",
     "watch",
     "value_pages",
+    "value_truth",
     "rollouts.vllm",
     "trainer.accelerator",
     "trainer.devices",
