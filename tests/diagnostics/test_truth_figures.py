@@ -14,6 +14,7 @@ import pytest
 
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint, true_value_interval
+from vapo.diagnostics.value_truth.verdict import verdict
 
 OUTCOMES = (-1.0, 1.0)
 STEPS = 8
@@ -164,6 +165,29 @@ class TestCriticsOfKnownKinds:
         assert math.isnan(found.explained.value)
         assert found.variance.value > 0.1
         assert found.by_position["value_mean"] == [None] * len(found.by_position["position"])
+
+
+@pytest.mark.parametrize(
+    ("critic", "wanted", "unwanted"),
+    [
+        (lambda v, p: v, {"truth-follows", "truth-centred"}, {"truth-flat", "truth-shifted"}),
+        (lambda v, p: v + 0.5, {"truth-follows", "truth-shifted"}, {"truth-centred"}),
+        (lambda v, p: 0.9 * p + 0.1 * v, {"truth-prompt-only"}, {"truth-follows"}),
+        (lambda v, p: p, {"truth-prompt-only", "truth-mistakes-missed"}, {"truth-follows"}),
+        (lambda v, p: 0.0, {"truth-nothing", "truth-mistakes-missed"}, {"truth-prompt-only"}),
+        (lambda v, p: 2 * v, {"truth-extreme"}, {"truth-follows", "truth-flat"}),
+    ],
+    ids=["exact", "shifted", "flat", "the prompt's mean", "a constant", "too extreme"],
+)
+def test_the_verdict_names_the_critic(
+    critic: Critic, wanted: set[str], unwanted: set[str]
+) -> None:
+    """From returns to words; 300 prompts, so that the intervals lie on one side."""
+    points = points_of(16, critic, of=episodes(300))
+    remarks = verdict(truth_figures(points, outcomes=OUTCOMES, seed=0, num_resamples=200))
+    anchors = {remark.anchor for remark in remarks}
+    assert wanted <= anchors
+    assert not unwanted & anchors
 
 
 def test_positions_are_tenths_of_the_response() -> None:
