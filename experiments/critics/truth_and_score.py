@@ -2,7 +2,7 @@
 
     python experiments/critics/truth_and_score.py SWEEP_FOLDER TRACKING_URI EXPERIMENT OUTPUT_FOLDER
 
-For a finished sweep over methods with a critic: measures the truth about each value pretraining's
+For a finished sweep over methods with a critic: measures the truth about each run's pretrained
 critic on the held-out prompts (`vapo validate --value_truth 8`; an output that is in the folder
 already is read), and correlates each figure by ranks with the score at the end of the same row
 and seed: over the methods (means over seeds), and over single runs, each less its seed's mean.
@@ -12,6 +12,7 @@ Writes table.md and figures.png.
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -40,7 +41,6 @@ FIGURES = {
 SAME_QUESTION = [
     *("value_truth.num_responses=64", "value_truth.num_prefixes=0"),
     *("value_truth.segments.pattern=[+-]", "evaluation.k=4"),
-    *("critic.reward_model_path=null", "components.value_pretraining.lr=null"),
 ]
 
 
@@ -52,16 +52,15 @@ class Run:
     figures: Mapping[str, float]
 
 
-def measured(pretraining: Path, output: Path) -> dict[str, float]:
-    """The figures of the critic that a value pretraining of the sweep ended with."""
+def measured(run: Path, output: Path) -> dict[str, float]:
+    """The figures of the pretrained critic that a run of the sweep started from."""
     if not output.exists() or "truth/mse" not in output.read_text():
-        (critic,) = pretraining.glob("fit/*/pretrained_critic")
-        command = ["vapo", "validate", "--config", str(pretraining / "config.yaml")]
-        command += ["--value_truth", "8", f"critic.init={critic}", *SAME_QUESTION]
+        command = ["vapo", "validate", "--config", str(run / "config.yaml")]
+        command += ["--value_truth", "8", *SAME_QUESTION]
         found = subprocess.run(command, capture_output=True, text=True, check=True)
         output.write_text(found.stdout)
     lines = re.findall(r"^(\w+/\w+): (-?[\d.]+)", output.read_text(), re.M)
-    return {key: float(value) for key, value in lines}
+    return dict.fromkeys(FIGURES, math.nan) | {key: float(value) for key, value in lines}
 
 
 def scores(uri: str, experiment: str) -> dict[tuple[str, str], float]:
@@ -85,7 +84,8 @@ def read(folder: Path, uri: str, experiment: str, output: Path) -> list[Run]:
     for pretraining in sorted(folder.glob("runs/value-pretraining-of-*")):
         name, seed = re.fullmatch(r"value-pretraining-of-(.*)-(\d+)_\w+", pretraining.name).groups()
         row = rows[name]
-        figures = measured(pretraining, output / f"{name}-{seed}.txt")
+        (run,) = folder.glob(f"runs/{name}-{seed}_*")
+        figures = measured(run, output / f"{name}-{seed}.txt")
         runs.append(Run(row, seed, at_end[row, seed], figures))
         print(f"{row}, seed {seed}", flush=True)
     return runs
@@ -106,12 +106,13 @@ def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
     strength = {}
     for key, label in FIGURES.items():
         means = [fmean(run.figures[key] for run in own) for own in rows.values()]
-        over_rows = spearmanr(means, list(score.values()))
+        over_rows = spearmanr(means, list(score.values()), nan_policy="omit")
         centre = {s: fmean(run.figures[key] for run in own) for s, own in seeds.items()}
         level = {s: fmean(run.score for run in own) for s, own in seeds.items()}
         over_runs = spearmanr(
             [run.figures[key] - centre[run.seed] for run in runs],
             [run.score - level[run.seed] for run in runs],
+            nan_policy="omit",
         )
         strength[key] = abs(over_rows.statistic)
         cells = (f"{r.statistic:+.2f} (p {r.pvalue:.2f})" for r in (over_rows, over_runs))
