@@ -38,6 +38,7 @@ FIGURES = {
     "truth/mse": "squared error",
     "truth/bias": "bias",
 }
+DRAWN = ("truth/mistake_recall", "truth/explained_within", "critic/explained_variance")
 SAME_QUESTION = [
     *("value_truth.num_responses=64", "value_truth.num_prefixes=0"),
     *("value_truth.segments.pattern=[+-]", "evaluation.k=4"),
@@ -91,7 +92,7 @@ def read(folder: Path, uri: str, experiment: str, output: Path) -> list[Run]:
     return runs
 
 
-def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
+def table(runs: Sequence[Run]) -> str:
     rows, seeds = defaultdict(list), defaultdict(list)
     for run in runs:
         rows[run.row].append(run)
@@ -103,7 +104,6 @@ def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
         "| figure after value pretraining | rank correlation with the score: methods | runs |",
         "|---|---:|---:|",
     ]
-    strength = {}
     for key, label in FIGURES.items():
         means = [fmean(run.figures[key] for run in own) for own in rows.values()]
         over_rows = spearmanr(means, list(score.values()), nan_policy="omit")
@@ -114,7 +114,6 @@ def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
             [run.score - level[run.seed] for run in runs],
             nan_policy="omit",
         )
-        strength[key] = abs(over_rows.statistic)
         cells = (f"{r.statistic:+.2f} (p {r.pvalue:.2f})" for r in (over_rows, over_runs))
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines += ["", f"| method | score | {' | '.join(FIGURES.values())} |"]
@@ -122,7 +121,7 @@ def table(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
     for row in sorted(rows, key=lambda row: -score[row]):
         cells = (f"{fmean(run.figures[key] for run in rows[row]):.2f}" for key in FIGURES)
         lines.append(f"| {row} | {score[row]:.1f} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n", strength
+    return "\n".join(lines) + "\n"
 
 
 def draw(runs: Sequence[Run], keys: Sequence[str], output: Path) -> None:
@@ -142,9 +141,9 @@ def main(folder: str, uri: str, experiment: str, output: str) -> None:
     where = Path(output)
     where.mkdir(parents=True, exist_ok=True)
     runs = read(Path(folder), uri, experiment, where)
-    text, strength = table(runs)
+    text = table(runs)
     (where / "table.md").write_text(text)
-    draw(runs, sorted(strength, key=lambda key: -strength[key])[:3], where / "figures.png")
+    draw(runs, DRAWN, where / "figures.png")
     print(text)
 
 
