@@ -179,9 +179,7 @@ class TestCriticsOfKnownKinds:
     ],
     ids=["exact", "shifted", "flat", "the prompt's mean", "a constant", "too extreme"],
 )
-def test_the_verdict_names_the_critic(
-    critic: Critic, wanted: set[str], unwanted: set[str]
-) -> None:
+def test_the_verdict_names_the_critic(critic: Critic, wanted: set[str], unwanted: set[str]) -> None:
     """From returns to words; 300 prompts, so that the intervals lie on one side."""
     points = points_of(16, critic, of=episodes(300))
     remarks = verdict(truth_figures(points, outcomes=OUTCOMES, seed=0, num_resamples=200))
