@@ -79,7 +79,8 @@ def test_overlays_and_overrides_in_any_order_the_last_wins(
     ("command", "schema", "text", "kwargs"),
     [
         ("fit", FitConfig, MINIMAL, {"ckpt_path": None}),
-        ("validate", FitConfig, MINIMAL, {"ckpt_path": None, "value_page": None}),
+        ("validate", FitConfig, MINIMAL,
+         {"ckpt_path": None, "value_page": None, "value_truth": None}),
         ("filter", FitConfig, MINIMAL, {"num_responses": 8, "output": None}),
         ("sft", SftConfig, "export_dir: x\ndata: {train: {path: p}}", {}),
         ("reward-model", RewardModelConfig,
