@@ -29,9 +29,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iterations whose contents were made, from 0."""
     iterations: list[int] = []
 
-    def counted(batch: Any, config: Any, positions: Any, iteration: int) -> Any:
+    def counted(batch: Any, config: Any, positions: Any, iteration: int, **rest: Any) -> Any:
         iterations.append(iteration)
-        return page_contents(batch, config, positions, iteration)
+        return page_contents(batch, config, positions, iteration, **rest)
 
     monkeypatch.setattr(iteration_module, "page_contents", counted)
     return iterations

@@ -296,4 +296,5 @@ def _rounded(x: float) -> str:
     >>> _rounded(0.125), _rounded(-0.001), _rounded(-0.0)
     ('0.12', '-0.001', '0.00')
     """
-    return f"{x:.2f}" if abs(x) >= 0.01 or abs(x) < 1e-6 else f"{x:.1g}"
+    x = 0.0 if abs(x) < 1e-6 else x  # which may be a zero with a sign
+    return f"{x:.1g}" if 0 < abs(x) < 0.01 else f"{x:.2f}"
