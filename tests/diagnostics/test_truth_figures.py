@@ -203,6 +203,19 @@ def test_two_prompts_say_nothing_of_their_spread() -> None:
     assert found.mse == Figure(found.mse.value, -math.inf, math.inf)
 
 
+def test_where_the_truth_hardly_moves_the_interval_has_no_limits() -> None:
+    """Equal values at every step: in many resamples the noise eats the variance within."""
+    still = [[0.0] * STEPS for _ in range(3 * 20)]
+    found = [
+        truth_figures(points_of(4, flat, seed, of=still), outcomes=OUTCOMES, seed=0)
+        for seed in range(6)
+    ]
+    known = [f.flattening for f in found if not math.isnan(f.flattening.value)]
+    assert known
+    assert all((low, high) == (-math.inf, math.inf) for _, low, high in known)
+    assert all(math.isfinite(f.within_variance.low) for f in found)
+
+
 @pytest.mark.parametrize("k", [4, 8, 16])
 def test_other_returns_have_students_interval(k: int) -> None:
     """Normal returns around known means: 93 % or more of 1,000 are covered, with 4 draws too."""

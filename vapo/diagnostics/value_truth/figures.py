@@ -21,6 +21,7 @@ from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint
 
 _MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10
+_MOST_WITHOUT = 0.025  # of the resamples; the rest would be those in which the truth moves most
 
 Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
@@ -80,13 +81,7 @@ def truth_figures(
     for point in points:
         by_prompt[point.prompt_id].append(point)
     responses = [steps_of_responses(group) for group in by_prompt.values()]
-    falls = mistake_sums(responses, outcomes)
-    columns: dict[str, list[float]] = defaultdict(list)
-    for group, own, mistakes in zip(by_prompt.values(), responses, falls, strict=True):
-        sums = _all_sums(group) | _within_sums(own) | _prompt_sums(group)
-        for name, value in (sums | pair_sums(own, outcomes) | mistakes).items():
-            columns[name].append(value)
-    table = {name: np.array(values) for name, values in columns.items()}
+    table = _sums_of_prompts(list(by_prompt.values()), responses, outcomes)
     counts = np.random.default_rng(seed).multinomial(
         len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=num_resamples
     )
@@ -99,6 +94,8 @@ def truth_figures(
         if not math.isfinite(value):
             return UNKNOWN
         if len(by_prompt) < _MIN_PROMPTS:
+            return Figure(value, -math.inf, math.inf)
+        if np.isnan(many).mean() > _MOST_WITHOUT:
             return Figure(value, -math.inf, math.inf)
         low, high = np.nanquantile(many, [0.025, 0.975])
         return Figure(value, float(low), float(high))
@@ -132,6 +129,21 @@ def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
         if point.is_of_steps:
             rows[point.row].append(point)
     return [sorted(row, key=lambda point: point.num_tokens) for row in rows.values()]
+
+
+def _sums_of_prompts(
+    prompts: Sequence[Sequence[TruthPoint]],
+    responses: Sequence[Sequence[Sequence[TruthPoint]]],
+    outcomes: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """Each sum, an array of one number a prompt."""
+    falls = mistake_sums(responses, outcomes)
+    columns: dict[str, list[float]] = defaultdict(list)
+    for group, own, mistakes in zip(prompts, responses, falls, strict=True):
+        sums = _all_sums(group) | _within_sums(own) | _prompt_sums(group)
+        for name, value in (sums | pair_sums(own, outcomes) | mistakes).items():
+            columns[name].append(value)
+    return {name: np.array(values) for name, values in columns.items()}
 
 
 def _positive(x: Any) -> Any:
