@@ -197,6 +197,13 @@ def test_measured_groups_come_first(group: int) -> None:
     assert sorted(both) == sorted([group, (group + 1) % 4])
 
 
+def test_responses_measured_at_their_steps_are_shown_rather_than_single_prefixes() -> None:
+    at_steps = TruthPoint("a", 3, 0, 10, (1.0, -1.0), value=0.0)
+    alone = TruthPoint("b", 7, 4, 10, (1.0, -1.0), value=0.0, is_of_steps=False)
+    assert PageTruth([at_steps, alone], figures()).rows == {3}
+    assert PageTruth([alone], figures()).rows == {7}
+
+
 def test_measured_responses_come_first() -> None:
     choice: dict[str, Any] = {"is_correct": [True, False] * 2, "lengths": [5] * 4, "max_tokens": 99}
     assert choose_rows([4, 5, 6, 7], **choice, max_responses=2) == {4: 5, 5: 5}

@@ -65,6 +65,20 @@ def test_tokens_without_truth_have_no_colour(tmp_path: Path) -> None:
         assert kinds
         assert {"none" in kind.split() for kind in kinds} == {row != "11"}
     assert "no token has this number" in cards["9"]
+    rows = list(cards)
+    assert rows.index("11") == min(rows.index(row) for row in ("9", "10", "11") if row in rows)
+
+
+@needs_node
+def test_the_values_line_is_drawn_once_on_a_measured_card(tmp_path: Path) -> None:
+    """The chart has the critic's line, so the small one is hidden while values are shown."""
+    for fragment, hidden in (("", True), ("#advantage", False)):
+        document = drawn_page(tmp_path, [11], fragment)
+        (card,) = (c for c in document.split("<article")[1:] if "\u00b7 row 11" in c)
+        (spark,) = re.findall(r'<div class="spark"[^>]*>', card)
+        assert (" hidden" in spark) is hidden
+        assert card.startswith(' class="')
+        assert "measured" in card.partition(">")[0]
 
 
 @needs_node

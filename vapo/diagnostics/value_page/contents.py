@@ -46,7 +46,7 @@ def page_contents(
 ) -> PageContents:
     """Choose what to show of a batch that has its advantages. Every rank must call this.
 
-    With `truth`, groups and responses that have a measured prefix come before others.
+    With `truth`, groups and responses that were measured at their steps come before others.
     """
     if truth is not None and not truth.points:
         truth = None

@@ -49,7 +49,10 @@ function card(data) {
   listen(view);
   views.push(view);
   const node = element("article", data.is_correct ? "right" : "", head, view.sparkNode, view.node);
-  if (data.truth) head.after(truthChart(response, truthDomain(PAGE)));
+  if (data.truth) {
+    node.classList.add("measured");
+    head.after(truthChart(response, truthDomain(PAGE)));
+  }
   if (shown < data.num_tokens) {
     node.append(element("div", "cut", `${data.num_tokens - shown} more tokens are not on this page (value_pages.max_tokens).`));
   }
@@ -108,7 +111,10 @@ function colourBy(measure) {
   byId("ramp").setAttribute("aria-label", `colours from ${low} to ${high}`);
   byId("meaning").textContent = measure.doc;
   for (const chunk of inView) chunk.owner.show(chunk);
-  for (const view of views) view.sparkNode.replaceChildren(view.spark());
+  for (const view of views) {
+    view.sparkNode.hidden = Boolean(view.response.data.truth) && measure.name === "value";  // the chart has this line
+    view.sparkNode.replaceChildren(view.spark());
+  }
   tell();
 }
 
@@ -122,7 +128,8 @@ function group(data) {
   });
   const prompt = element("details", "", element("summary", "", "Prompt"), element("div", "prompt", data.prompt));
   prompt.open = data.prompt.length < 1500;
-  const cards = element("div", "cards", ...data.responses.map(card));
+  const measuredFirst = [...data.responses].sort((a, b) => Boolean(b.truth) - Boolean(a.truth));
+  const cards = element("div", "cards", ...measuredFirst.map(card));
   if (data.responses.some((r) => r.num_tokens > 300)) cards.classList.add("long");
   return element("section", "", element("h2", "", `Group ${data.index}: ${data.reason}`), facts, prompt, cards);
 }

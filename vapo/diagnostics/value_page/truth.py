@@ -39,8 +39,12 @@ class PageTruth:
 
     @property
     def rows(self) -> frozenset[int]:
-        """The responses that have a measured prefix."""
-        return frozenset(point.row for point in self.points)
+        """The responses to show: those that were continued from every step.
+
+        Where there are none, those that have one measured prefix.
+        """
+        of_steps = frozenset(point.row for point in self.points if point.is_of_steps)
+        return of_steps or frozenset(point.row for point in self.points)
 
 
 def page_truth(truth: ValueTruth, batch: TrainingBatch) -> PageTruth:
