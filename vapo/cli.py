@@ -88,6 +88,7 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     from vapo.config.help import describe_keys
     from vapo.config.loading import compose
     from vapo.config.options import describe
+    from vapo.config.other_models import check_learning_rates
 
     schema = getattr(vapo.config, str(command.schema))
     entries = describe(schema)
@@ -109,6 +110,8 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     if options.pop("print_config"):
         print(to_yaml(composed.tree), end="")
         return
+    if command.trains_networks:
+        check_learning_rates(composed.config, composed.layers)
     try:
         _load_command(command.module)(composed.config, **options)
     except (UserError, StoppedRun) as error:

@@ -42,7 +42,7 @@ from vapo.training.schedule import CRITIC, passes
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
 
 ROOT = Path(__file__).parents[2]
-STATE_TRACKING = (ROOT / "conf/vapo.yaml", ROOT / "conf/state_tracking/vapo.yaml")
+STATE_TRACKING = ROOT / "conf/state_tracking/vapo.yaml"
 PRIVILEGED = ("critic.prompt.kind=privileged", "critic.prompt.template='{prompt}{answer}'")
 OPTIONS = {
     "the scalar head again": (),
@@ -85,7 +85,7 @@ def make_config(policy: Path, size: Size, *overrides: str) -> FitConfig:
         f"components.group_sampling.group_size={GROUP}",
         f"training.minibatch_size={size.prompts * GROUP // 2}",
     ]
-    return load_config(FitConfig, STATE_TRACKING, [*fixed, *overrides])
+    return load_config(FitConfig, [STATE_TRACKING], [*fixed, *overrides])
 
 
 def save_policy(folder: Path, size: Size) -> Path:
@@ -247,7 +247,7 @@ def measure(options: argparse.Namespace) -> Report:
 def memory() -> Report:
     """GiB of a 1.5 B actor and critic on one GPU, by the functions of `vapo estimate`."""
     shape = ROOT / "models/shapes/qwen2.5_1.5b"
-    files = [*STATE_TRACKING, ROOT / "conf/scale/one_gpu.yaml"]
+    files = [STATE_TRACKING, ROOT / "conf/scale/one_gpu.yaml"]
     model = read_model_config(str(shape))
     rows = []
     for name, overrides in {**OPTIONS, "the scalar head again": ()}.items():

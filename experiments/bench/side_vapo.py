@@ -33,7 +33,7 @@ from vapo.training.module import VapoModule
 from vapo.types import IterationStart, Prompt, RolloutBatch
 
 ROOT = Path(__file__).parents[2]
-STATE_TRACKING = (ROOT / "conf/vapo.yaml", ROOT / "conf/state_tracking/vapo.yaml")
+STATE_TRACKING = ROOT / "conf/state_tracking/vapo.yaml"
 Settings = dict[str, Any]
 
 
@@ -94,7 +94,7 @@ def make_config(settings: Settings) -> FitConfig:
             "algorithm.kl.coef=0",
             "components.token_level_loss.enabled=true",  # as TRL's default loss has it
         ]
-    files = [*STATE_TRACKING, ROOT / f"conf/algorithm/{settings['system']}.yaml"]
+    files = [STATE_TRACKING, ROOT / f"conf/algorithm/{settings['system']}.yaml"]
     return load_config(FitConfig, files, [*overrides, *settings.get("overrides", [])])
 
 

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 vapo=${VAPO:-.venv/bin/vapo}
 runs=${RUNS:-runs/critics}
 here=experiments/critics
-base=(--config conf/vapo.yaml --config conf/state_tracking/vapo.yaml)
+base=(--config conf/state_tracking/vapo.yaml)
 mkdir -p "$runs"
 
 compare() { # TASK NUM ITERATIONS PROMPTS MINIBATCH CONFIG_AND_OVERRIDES...
@@ -35,8 +35,7 @@ for task in "${@:-state_tracking short long_state_tracking}"; do
                 data.train.num_examples=1024 data.heldout.num_examples=32
             ;;
         long_state_tracking)
-            compare "$name" 1024 30 4 4 --config conf/vapo.yaml \
-                --config conf/long_state_tracking/vapo.yaml critic.optimizer.lr=1e-3
+            compare "$name" 1024 30 4 4 --config conf/long_state_tracking/vapo.yaml critic.optimizer.lr=1e-3
             ;;
         *) echo "unknown task $name" >&2; exit 2 ;;
         esac

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 VAPO=${VAPO:-.venv/bin/vapo}
-CONFIG=${CONFIG:-conf/scale/smollm2_gpu.yaml}
+CONFIG=${CONFIG:-conf/recipes/smollm2_gpu.yaml}
 GRID=${GRID:-experiments/smollm2/grid.yaml}
 OUT=${OUT:-runs/smollm2_comparison}
 SEEDS=${SEEDS:-0,1}

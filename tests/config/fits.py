@@ -10,8 +10,8 @@ from vapo.config.loading import load_config
 ROOT = Path(__file__).parents[2]
 
 # The state-tracking task, on which most runs of the tests are: its sizes are in their literals.
-STATE_TRACKING = [ROOT / "conf/vapo.yaml", ROOT / "conf/state_tracking/vapo.yaml"]
-ON_STATE_TRACKING = ("--config", "conf/vapo.yaml", "--config", "conf/state_tracking/vapo.yaml")
+STATE_TRACKING = [ROOT / "conf/state_tracking/vapo.yaml"]
+ON_STATE_TRACKING = ("--config", "conf/state_tracking/vapo.yaml")
 
 MINIMAL = """\
 actor:

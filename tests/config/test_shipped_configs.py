@@ -17,13 +17,17 @@ DEFAULT = CONF / "vapo.yaml"
 ALGORITHMS = sorted(CONF.glob("algorithm/*.yaml"))
 SCALES = sorted(CONF.glob("scale/*.yaml"))
 DATA = sorted(CONF.glob("data/*.yaml"))
+RECIPES = sorted(CONF.glob("recipes/*.yaml"))
 TASKS = sorted(CONF.glob("*/vapo.yaml"))
 TASKS.remove(CONF / "algorithm/vapo.yaml")
+OWN_MODEL = ["actor.path=mine", "critic.init=policy"]
 NAMES = {"vapo": FitConfig, "sft": SftConfig, "reward_model": RewardModelConfig}
 
 
 def schema_of(path: Path) -> type | None:
     """The schema of a whole config, by its name: vapo*.yaml, sft*.yaml, reward_model*.yaml."""
+    if path in RECIPES:
+        return FitConfig
     return next((s for name, s in NAMES.items() if path.stem.startswith(name)), None)
 
 
@@ -31,7 +35,7 @@ FOLDERS_OF_OVERLAYS = {"algorithm", "data", "scale", "sweep"}
 WHOLE = [  # at the top, and in the tasks' folders
     path
     for path in CONF.rglob("*.yaml")
-    if path.relative_to(CONF).parts[0] not in FOLDERS_OF_OVERLAYS and path not in TASKS
+    if path.relative_to(CONF).parts[0] not in FOLDERS_OF_OVERLAYS
 ]
 
 
@@ -64,9 +68,9 @@ def test_default_has_all_seven_components_on() -> None:
 
 
 def test_state_tracking_has_the_settings_of_its_recorded_runs() -> None:
-    """The overlays hold the numbers that their tasks depend on, whatever the default's are."""
+    """The tasks' files hold the numbers that they depend on, whatever the default's are."""
     resolved = {
-        task: flatten(load_config(FitConfig, [DEFAULT, CONF / f"{task}/vapo.yaml"], []))
+        task: flatten(load_config(FitConfig, [CONF / f"{task}/vapo.yaml"], []))
         for task in ("state_tracking", "long_state_tracking")
     }
     expected = {
@@ -102,25 +106,31 @@ def test_state_tracking_has_the_settings_of_its_recorded_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "overlay",
-    [DEFAULT, *ALGORITHMS, *DATA, *SCALES, *TASKS],
-    ids=lambda path: str(path.relative_to(CONF)),
+    "base", [DEFAULT, *TASKS, *RECIPES], ids=lambda path: str(path.relative_to(CONF))
 )
-def test_overlay_of_the_default(overlay: Path) -> None:
-    resolve(load_config(FitConfig, [DEFAULT, overlay], []))
-
-
-@pytest.mark.parametrize(
-    "base", [DEFAULT, *DATA, *SCALES, *TASKS], ids=lambda path: str(path.relative_to(CONF))
-)
-def test_every_algorithm_over_every_base(base: Path) -> None:
+def test_every_algorithm_over_every_whole_config(base: Path) -> None:
     for algorithm in ALGORITHMS:
-        resolve(load_config(FitConfig, [DEFAULT, base, algorithm], []))
+        resolve(load_config(FitConfig, [base, algorithm], ["critic.reward_model_path=mine"]))
 
 
 @pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
-def test_data_over_every_scale(data: Path) -> None:
-    for scale in SCALES:
-        config = load_config(FitConfig, [DEFAULT, scale, data], [])
+def test_data_over_every_scale_and_recipe(data: Path) -> None:
+    """Data alone leaves the training problems, or the model, to another file."""
+    train = CONF / "data/gsm8k.yaml"
+    for files in [*([train, scale, data] for scale in SCALES), *([r, data] for r in RECIPES)]:
+        own = [] if files[0] in RECIPES else OWN_MODEL
+        config = load_config(FitConfig, files, own)
         assert config.rewards.verifier == "math"
         resolve(config)
+
+
+@pytest.mark.parametrize("data", [CONF / "data/gsm8k.yaml", CONF / "data/dapo_math_17k.yaml"])
+def test_data_and_a_model_of_ones_own_are_a_whole_config(data: Path) -> None:
+    """With the paper's values, and none of the default task's."""
+    config = load_config(FitConfig, [data], OWN_MODEL)
+    numbers = resolve(config)
+    assert (config.actor.optimizer.lr, config.critic.optimizer.lr) == (1e-6, 2e-6)
+    assert (numbers.num_prompts, numbers.group_size) == (512, 16)
+    assert (numbers.alpha, numbers.lambda_critic, numbers.gamma) == (0.05, 1.0, 1.0)
+    assert (numbers.eps_low, numbers.eps_high, numbers.mu) == (0.2, 0.28, 0.1)
+    assert numbers.value_pretraining_iterations == 50

@@ -51,7 +51,7 @@ def chosen() -> list[Command]:
         if c.page in PAGES
         and c.program == "vapo"
         and c.words[0] in ("fit", "validate", "filter")
-        and not any("scale/" in word or "print_config" in word for word in c.words)
+        and not any("recipes/" in word or "print_config" in word for word in c.words)
     ]
     return sorted(found, key=lambda command: PAGES.index(command.page))
 

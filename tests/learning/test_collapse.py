@@ -12,7 +12,7 @@ from tests.integration.commands import store, summary, vapo_process
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 SETTINGS = (
-    *("--config", "conf/vapo.yaml", "--config", "conf/missed_checks/vapo.yaml"),
+    *("--config", "conf/missed_checks/vapo.yaml"),
     "components.value_pretraining.num_iterations=30",
     "evaluation.k=4",
     "evaluation.every_n_iterations=12",

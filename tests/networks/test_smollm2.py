@@ -13,7 +13,7 @@ def test_every_row_samples_equally_many_responses() -> None:
     """Value pretraining and further sampling attempts included."""
     planned = make_plan(
         read_grid(ROOT / "experiments/smollm2/grid.yaml"),
-        [ROOT / "conf/scale/smollm2_gpu.yaml"],
+        [ROOT / "conf/recipes/smollm2_gpu.yaml"],
         [],
         seeds=[0],
     )
@@ -29,7 +29,7 @@ def test_every_row_samples_equally_many_responses() -> None:
 
 def test_engines_and_devices() -> None:
     cpu, gpu = (
-        load_config(FitConfig, [ROOT / f"conf/scale/smollm2_{name}.yaml"], [])
+        load_config(FitConfig, [ROOT / f"conf/recipes/smollm2_{name}.yaml"], [])
         for name in ("cpu", "gpu")
     )
     assert (cpu.rollouts.engine, gpu.rollouts.engine) == ("transformers", "vllm")

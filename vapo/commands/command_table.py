@@ -36,6 +36,7 @@ class Command:
         one_of: options of which exactly one has to be given.
         more: the rest of the help's first part.
         composes_rows: it gets the config files and overrides themselves, for a grid of configs.
+        trains_networks: it trains the actor or the critic that its config names.
     """
 
     module: str
@@ -47,6 +48,7 @@ class Command:
     more: str = ""
     epilog: str | None = None
     composes_rows: bool = False
+    trains_networks: bool = False
 
     def make_parser(self, name: str) -> Parser:
         needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
@@ -71,6 +73,7 @@ def _configured(
     schema: str = "FitConfig",
     example: str = "conf/vapo.yaml",
     epilog: str | None = None,
+    trains_networks: bool = False,
 ) -> Command:
     """A command with one config, composed of files and overrides."""
     return Command(
@@ -86,6 +89,7 @@ def _configured(
         more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
         epilog=epilog,
+        trains_networks=trains_networks,
     )
 
 
@@ -115,6 +119,7 @@ COMMANDS = {
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
         _checkpoint_option("resume from"),
         epilog=_EXIT_CODES,
+        trains_networks=True,
     ),
     "validate": _configured(
         "validate", "score a policy on held-out prompts",
@@ -158,6 +163,7 @@ COMMANDS = {
             type=positive, default=30,
         ),
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
+        trains_networks=True,
     ),
     "estimate": _configured(
         "estimate", "the memory that a config needs on each GPU",
@@ -166,6 +172,12 @@ COMMANDS = {
             "--model_config FILE",
             "a model's config.json to count actor and critic by, instead of the config's own",
             type=Path,
+        ),
+        option("--sustained_tflops N", "for the hours: what a GPU computes", type=float),
+        option("--sampled_tokens_per_s N", "for the hours: what a GPU samples", type=float),
+        option("--mean_response_tokens N", "for the hours: of the policy's responses", type=float),
+        option(
+            "--mean_prompt_tokens N", "for the hours; default: data.max_prompt_tokens", type=float
         ),
     ),
     "sft": _configured(

@@ -10,6 +10,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.engines import VllmEngine
 from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.diagnostics.memory.sizes import Continuations, most_continuations
+from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
 from vapo.networks.build import critic_path
 from vapo.networks.loading import check_supported, read_model_config
@@ -20,9 +21,19 @@ _CONTEXT_GIB = 1.5
 
 
 def run(
-    config: FitConfig, *, gpu_memory_gib: float | None = None, model_config: Path | None = None
+    config: FitConfig,
+    *,
+    gpu_memory_gib: float | None = None,
+    model_config: Path | None = None,
+    sustained_tflops: float | None = None,
+    sampled_tokens_per_s: float | None = None,
+    mean_response_tokens: float | None = None,
+    mean_prompt_tokens: float | None = None,
 ) -> Estimate:
-    """Print the table; with `gpu_memory_gib`, whether it fits."""
+    """Print the table; with `gpu_memory_gib`, whether it fits; with the last four, the hours."""
+    hardware = _hardware(
+        [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens
+    )
     if config.actor.lora is not None:
         raise UserError(
             "vapo estimate does not count adapters yet: set actor.lora=null for an upper bound"
@@ -49,7 +60,40 @@ def run(
         print(continuations_line(config, continued))
     if gpu_memory_gib is not None:
         print(verdict(estimate, gpu_memory_gib))
+    if hardware is not None:
+        print(hours_lines(run_hours(config, hardware, actor=actor, critic=critic), hardware))
     return estimate
+
+
+def _hardware(needed: list[float | None], mean_prompt_tokens: float | None) -> Hardware | None:
+    """What the hours are computed from: all three needed figures, or none."""
+    given = [figure for figure in (*needed, mean_prompt_tokens) if figure is not None]
+    if not given:
+        return None
+    if None in needed or min(given) <= 0:
+        raise UserError(
+            "the hours need --sustained_tflops, --sampled_tokens_per_s and "
+            "--mean_response_tokens, each above 0, as --mean_prompt_tokens if it is given"
+        )
+    tflops, rate, length = given[:3]
+    return Hardware(tflops, rate, length, mean_prompt_tokens)
+
+
+def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware) -> str:
+    """Hours by phase and in all, and what they assume."""
+    lines = [
+        f"hours at {hardware.sustained_tflops:g} TFLOP/s sustained and "
+        f"{hardware.sampled_tokens_per_s:g} sampled tokens/s on each GPU, responses of "
+        f"{hardware.mean_response_tokens:g} tokens on average (computed, not measured; without "
+        "evaluation and verdicts):"
+    ]
+    for name, phase in phases.items():
+        lines.append(
+            f"  {name}, {phase.iterations} iterations: {phase.total:.1f} h "
+            f"(sampling {phase.sampling:.1f}, networks {phase.networks:.1f})"
+        )
+    lines.append(f"  in all: {sum(phase.total for phase in phases.values()):.1f} h")
+    return "\n".join(lines)
 
 
 def _folder(model_config: Path) -> str:

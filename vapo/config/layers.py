@@ -20,6 +20,8 @@ from vapo.config.options import Entry, Option, Section, nearest_key
 from vapo.errors import UserError
 
 COMMAND_LINE = "command line"
+EXTENDS = "extends"
+"""The key of a file that names the files it builds on; it is no key of the config."""
 MAX_SHOWN_CHARS = 80
 
 _NUMBERS = {
@@ -209,6 +211,8 @@ def _check_block(
     for name, value in tree.items():
         key = f"{prefix}{name}"
         place, entry = layer.place(key), entries.get(key)
+        if key == EXTENDS:  # a file's own has been taken out
+            raise UserError(f"{place}: {key} is a key of a config file, at its top")
         if entry is None or (isinstance(name, str) and "." in name):
             raise UserError(f"{place}: unknown key '{key}'{_hint(key, str(name), entries)}")
         if isinstance(entry, Section):

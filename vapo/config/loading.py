@@ -1,8 +1,8 @@
 """YAML files and overrides to a typed, checked config; `flattening` is the way back.
 
-Layers are merged in order, the last wins; interpolations are resolved after the last one, so
-overrides reach them. Whatever is wrong is one `UserError` that names the dotted key and where
-it is written.
+Layers are merged in order, the last wins; `extends` adds the files that a file builds on.
+Interpolations are resolved after the last layer, so overrides reach them. Whatever is wrong is one
+`UserError` that names the dotted key and where it is written.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment
+from vapo.config.extends import read_files
 from vapo.config.flattening import flatten
 from vapo.config.kinds import defining_class, option_names, select, typed
 from vapo.config.layers import (
     Layer,
     check_keys,
     is_interpolation,
-    read_file,
     read_overrides,
     read_text,
     show,
@@ -47,10 +47,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Composed(Generic[T]):
-    """A checked config, and the tree that it was made from, interpolations kept."""
+    """A checked config, the tree that it was made from (interpolations kept), and its layers."""
 
     config: T
     tree: DictConfig
+    layers: tuple[Layer, ...]
 
 
 def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
@@ -64,7 +65,7 @@ def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]
 def compose(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[T]:
     """As `load_config`, with the tree before interpolation (for `--print_config`)."""
     entries = describe(schema)
-    layers = [*map(read_file, map(Path, files)), read_overrides(overrides, entries)]
+    layers = [*read_files(files), read_overrides(overrides, entries)]
     return _compose(schema, layers, entries)
 
 
@@ -95,7 +96,7 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Comp
         place = origins.latest(problem.keys)
         message = config.from_environment.redact(problem.message)
         raise UserError(f"{place}: {message}" if place else message)
-    return Composed(config, tree)
+    return Composed(config, tree, tuple(layers))
 
 
 def _forget_other_kinds(

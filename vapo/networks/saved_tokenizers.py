@@ -36,6 +36,11 @@ def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return (bos,) if bos is not None and bos in with_special[:1] else ()
 
 
+_SHARED = (
+    "actor and critic must share one tokenizer: critic.init=policy starts the critic from the actor"
+)
+
+
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
     """Check that ids mean the same to two networks; padding is masked and may differ.
 
@@ -50,13 +55,12 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
         )
         raise UserError(
             f"{names} differ in {len(differing)} tokens ({', '.join(map(repr, differing[:3]))}); "
-            "actor and critic must share one tokenizer"
+            f"{_SHARED}"
         )
     for role in ("eos_token_id", "bos_token_id"):
         if getattr(a, role) != getattr(b, role):
             raise UserError(
-                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; "
-                "actor and critic must share one tokenizer"
+                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; {_SHARED}"
             )
 
 

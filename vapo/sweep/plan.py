@@ -26,10 +26,12 @@ from typing import Any
 
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import as_loaded
+from vapo.config.extends import read_files
 from vapo.config.flattening import Scalar, flatten_written
-from vapo.config.layers import read_file, read_overrides
+from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
+from vapo.config.other_models import check_learning_rates
 from vapo.errors import UserError
 from vapo.sweep.grid import Grid, Row
 from vapo.sweep.identity import task_identity
@@ -131,13 +133,16 @@ def compose_rows(
     Raises: UserError for a config that is wrong; a row's names the row.
     """
     entries = describe(FitConfig)
-    layers = [*map(read_file, files), read_overrides(overrides, entries)]
+    layers = [*read_files(files), read_overrides(overrides, entries)]
     base = compose_layers(FitConfig, layers).config
     row_configs = {}
     for row in grid.rows:
         try:
-            own = [*map(read_file, row.configs), read_overrides(row.overrides, entries)]
-            row_configs[row.name] = compose_layers(FitConfig, [*layers, *own]).config
+            files_of_row = read_files(row.configs, below=layers)
+            own = [*files_of_row, read_overrides(row.overrides, entries)]
+            composed = compose_layers(FitConfig, [*layers, *own])
+            check_learning_rates(composed.config, composed.layers)
+            row_configs[row.name] = composed.config
         except UserError as error:
             raise UserError(f"row '{row.name}' of the grid: {error}") from None
     return base, row_configs

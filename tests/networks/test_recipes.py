@@ -1,0 +1,89 @@
+"""conf/recipes/: each file alone is a whole config, and its header says what it resolves to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.fits import ROOT
+from tests.docs.pages import commands
+from vapo import cli
+from vapo.config import FitConfig, resolve
+from vapo.config.flattening import flatten
+from vapo.config.loading import compose
+from vapo.config.other_models import check_learning_rates
+
+RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
+COMMANDS = [command for command in commands() if command.program == "vapo"]
+recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+
+
+def header(recipe: Path) -> str:
+    """The comment at the top, as one line with its continuations joined."""
+    lines = []
+    for line in recipe.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines).replace("\\ ", "")
+
+
+@recipes
+def test_one_file_is_a_whole_config_and_not_the_default_tasks(recipe: Path) -> None:
+    composed = compose(FitConfig, [recipe], [])
+    config = composed.config
+    resolve(config)
+    check_learning_rates(config, composed.layers)
+    assert ROOT / "conf/vapo.yaml" not in {Path(layer.name).resolve() for layer in composed.layers}
+    assert config.output_dir != FitConfig.output_dir
+
+
+@recipes
+def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
+    told = re.search(r"Values: ((?:[a-z_.]+=\S+ ?)+)", header(recipe))
+    assert told is not None
+    tree = flatten(compose(FitConfig, [recipe], []).config)
+    values = dict(pair.split("=") for pair in told[1].split())
+    assert len(values) >= 5
+    for key, text in values.items():
+        found: Any = tree[key]
+        assert (float(text) if isinstance(found, (int, float)) else text) == found, key
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(path, marks=[] if "smollm2" in path.stem else pytest.mark.slow, id=path.stem)
+        for path in RECIPES
+    ],
+)
+def test_the_estimate_of_its_header_is_what_the_command_prints(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = re.search(
+        r"Estimated: ([\d.]+) GiB(?: on each GPU)?(?:, ([\d.]+) hours)?, by", header(recipe)
+    )
+    assert told is not None
+    gib, hours = told.groups()
+    page = str(recipe.relative_to(ROOT))
+    (command,) = (c for c in COMMANDS if c.page == page and c.words[0] == "estimate")
+    assert page in command.words
+    monkeypatch.chdir(ROOT)
+    assert cli.main(list(command.words)) == 0
+    printed = capsys.readouterr().out
+    assert f"peak: {gib} GiB" in printed
+    assert "does not fit" not in printed
+    assert ("in all:" in printed) == (hours is not None)
+    if hours is not None:
+        assert f"in all: {hours} h" in printed
+
+
+def test_what_has_not_run_on_a_gpu_is_said_in_one_place() -> None:
+    table = (ROOT / "conf/recipes/README.md").read_text()
+    assert {path.name for path in RECIPES} == set(re.findall(r"`(\S+\.yaml)`", table))
+    for recipe in RECIPES:
+        (row,) = (line for line in table.splitlines() if f"`{recipe.name}`" in line)
+        assert ("not run" in row.lower()) == ("Not run" in recipe.read_text())

@@ -1,0 +1,62 @@
+"""Which files a config consists of: those named with `--config`, on top of what each extends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vapo.config.layers import EXTENDS, Layer, is_interpolation, read_file, show
+from vapo.config.nearest_path import nearest_path
+from vapo.errors import UserError
+
+
+def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[Layer]:
+    """Read the files, each after the files that it extends: the last wins.
+
+    `extends: other.yaml`, or a list of files, is relative to the file that says it. A file that
+    is extended is laid once, at its first place: where two files extend the same third one, the
+    second does not take back what the first changed. A file named in `paths` is always laid,
+    where it is named. `below` are the layers that are already there.
+
+    Raises:
+        UserError: a file is not there, is not YAML, or extends itself through others.
+    """
+    layers = list(below)
+    for path in paths:
+        layers += _with_extended(Path(path), layers, ())
+    return layers[len(below) :]
+
+
+def _with_extended(path: Path, laid: Sequence[Layer], above: tuple[Path, ...]) -> list[Layer]:
+    """The layers of what `path` extends, and last its own."""
+    whole, found = read_file(path), list[Layer]()
+    for place, other in _extended(whole, path):
+        present = {Path(layer.name).resolve() for layer in (*laid, *found)}
+        chain = (*above, path, other)
+        if other.resolve() in (file.resolve() for file in chain[:-1]):
+            told = " extends ".join(map(str, chain))
+            raise UserError(f"{place}: {EXTENDS}: a file cannot build on itself: {told}")
+        if not other.is_file():
+            raise UserError(
+                f"{place}: {EXTENDS}: no such file: {other} (paths are relative to "
+                f"{path.parent}){nearest_path(other)}"
+            )
+        if other.resolve() not in present:
+            found += _with_extended(other, [*laid, *found], (*above, path))
+    own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
+    return [*found, replace(whole, tree=own)]
+
+
+def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:
+    """Where each extended file is named (`file:line`), and its path."""
+    value: Any = layer.tree.get(EXTENDS, [])
+    for name in value if isinstance(value, list) else [value]:
+        place = layer.place(EXTENDS)
+        if not isinstance(name, str) or not name or is_interpolation(name):
+            raise UserError(
+                f"{place}: {EXTENDS} expects the path of a YAML file, or a list of them, got "
+                f"{show(name)}"
+            )
+        yield place, path.parent / name
