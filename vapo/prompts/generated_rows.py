@@ -13,6 +13,7 @@ from vapo.config.data import CurriculumStage, GeneratedSource
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.rows import Row
+from vapo.system.extras import install_command
 
 
 def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
@@ -70,7 +71,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
         from reasoning_gym.factory import DATASETS
     except ImportError:
         raise UserError(
-            f"{key}.kind is reasoning_gym, which is not installed: pip install 'vapo[reasoning]'"
+            f"{key}.kind is reasoning_gym, which is not installed: {install_command('reasoning')}"
         ) from None
     if source.task not in DATASETS:
         close = difflib.get_close_matches(str(source.task), list(DATASETS), n=3)

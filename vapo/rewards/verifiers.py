@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from vapo.errors import UserError
 from vapo.rewards.answer_text import last_boxed, plain_answer
+from vapo.system.extras import install_command
 from vapo.system.user_functions import import_function
 
 MAX_RESPONSE_CHARS = 200_000
@@ -135,7 +136,7 @@ def make_reasoning_gym() -> Verifier:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
             "rewards.verifier is reasoning_gym, which is not installed: "
-            "pip install 'vapo[reasoning]'"
+            f"{install_command('reasoning')}"
         )
 
     @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ import yaml
 
 from vapo.errors import UserError
 from vapo.sweep.launch import Handle
+from vapo.system.extras import install_command
 
 
 class SlurmHandle:
@@ -49,7 +50,7 @@ class SlurmLauncher:
             import submitit
         except ImportError:
             raise UserError(
-                "--launcher slurm needs the package submitit: pip install 'vapo[slurm]'"
+                f"--launcher slurm needs the package submitit: {install_command('slurm')}"
             ) from None
         options = {key: yaml.safe_load(value) for key, value in parameters.items()}
         cluster = options.pop("cluster", "slurm")

@@ -33,10 +33,16 @@ def provenance_tags(folder: Path | None = None) -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, str]:
-    """`git/commit` and `git/dirty` (uncommitted or untracked files); empty outside a checkout."""
+    """`git/commit` and `git/dirty` (uncommitted or untracked files).
+
+    Outside a checkout the commit is what the variable VAPO_COMMIT says, as in the image that
+    Dockerfile builds; without it, nothing.
+    """
     commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
-        return {}
+        built_from = os.environ.get("VAPO_COMMIT", "").strip()
+        named = ("git/commit", "mlflow.source.git.commit") if built_from else ()
+        return dict.fromkeys(named, built_from)
     state = {"git/commit": commit, "mlflow.source.git.commit": commit}
     changes = _output(["git", "-C", str(folder), "status", "--porcelain"])
     if changes is not None:

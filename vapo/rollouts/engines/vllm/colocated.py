@@ -21,9 +21,10 @@ from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
 from vapo.rollouts.engines.watchdog import Watchdog
+from vapo.system.extras import install_command
 
 INSTALL = (
-    "on a GPU machine `pip install 'vapo[vllm]'`, without a GPU `make vllm` (docs/rollouts.md)"
+    f"on a GPU machine `{install_command('vllm')}`, without a GPU `make vllm` (docs/rollouts.md)"
 )
 
 
