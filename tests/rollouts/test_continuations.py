@@ -20,7 +20,7 @@ from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.networks.new_model import make_tokenizer
 from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Continuations, Prefix, continue_responses
+from vapo.rollouts.continuations import Continuations, Continuer, Prefix
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.types import FinishReason, Prompt, Rollout
@@ -42,18 +42,9 @@ def continued(
     most: int,
 ) -> Continuations:
     with Scorer(config.rewards, max_response_tokens=most, data=config.data) as scorer:
-        return continue_responses(
-            rollouts,
-            prefixes,
-            num_continuations=k,
-            config=config,
-            settings=SamplingSettings(max_response_tokens=most),
-            sampler=sampler,
-            scorer=scorer,
-            tokenizer=tokenizer,
-            seed=3,
-            stage=no_stage,
-        )
+        settings = SamplingSettings(max_response_tokens=most)
+        continuer = Continuer(config, settings, sampler, scorer, tokenizer, no_stage)
+        return continuer.sample(rollouts, prefixes, num_continuations=k, seed=3)
 
 
 class TestWithTheEngine:

@@ -17,6 +17,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts import step_values
 from vapo.rollouts.batch import make_rollout_batch, with_loss_on
 from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
 from vapo.rollouts.engines.sampler import VllmSampler
@@ -139,16 +140,10 @@ def batch_of(config: FitConfig, *rollouts: Rollout, group_size: int = 1) -> Roll
 def continued(
     batch: RolloutBatch, config: FitConfig, sampler: Sampler, **settings: Any
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    return with_step_values(
-        batch,
-        config,
-        settings=SamplingSettings(**{"max_response_tokens": BUDGET, **settings}),
-        sampler=sampler,
-        scorer=LastCharacter(),
-        tokenizer=TOKENIZER,
-        seed=5,
-        stage=Progress(enabled=False).stage,
-    )
+    own = SamplingSettings(**{"max_response_tokens": BUDGET, **settings})
+    stage = Progress(enabled=False).stage
+    continuer = Continuer(config, own, sampler, LastCharacter(), TOKENIZER, stage)
+    return with_step_values(batch, continuer, seed=5)
 
 
 def advantages(batch: RolloutBatch, config: FitConfig) -> torch.Tensor:
@@ -282,16 +277,9 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
         rewards=config.rewards,
         max_response_tokens=BUDGET,
     )
-    batch, _ = with_step_values(
-        batch,
-        config,
-        settings=settings,
-        sampler=engine,
-        scorer=Parity(),
-        tokenizer=TOKENIZER,
-        seed=5,
-        stage=Progress(enabled=False).stage,
-    )
+    stage = Progress(enabled=False).stage
+    continuer = Continuer(config, settings, engine, Parity(), TOKENIZER, stage)
+    batch, _ = with_step_values(batch, continuer, seed=5)
     assert batch.step_values is not None
     if greedy:
         own = batch.rewards[:, None] * batch.response_mask

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Prefix, continue_responses, state_of
-from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.rollouts.continuations import Continuer, Prefix, state_of
 from vapo.rollouts.measured_prefixes import MeasuredPrefix
 from vapo.rollouts.segments import step_starts
 from vapo.rollouts.stored_truth import returns_settings
-from vapo.system.progress import Progress
 from vapo.types import Rollout
 
 
@@ -99,45 +95,32 @@ def measure(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
     measuring: Measuring | None,
+    continuer: Continuer,
     *,
-    config: FitConfig,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    progress: Progress,
+    note: Callable[[str], None],
 ) -> Measured:
     """Continue the responses of the groups that are measured; the cost is said before."""
     found: list[list[MeasuredPrefix] | None] = [None] * len(rollouts)
     if measuring is None or not any(map(measuring.is_measured, groups)):
         return Measured(found, 0)
+    config = continuer.config
     prefixes = [
         Prefix(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
         if measuring.is_measured(group)
-        for start in step_starts(rollout, config.value_truth.segments, tokenizer)
+        for start in step_starts(rollout, config.value_truth.segments, continuer.tokenizer)
     ]
     states = [state_of(rollouts, prefix) for prefix in prefixes]
     sharing = Counter(states)
     k = measuring.num_continuations
     lengths = {s: len(rollouts[p.row].response_ids) for s, p in zip(states, prefixes, strict=True)}
     about = k * sum(length - len(state[-1]) for state, length in lengths.items())
-    progress.note(
+    note(
         f"{len(sharing):,} prefixes of {len({p.row for p in prefixes}):,} responses, "
         f"{k * len(sharing):,} continuations, about {about:,} tokens"
     )
-    made = continue_responses(
-        rollouts,
-        prefixes,
-        num_continuations=k,
-        config=config,
-        settings=sampling_settings(config.rollouts),
-        sampler=sampler,
-        scorer=scorer,
-        tokenizer=tokenizer,
-        seed=seed,
-        stage=progress.stage,
-    )
+    made = continuer.sample(rollouts, prefixes, num_continuations=k, seed=seed)
     returns = made.returns(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
     for prefix, state, draws in zip(prefixes, states, returns.tolist(), strict=True):
         rollout = rollouts[prefix.row]

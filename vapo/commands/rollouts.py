@@ -34,6 +34,7 @@ from vapo.prompts.hidden_states import HIDDEN_STATES
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import sample_and_score
+from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
 from vapo.rollouts.rollout_file import (
@@ -182,6 +183,8 @@ def sample_parts(
         ) as scorer,
         progress.stage("rollouts", total=len(missing), unit="parts") as advance,
     ):
+        settings = sampling_settings(config.rollouts)
+        continuer = Continuer(config, settings, sampler, scorer, tokenizer, progress.stage)
         for number in missing:
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
@@ -192,7 +195,7 @@ def sample_parts(
                 scorer,
                 progress.stage,
                 group_size=size,
-                settings=sampling_settings(config.rollouts),
+                settings=settings,
                 seed=derive_seed(config.seed, "stored rollouts", number),
             )
             groups = [number * chunk + row // size for row in range(len(rollouts))]
@@ -201,12 +204,9 @@ def sample_parts(
                 rollouts,
                 groups,
                 measuring,
-                config=config,
-                sampler=sampler,
-                scorer=scorer,
-                tokenizer=tokenizer,
+                continuer,
                 seed=derive_seed(config.seed, "stored continuations", number),
-                progress=progress,
+                note=progress.note,
             )
             table = rollout_table(rollouts, verdicts, groups, states, measured.prefixes)
             write_table(parts[number], table, metadata | {_SPENT: measured.num_sampled_tokens})

@@ -129,27 +129,22 @@ def sample_heldout(
         )
         batch = heldout_batch(config, result)
         settings = evaluation_settings(config.evaluation, budget)
+        collection = RolloutCollection(
+            config,
+            prompts=prompts,
+            scorer=scorer,
+            sampler=sampler,
+            progress=progress,
+            tokenizer=tokenizer,
+        )
         if value_truth is not None:
             measured = measure(
                 batch,
-                config,
-                settings=settings,
-                sampler=sampler,
-                scorer=scorer,
-                tokenizer=tokenizer,
+                collection.continuer(settings, progress.stage),
                 seed=derive_seed(config.evaluation.seed, "value truth"),
-                stage=progress.stage,
                 note=progress.note,
             )
         if judges_values:
-            collection = RolloutCollection(
-                config,
-                prompts=prompts,
-                scorer=scorer,
-                sampler=sampler,
-                progress=progress,
-                tokenizer=tokenizer,
-            )
             batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
     return result, batch, measured
 

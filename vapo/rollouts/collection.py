@@ -15,6 +15,7 @@ from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch, with_loss_on
+from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
@@ -32,8 +33,8 @@ class RolloutCollection:
     Everything is a function of (seed, iteration) and the weights of the sampler.
 
     Args:
-        tokenizer: the policy's, with which responses are cut into steps; only estimator vine
-            needs it.
+        tokenizer: the policy's, with which responses are cut into steps; only what samples on
+            from prefixes needs it.
     """
 
     def __init__(
@@ -137,19 +138,15 @@ class RolloutCollection:
             mean = gather_over_ranks(baseline).mean()
             metrics["rollout/greedy_reward_mean"] = float(mean)
         if isinstance(algorithm, VineOptions):
-            assert self.tokenizer is not None
-            batch, found = with_step_values(
-                batch,
-                self.config,
-                settings=settings,
-                sampler=self.sampler,
-                scorer=self.scorer,
-                tokenizer=self.tokenizer,
-                seed=derive_seed(self.config.seed, "continuations", iteration, rank()),
-                stage=stage,
-            )
+            seed = derive_seed(self.config.seed, "continuations", iteration, rank())
+            batch, found = with_step_values(batch, self.continuer(settings, stage), seed=seed)
             metrics |= found
         return batch, metrics
+
+    def continuer(self, settings: SamplingSettings, stage: Stage) -> Continuer:
+        """What samples on from prefixes of responses that were sampled by `settings`."""
+        assert self.tokenizer is not None
+        return Continuer(self.config, settings, self.sampler, self.scorer, self.tokenizer, stage)
 
     def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""

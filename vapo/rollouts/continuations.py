@@ -63,67 +63,89 @@ class Continuations:
         return (rewards.double() * gamma**after).view(-1, size)
 
 
-def continue_responses(
-    rollouts: Sequence[Rollout],
-    prefixes: Sequence[Prefix],
-    *,
-    num_continuations: int,
-    config: FitConfig,
-    settings: SamplingSettings,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    stage: Stage,
-) -> Continuations:
-    """Sample `num_continuations` responses on from each prefix, and judge them as whole responses.
+@dataclass(frozen=True)
+class Continuer:
+    """Samples on from prefixes, and judges what comes of them as whole responses.
 
     A continuation has what its prefix leaves of `settings.max_response_tokens`; the overlong
-    punishment is that of the training budget. Equal prefixes of one prompt are sampled once. Every
-    rank must call this, each with prefixes of its own: engines gather the actor's shards.
+    punishment is that of the training budget.
 
-    Raises:
-        ValueError: there is no prefix, one is the whole response, or has no token left.
+    Args:
+        settings: those by which the responses were sampled.
+        tokenizer: the policy's.
+        stage: where progress is reported.
     """
-    if not prefixes:
-        raise ValueError("no prefixes: a rank that has none would leave the others waiting")
-    asked: dict[State, int] = {}
-    places: list[int] = []
-    starts: list[Rollout] = []
-    for prefix in prefixes:
-        rollout = rollouts[prefix.row]
-        if prefix.num_tokens >= min(len(rollout.response_ids), settings.max_response_tokens):
-            raise ValueError(f"{prefix}: nothing is left to sample")
-        start = rollout.response_ids[: prefix.num_tokens]
-        place = asked.setdefault(state_of(rollouts, prefix), len(starts))
-        if place == len(starts):
-            starts.append(replace(rollout, response_ids=start))
-        places.append(place)
-    total = len(starts) * num_continuations
-    with stage("continuations", total=total, unit="responses") as advance:
-        found = sampler.sample(
-            [_extended(start, settings) for start in starts],
+
+    config: FitConfig
+    settings: SamplingSettings
+    sampler: Sampler
+    scorer: Scorer
+    tokenizer: PreTrainedTokenizerBase
+    stage: Stage
+
+    def sample(
+        self,
+        rollouts: Sequence[Rollout],
+        prefixes: Sequence[Prefix],
+        *,
+        num_continuations: int,
+        seed: int,
+    ) -> Continuations:
+        """Sample `num_continuations` responses on from each prefix, and judge them.
+
+        Equal prefixes of one prompt are sampled once. Every rank must call this, each with
+        prefixes of its own: engines gather the actor's shards.
+
+        Raises:
+            ValueError: there is no prefix, one is the whole response, or has no token left.
+        """
+        if not prefixes:
+            raise ValueError("no prefixes: a rank that has none would leave the others waiting")
+        starts, places = self._starts(rollouts, prefixes)
+        total = len(starts) * num_continuations
+        with self.stage("continuations", total=total, unit="responses") as advance:
+            found = self.sampler.sample(
+                [_extended(start, self.settings) for start in starts],
+                group_size=num_continuations,
+                settings=self.settings,
+                seed=seed,
+                advance=advance,
+            )
+        whole = [
+            _whole(starts[i // num_continuations], rollout, self.tokenizer)
+            for i, rollout in enumerate(found)
+        ]
+        with self.stage("scoring_continuations", total=total, unit="responses") as advance:
+            verdicts = self.scorer.score(whole, advance=advance)
+        rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
+        batch = make_rollout_batch(
+            [whole[row] for row in rows],
+            [verdicts[row] for row in rows],
             group_size=num_continuations,
-            settings=settings,
-            seed=seed,
-            advance=advance,
+            rewards=self.config.rewards,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
         )
-    whole = [
-        _whole(starts[i // num_continuations], rollout, tokenizer)
-        for i, rollout in enumerate(found)
-    ]
-    with stage("scoring_continuations", total=total, unit="responses") as advance:
-        verdicts = scorer.score(whole, advance=advance)
-    rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
-    batch = make_rollout_batch(
-        [whole[row] for row in rows],
-        [verdicts[row] for row in rows],
-        group_size=num_continuations,
-        rewards=config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-    )
-    sampled = sum(len(rollout.response_ids) for rollout in found)
-    return Continuations(tuple(prefixes), batch, sampled)
+        sampled = sum(len(rollout.response_ids) for rollout in found)
+        return Continuations(tuple(prefixes), batch, sampled)
+
+    def _starts(
+        self, rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]
+    ) -> tuple[list[Rollout], list[int]]:
+        """The response so far of each different prefix, and which of them each prefix is."""
+        asked: dict[State, int] = {}
+        places: list[int] = []
+        starts: list[Rollout] = []
+        for prefix in prefixes:
+            rollout = rollouts[prefix.row]
+            most = min(len(rollout.response_ids), self.settings.max_response_tokens)
+            if prefix.num_tokens >= most:
+                raise ValueError(f"{prefix}: nothing is left to sample")
+            start = rollout.response_ids[: prefix.num_tokens]
+            place = asked.setdefault(state_of(rollouts, prefix), len(starts))
+            if place == len(starts):
+                starts.append(replace(rollout, response_ids=start))
+            places.append(place)
+        return starts, places
 
 
 def _extended(start: Rollout, settings: SamplingSettings) -> Prompt:

@@ -7,29 +7,16 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from vapo.config import FitConfig
 from vapo.config.algorithm import VineOptions
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Continuations, Prefix, continue_responses, distinct
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.continuations import Continuations, Continuer, Prefix, distinct
 from vapo.rollouts.segments import step_starts
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import RolloutBatch
 
 
 def with_step_values(
-    batch: RolloutBatch,
-    config: FitConfig,
-    *,
-    settings: SamplingSettings,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    stage: Stage,
+    batch: RolloutBatch, continuer: Continuer, *, seed: int
 ) -> tuple[RolloutBatch, dict[str, float]]:
     """The batch with the value of each step's start, and what the continuations cost.
 
@@ -41,23 +28,16 @@ def with_step_values(
 
     Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
     """
-    options = config.algorithm
+    options = continuer.config.algorithm
     assert isinstance(options, VineOptions)
-    starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
+    starts = [
+        step_starts(one, options.vine_segments, continuer.tokenizer) for one in batch.rollouts
+    ]
     rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
     # An engine may gather the actor's shards in each call, so a rank without a row takes a prefix.
     prefixes = [Prefix(row, start) for row in rows for start in starts[row]] or [Prefix(0, 0)]
-    made = continue_responses(
-        batch.rollouts,
-        prefixes,
-        num_continuations=options.vine_continuations,
-        config=config,
-        settings=settings,
-        sampler=sampler,
-        scorer=scorer,
-        tokenizer=tokenizer,
-        seed=seed,
-        stage=stage,
+    made = continuer.sample(
+        batch.rollouts, prefixes, num_continuations=options.vine_continuations, seed=seed
     )
     is_start = torch.zeros_like(batch.response_mask)
     for row, places in enumerate(starts):

@@ -177,17 +177,11 @@ class IterationRunner:
             return None
         if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
             return None
-        collection = self.rollouts.collection
-        assert collection.tokenizer is not None
+        settings = sampling_settings(self.config.rollouts)
         return measure(
             batch,
-            self.config,
-            settings=sampling_settings(self.config.rollouts),
-            sampler=collection.sampler,
-            scorer=collection.scorer,
-            tokenizer=collection.tokenizer,
+            self.rollouts.collection.continuer(settings, self.progress.stage),
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
-            stage=self.progress.stage,
             note=self.progress.note,
             groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
             and start.phase is Phase.POLICY_OPTIMIZATION,

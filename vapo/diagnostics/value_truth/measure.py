@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
@@ -21,10 +20,7 @@ from vapo.config.critic_rules import gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_prefixes
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import continue_responses
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.sampling_ahead import Stage
+from vapo.rollouts.continuations import Continuer
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
 
@@ -42,14 +38,9 @@ class ValueTruth:
 
 def measure(
     batch: RolloutBatch,
-    config: FitConfig,
+    continuer: Continuer,
     *,
-    settings: SamplingSettings,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    stage: Stage,
     note: Callable[[str], None],
     groups_are_chosen: bool = False,
 ) -> tuple[list[TruthPoint], int]:
@@ -61,7 +52,8 @@ def measure(
         groups_are_chosen: by their rewards (dynamic sampling): then the mean reward of the other
             responses to a prompt is no estimate of its value, and points have no baseline.
     """
-    truth, most = config.value_truth, settings.max_response_tokens
+    config = continuer.config
+    truth, most = config.value_truth, continuer.settings.max_response_tokens
     if world_size() > 1:
         share = {
             name: -(-number // world_size())
@@ -69,19 +61,10 @@ def measure(
             if (number := getattr(truth, name)) is not None
         }
         truth = replace(truth, **share)
-    choice = choose_prefixes(batch.rollouts, truth, tokenizer, seed=seed)
+    choice = choose_prefixes(batch.rollouts, truth, continuer.tokenizer, seed=seed)
     note(choice.describe(batch.rollouts, truth, most))
-    found = continue_responses(
-        batch.rollouts,
-        choice.prefixes,
-        num_continuations=truth.num_continuations,
-        config=config,
-        settings=settings,
-        sampler=sampler,
-        scorer=scorer,
-        tokenizer=tokenizer,
-        seed=seed,
-        stage=stage,
+    found = continuer.sample(
+        batch.rollouts, choice.prefixes, num_continuations=truth.num_continuations, seed=seed
     )
     gamma = resolve(config).gamma
     returns = found.returns(critic_rewards(found.batch, config), gamma=gamma).tolist()
