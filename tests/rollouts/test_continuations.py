@@ -84,6 +84,7 @@ class TestWithTheEngine:
         assert first == second != other
         sampled = sum(len(r.response_ids) for r in [*first, *other])
         assert found.num_sampled_tokens == sampled
+        assert (len(found.prefixes), found.num_states) == (3, 2)
 
     def test_nothing_is_left_of_a_whole_response(self) -> None:
         rollouts, _ = self.found([Prefix(0, 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,8 @@ import pyarrow as pa
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig
-from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.diagnostics.value_truth.choice import expected_tokens
+from vapo.diagnostics.value_truth.points import noise_of_mean
 from vapo.errors import UserError
 from vapo.rollouts.continuations import Continuer, Prefix, state_of
 from vapo.rollouts.measured_prefixes import MeasuredPrefix
@@ -114,8 +116,7 @@ def measure(
     states = [state_of(rollouts, prefix) for prefix in prefixes]
     sharing = Counter(states)
     k = measuring.num_continuations
-    lengths = {s: len(rollouts[p.row].response_ids) for s, p in zip(states, prefixes, strict=True)}
-    about = k * sum(length - len(state[-1]) for state, length in lengths.items())
+    about = expected_tokens(rollouts, prefixes, k)
     note(
         f"{len(sharing):,} prefixes of {len({p.row for p in prefixes}):,} responses, "
         f"{k * len(sharing):,} continuations, about {about:,} tokens"
@@ -123,16 +124,9 @@ def measure(
     made = continuer.sample(rollouts, prefixes, num_continuations=k, seed=seed)
     returns = made.returns(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
     for prefix, state, draws in zip(prefixes, states, returns.tolist(), strict=True):
-        rollout = rollouts[prefix.row]
-        point = TruthPoint(
-            rollout.prompt.prompt_id,
-            prefix.row,
-            prefix.num_tokens,
-            len(rollout.response_ids),
-            tuple(draws),
-        )
+        mean, noise = statistics.fmean(draws), noise_of_mean(draws)
         row = found[prefix.row] = found[prefix.row] or []
-        row.append(MeasuredPrefix(prefix.num_tokens, point.mean, point.noise, k, sharing[state]))
+        row.append(MeasuredPrefix(prefix.num_tokens, mean, noise, k, sharing[state]))
     return Measured(found, made.num_sampled_tokens)
 
 

@@ -48,11 +48,13 @@ class Continuations:
     """K whole responses from each of P prefixes.
 
     `batch` has the continued responses, prefixes and all, P groups of K rows; equal prefixes of
-    one prompt have the same rows. `num_sampled_tokens` counts what the engine sampled.
+    one prompt have the same rows. `num_states` counts the different prefixes, from which the engine
+    sampled `num_sampled_tokens`.
     """
 
     prefixes: tuple[Prefix, ...]
     batch: RolloutBatch
+    num_states: int
     num_sampled_tokens: int
 
     def returns(self, rewards: Float[Tensor, " PK"], *, gamma: float) -> Float[Tensor, "P K"]:
@@ -126,7 +128,7 @@ class Continuer:
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
         sampled = sum(len(rollout.response_ids) for rollout in found)
-        return Continuations(tuple(prefixes), batch, sampled)
+        return Continuations(tuple(prefixes), batch, len(starts), sampled)
 
     def _starts(
         self, rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config.algorithm import VineOptions
-from vapo.rollouts.continuations import Continuations, Continuer, Prefix, distinct
+from vapo.rollouts.continuations import Continuations, Continuer, Prefix
 from vapo.rollouts.segments import step_starts
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import RolloutBatch
@@ -59,12 +59,10 @@ def _mean_rewards(made: Continuations, batch: RolloutBatch) -> Float[Tensor, " P
 
 def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     assert batch.step_starts is not None
-    rollouts = batch.rollouts
-    num_states = len(distinct(rollouts, made.prefixes))
     failed = sum(verdict.failure is not None for verdict in made.batch.verdicts)
     counts = torch.tensor(
         [
-            *(made.num_sampled_tokens, num_states, failed, len(made.batch)),
+            *(made.num_sampled_tokens, made.num_states, failed, len(made.batch)),
             *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
         ],
         dtype=torch.double,

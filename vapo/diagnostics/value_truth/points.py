@@ -51,14 +51,22 @@ class TruthPoint:
 
     @cached_property
     def noise(self) -> float:
-        """The variance of `mean` around the true value, estimated without bias; needs K >= 2."""
-        num, mean = len(self.returns), self.mean
-        return sum((x - mean) ** 2 for x in self.returns) / (num - 1) / num
+        """The variance of `mean` around the true value; needs K >= 2."""
+        return noise_of_mean(self.returns)
 
     @property
     def position(self) -> float:
         """The share of the response that comes before."""
         return self.num_tokens / self.length
+
+
+def noise_of_mean(returns: Sequence[float]) -> float:
+    """The variance of the mean of K returns around the true value, estimated without bias.
+
+    Needs K >= 2.
+    """
+    num, mean = len(returns), statistics.fmean(returns)
+    return sum((x - mean) ** 2 for x in returns) / (num - 1) / num
 
 
 def true_value_interval(
