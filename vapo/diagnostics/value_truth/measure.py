@@ -20,6 +20,7 @@ from vapo.config.critic_rules import gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_prefixes
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint
+from vapo.functional.baselines import leave_one_out_advantages
 from vapo.rollouts.continuations import Continuer
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
@@ -94,12 +95,11 @@ def label_of(prompt: Prompt) -> str:
 
 def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float | None]:
     """For each response the mean reward of the others to its prompt; None where there are none."""
-    size = batch.group_size
-    if size == 1:
+    if batch.group_size == 1:
         return [None] * len(batch)
-    groups = rewards.double().view(-1, size)
-    means = (groups.sum(dim=1, keepdim=True) - groups) / (size - 1)
-    return [float(mean) for mean in means.flatten()]
+    own = rewards.double()
+    means = own - leave_one_out_advantages(own, group_size=batch.group_size)
+    return [float(mean) for mean in means]
 
 
 def on_rows_of(
