@@ -9,6 +9,7 @@ from torch import Tensor
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig
 from vapo.config.components import ValuePretraining
+from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import CriticConfig
 from vapo.functional.advantages import anchor_mask
 from vapo.functional.baselines import prompt_noise_weights
@@ -43,8 +44,7 @@ def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B
 def reward_range(config: FitConfig) -> tuple[float, float]:
     """The least and the largest reward that a value target has in it."""
     rewards = config.rewards
-    is_punished = rewards.overlong.soft_punishment and config.critic.reward == "shaped"
-    return rewards.incorrect - 1.0 * is_punished, rewards.correct
+    return rewards.incorrect - 1.0 * critic_is_punished(config), rewards.correct
 
 
 def taught(

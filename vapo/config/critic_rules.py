@@ -190,7 +190,7 @@ def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
     rewards = config.rewards
     parts = ["rewards.incorrect", "rewards.correct"]
     numbers = [rewards.incorrect, rewards.correct]
-    if _punishes(config):
+    if critic_is_punished(config):
         parts.append("rewards.overlong.soft_punishment")
         numbers.append(min(numbers) - 1.0)
     if config.algorithm.gamma < 1:
@@ -208,12 +208,13 @@ def gives_configured_rewards(config: FitConfig) -> bool:
     return all(verifier in ("exact", "regex", "math") for verifier in verifiers)
 
 
-def _punishes(config: FitConfig) -> bool:
-    return config.rewards.overlong.soft_punishment and config.critic.reward != "unshaped"
+def critic_is_punished(config: FitConfig) -> bool:
+    """Whether the overlong punishment is in the critic's reward, and so in its value targets."""
+    return config.rewards.overlong.soft_punishment and config.critic.reward == "shaped"
 
 
 def _without_punishment(config: FitConfig) -> str:
-    return ", or set critic.reward=unshaped" if _punishes(config) else ""
+    return ", or set critic.reward=unshaped" if critic_is_punished(config) else ""
 
 
 CRITIC_RULES: tuple[Rule, ...] = (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vapo.config import FitConfig
+from vapo.config.critic_rules import critic_is_punished
 from vapo.errors import UserError
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.types import RolloutBatch
@@ -24,8 +25,7 @@ def returns_settings(config: FitConfig) -> dict[str, Any]:
     it.
     """
     overlong, most = config.rewards.overlong, config.rollouts.max_response_tokens
-    is_punished = overlong.soft_punishment and config.critic.reward == "shaped"
-    punished = [most, overlong.ramp_tokens(most)] if is_punished else None
+    punished = [most, overlong.ramp_tokens(most)] if critic_is_punished(config) else None
     return {"gamma": config.algorithm.gamma, "punished": punished}
 
 

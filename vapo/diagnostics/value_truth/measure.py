@@ -16,7 +16,7 @@ from torch import Tensor
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
-from vapo.config.critic_rules import gives_configured_rewards
+from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_prefixes
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint
@@ -128,9 +128,8 @@ def with_values(
 
 def outcomes_of(config: FitConfig) -> tuple[float, float] | None:
     """The two returns that there are; None where there are others in between."""
-    is_punished = config.rewards.overlong.soft_punishment and config.critic.reward == "shaped"
     plain = gives_configured_rewards(config) and config.algorithm.gamma == 1
-    return reward_range(config) if plain and not is_punished else None
+    return reward_range(config) if plain and not critic_is_punished(config) else None
 
 
 def of_all_ranks(points: Sequence[TruthPoint]) -> list[TruthPoint]:
