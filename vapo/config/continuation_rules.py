@@ -6,7 +6,7 @@ import regex
 
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
-from vapo.config.segments import PatternSegments
+from vapo.config.segments import PatternSegments, SegmentsConfig
 
 
 def truth_is_of_verdicts(config: FitConfig) -> Problem | None:
@@ -51,14 +51,17 @@ def truth_has_prefixes(config: FitConfig) -> Problem | None:
 
 
 def truth_pattern_is_one(config: FitConfig) -> Problem | None:
-    segments = config.value_truth.segments
+    return bad_pattern("value_truth.segments", config.value_truth.segments)
+
+
+def bad_pattern(block: str, segments: SegmentsConfig) -> Problem | None:
+    """What is wrong with the regular expression that ends a step, if one does.
+
+    It cannot be compiled, or it matches an empty text. `block` is the dotted key of `segments`.
+    """
     if not isinstance(segments, PatternSegments):
         return None
-    return bad_pattern("value_truth.segments.pattern", segments.pattern)
-
-
-def bad_pattern(key: str, pattern: str) -> Problem | None:
-    """A regular expression that cannot be compiled, or matches nothing everywhere."""
+    key, pattern = f"{block}.pattern", segments.pattern
     try:
         found = regex.compile(pattern)
     except regex.error as error:

@@ -6,7 +6,6 @@ from vapo.config.algorithm import VineOptions
 from vapo.config.continuation_rules import bad_pattern, unlike_the_rollouts
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
-from vapo.config.segments import PatternSegments
 
 _KEY = "algorithm.advantage_estimator"
 
@@ -21,10 +20,7 @@ def vine_pattern_is_one(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     if not isinstance(algorithm, VineOptions):
         return None
-    segments = algorithm.vine_segments
-    if not isinstance(segments, PatternSegments):
-        return None
-    return bad_pattern("algorithm.vine_segments.pattern", segments.pattern)
+    return bad_pattern("algorithm.vine_segments", algorithm.vine_segments)
 
 
 def vine_is_undiscounted(config: FitConfig) -> Problem | None:
