@@ -87,7 +87,7 @@ def test_a_killed_command_measures_the_rest(
     """Chunks of 4 groups; the third is not finished. Another K does not take its parts."""
     chunks = ["rollouts.max_concurrent_sequences=8", *MEASURED]
     folders = [tmp_path / "whole", tmp_path / "stopped"]
-    real, calls, last = rollouts.measure, [], 99
+    real, calls, last = rollouts.measure_step_starts, [], 99
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(kwargs["seed"])
@@ -95,7 +95,7 @@ def test_a_killed_command_measures_the_rest(
             raise RuntimeError("killed")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(rollouts, "measure", counted)
+    monkeypatch.setattr(rollouts, "measure_step_starts", counted)
     for folder in folders:
         folder.mkdir()
     sample(folders[0], *chunks)

@@ -16,12 +16,12 @@ from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.fit import actor_access
-from vapo.commands.rollouts import oracle_states
 from vapo.commands.training_checks import checked_tokenizer
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
+from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.start_policy import StartPolicy, sample_start
 from vapo.errors import UserError
 from vapo.networks.build import critic_start

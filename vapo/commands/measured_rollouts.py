@@ -93,7 +93,7 @@ class Measured:
     num_sampled_tokens: int
 
 
-def measure(
+def measure_step_starts(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
     measuring: Measuring | None,
@@ -102,7 +102,10 @@ def measure(
     seed: int,
     note: Callable[[str], None],
 ) -> Measured:
-    """Continue the responses of the groups that are measured; the cost is said before."""
+    """Continue the responses of the groups that are measured from the start of each of their steps.
+
+    What it costs is said before.
+    """
     found: list[list[MeasuredPrefix] | None] = [None] * len(rollouts)
     if measuring is None or not any(map(measuring.is_measured, groups)):
         return Measured(found, 0)
@@ -130,7 +133,7 @@ def measure(
     return Measured(found, made.num_sampled_tokens)
 
 
-def truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
+def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
     """What was measured, and from how many tokens; keys as docs/metrics.md has them."""
     lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
     sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
@@ -141,7 +144,7 @@ def truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
     }
 
 
-def describe_truth(metrics: Mapping[str, float]) -> str:
+def describe_stored_truth(metrics: Mapping[str, float]) -> str:
     """One line for the console."""
     return (
         f"{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,20 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.measured_rollouts import (
     Measuring,
-    describe_truth,
-    measure,
+    describe_stored_truth,
+    measure_step_starts,
     measuring_of,
-    truth_metrics,
+    stored_truth_metrics,
 )
 from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
-from vapo.config.data import GeneratedSource
 from vapo.config.flattening import config_hash, to_yaml
+from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
-from vapo.prompts.hidden_states import HIDDEN_STATES
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import sample_and_score
@@ -51,7 +50,7 @@ from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.types import Rollout
+from vapo.types import Prompt
 
 _SPENT = "continuation_tokens"
 _NO_SETTINGS = ("config_hash", "schema_version", _SPENT)
@@ -107,7 +106,7 @@ def run(
         shutil.rmtree(_folder(path))
         logger.log_metrics(metrics, step=0)
         recorded = logger.describe()
-    said = "" if measuring is None else f"\n{describe_truth(metrics)}"
+    said = "" if measuring is None else f"\n{describe_stored_truth(metrics)}"
     print(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
@@ -188,30 +187,60 @@ def sample_parts(
         for number in missing:
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
-            )[: num_groups - number * chunk]
-            rollouts, verdicts = sample_and_score(
-                chosen,
-                sampler,
-                scorer,
-                progress.stage,
-                group_size=size,
-                settings=settings,
-                seed=derive_seed(config.seed, "stored rollouts", number),
             )
-            groups = [number * chunk + row // size for row in range(len(rollouts))]
-            states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-            measured = measure(
-                rollouts,
+            groups = range(number * chunk, min((number + 1) * chunk, num_groups))
+            table, spent = sample_part(
+                chosen[: len(groups)],
                 groups,
-                measuring,
                 continuer,
-                seed=derive_seed(config.seed, "stored continuations", number),
+                measuring,
+                group_size=size,
+                number=number,
                 note=progress.note,
             )
-            table = rollout_table(rollouts, verdicts, groups, states, measured.prefixes)
-            write_table(parts[number], table, metadata | {_SPENT: measured.num_sampled_tokens})
+            write_table(parts[number], table, metadata | {_SPENT: spent})
             advance(1)
     return parts
+
+
+def sample_part(
+    prompts: Sequence[Prompt],
+    groups: Sequence[int],
+    continuer: Continuer,
+    measuring: Measuring | None,
+    *,
+    group_size: int,
+    number: int,
+    note: Callable[[str], None],
+) -> tuple[pa.Table, int]:
+    """The table of a chunk, and the tokens of its continuations.
+
+    Args:
+        groups: the number of each prompt's group in the file.
+        number: the chunk's, which with the seed decides what is sampled.
+    """
+    config, tokenizer = continuer.config, continuer.tokenizer
+    rollouts, verdicts = sample_and_score(
+        prompts,
+        continuer.sampler,
+        continuer.scorer,
+        continuer.stage,
+        group_size=group_size,
+        settings=continuer.settings,
+        seed=derive_seed(config.seed, "stored rollouts", number),
+    )
+    of_rows = [group for group in groups for _ in range(group_size)]
+    states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
+    measured = measure_step_starts(
+        rollouts,
+        of_rows,
+        measuring,
+        continuer,
+        seed=derive_seed(config.seed, "stored continuations", number),
+        note=note,
+    )
+    table = rollout_table(rollouts, verdicts, of_rows, states, measured.prefixes)
+    return table, measured.num_sampled_tokens
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
@@ -221,7 +250,7 @@ def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> d
     if "value_truth" in metadata:
         spent = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
         metadata = metadata | {_SPENT: spent}
-        metrics |= truth_metrics(table, spent)
+        metrics |= stored_truth_metrics(table, spent)
     write_table(path, table, metadata)
     return metrics
 
@@ -250,25 +279,6 @@ def _open_folder(path: Path, metadata: dict[str, Any]) -> None:
         write_text(about, text)
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
-
-
-def oracle_states(
-    config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
-) -> Sequence[str] | None:
-    """The hidden state before each response token; None where the task has no such function, or
-    tokens are not the response's text one after the other."""
-    source = config.data.train
-    task = source.task if isinstance(source, GeneratedSource) else None
-    function = HIDDEN_STATES.get(str(task))
-    problem = str(rollout.prompt.record.get("prompt", ""))
-    states = None if function is None else function(problem, rollout.response_text)
-    if states is None:
-        return None
-    places = [0]
-    for token in rollout.response_ids:
-        text = tokenizer.decode([token], skip_special_tokens=True)
-        places.append(places[-1] + len(text))
-    return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 
 def summary_metrics(table: pa.Table) -> dict[str, float]:

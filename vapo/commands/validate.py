@@ -22,7 +22,7 @@ from vapo.diagnostics.value_page.heldout import (
 from vapo.diagnostics.value_truth.measure import (
     beside_values,
     describe_truth,
-    measure,
+    measure_truth,
     on_rows_of,
     truth_metrics,
 )
@@ -138,7 +138,7 @@ def sample_heldout(
             tokenizer=tokenizer,
         )
         if value_truth is not None:
-            measured = measure(
+            measured = measure_truth(
                 batch,
                 collection.continuer(settings, progress.stage),
                 seed=derive_seed(config.evaluation.seed, "value truth"),

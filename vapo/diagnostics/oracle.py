@@ -6,15 +6,37 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig, resolve
+from vapo.config.data import GeneratedSource
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.masking import place_at_last_token
 from vapo.functional.metrics import explained_variance
+from vapo.prompts.hidden_states import HIDDEN_STATES
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.types import RolloutBatch
+from vapo.types import Rollout, RolloutBatch
+
+
+def oracle_states(
+    config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> Sequence[str] | None:
+    """The hidden state before each response token; None where the task has no such function, or
+    tokens are not the response's text one after the other."""
+    source = config.data.train
+    task = source.task if isinstance(source, GeneratedSource) else None
+    function = HIDDEN_STATES.get(str(task))
+    problem = str(rollout.prompt.record.get("prompt", ""))
+    states = None if function is None else function(problem, rollout.response_text)
+    if states is None:
+        return None
+    places = [0]
+    for token in rollout.response_ids:
+        text = tokenizer.decode([token], skip_special_tokens=True)
+        places.append(places[-1] + len(text))
+    return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 
 def oracle_explained_variance(stored: StoredRollouts) -> float | None:

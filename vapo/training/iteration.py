@@ -26,7 +26,7 @@ from vapo.diagnostics.value_page.truth import page_truth
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
     beside_values,
-    measure,
+    measure_truth,
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
@@ -178,7 +178,7 @@ class IterationRunner:
         if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
             return None
         settings = sampling_settings(self.config.rollouts)
-        return measure(
+        return measure_truth(
             batch,
             self.rollouts.collection.continuer(settings, self.progress.stage),
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),

@@ -37,7 +37,7 @@ class ValueTruth:
     outcomes: tuple[float, float] | None
 
 
-def measure(
+def measure_truth(
     batch: RolloutBatch,
     continuer: Continuer,
     *,
