@@ -36,6 +36,10 @@ def values_of(start: Path, *head: str) -> torch.Tensor:
         return make_critic(config, None)(INPUTS).values
 
 
+def critic_lines(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("critic/")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Path) -> None:
@@ -73,6 +77,10 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     shown = (*chosen, *SMALL, "--ckpt_path", ended, "--value_page", str(page))
     result = vapo("validate", *ON_STATE_TRACKING, *shown)
     assert result.returncode == 0, result.stderr
+    # the checkpoint's head is loaded over any start
+    again = vapo("validate", *ON_STATE_TRACKING, *shown, f"critic.init={exported}")
+    assert again.returncode == 0, again.stderr
+    assert critic_lines(again.stdout) == critic_lines(result.stdout) != []
     other = vapo("validate", *ON_STATE_TRACKING, another, *shown)
     assert other.returncode == 2
     assert "set critic.head as the run had it" in other.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from transformers import AutoModelForSequenceClassification, Qwen2ForSequenceCla
 
 from tests.config.fits import fit_config
 from tests.networks.test_build import INPUTS, one_process
+from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.build import check_value_head, make_critic
+from vapo.networks.build import check_critic, check_value_head, make_critic
 from vapo.networks.critic import Critic, start_head
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
@@ -35,6 +37,7 @@ BINS = (
     *("critic.head.num_bins=3", "critic.head.support=inclusive"),
 )
 MEAN = ("critic.head.start=mean_reward", "critic.head.mean_reward=-0.5")
+FIRST_BATCH = ("critic.head.start=first_batch",)
 
 
 @pytest.fixture
@@ -214,6 +217,42 @@ def test_another_head_than_the_folders_is_one_error(
         for load in (check_value_head, lambda c: make_critic(c, None)):
             with pytest.raises(UserError, match=message):
                 load(config)
+
+
+@pytest.mark.parametrize("head", [(), BOUNDED], ids=["scalar", "bounded"])
+@pytest.mark.parametrize("start", [MEAN, FIRST_BATCH], ids=["mean_reward", "first_batch"])
+def test_a_saved_critic_does_not_lose_its_head_unasked(
+    tmp_path: Path, policy: str, head: tuple[str, ...], start: tuple[str, ...]
+) -> None:
+    """As with the overlay of a method that starts its own critic's head at the mean reward."""
+    critic = randomized(make_critic(config_of(tmp_path, policy, *head), None))
+    folder = str(tmp_path / "critic")
+    save_network(critic, policy, tmp_path / "critic")
+    kind = "bounded" if head else "scalar"
+    message = (
+        rf"critic\.init .*/critic brings a trained value head, {kind}.*critic\.head\.start \w+ "
+        r"would throw.*start=as_loaded; or .*init=reward_model critic\.reward_model_path=.*/critic$"
+    )
+    restarted = config_of(tmp_path, policy, *head, *start, init=folder)
+    with pytest.raises(UserError, match=message):
+        check_critic(restarted)
+    check_critic(replace(restarted, algorithm=system_config("grpo").algorithm))
+    kept = config_of(tmp_path, policy, *head, init=folder)
+    check_critic(kept)
+    assert values_of(make_critic(kept, None)) == values_of(critic)
+    asked = (*head, *start, f"critic.reward_model_path={folder}")
+    backbone = config_of(tmp_path, policy, *asked, init="reward_model")
+    check_critic(backbone)
+    assert not make_critic(backbone, None).get_parameter("model.score.weight").any()
+    check_critic(config_of(tmp_path, policy, *head, *start, init=policy))
+
+
+def test_no_critic_of_several_loses_its_head_unasked(tmp_path: Path, policy: str) -> None:
+    for name in ("0", "1"):
+        save_network(make_critic(config_of(tmp_path, policy), None), policy, tmp_path / name)
+    two = config_of(tmp_path, policy, *FIRST_BATCH, "critic.count=2", init=str(tmp_path))
+    with pytest.raises(UserError, match=r"critic\.init .* brings a trained value head"):
+        check_critic(two)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,13 @@ def test_the_component_stays_on_in_rows_that_start_from_the_critic(tmp_path: Pat
     assert task(planned, "VAPO").config.critic.init == f"pretraining {task(planned, 'VAPO').needs}"
 
 
+def test_a_row_keeps_the_head_that_its_value_pretraining_has_trained(tmp_path: Path) -> None:
+    rows = grid(tmp_path, "{full_system: VAPO, rows: [{row: VAPO}]}")
+    first, own = plan(rows, "critic.head.kind=bounded", "critic.head.start=first_batch").tasks
+    assert (first.is_pretraining, first.config.critic.head.start) == (True, "first_batch")
+    assert (own.config.critic.head.kind, own.config.critic.head.start) == ("bounded", "as_loaded")
+
+
 def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) -> None:
     """What has no influence is the base's, and must not contradict what stays the row's."""
     presets = sorted((ROOT / "conf/algorithm").glob("*.yaml"))

@@ -30,6 +30,7 @@ from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
+from vapo.networks.build import check_head_is_kept
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
@@ -56,7 +57,7 @@ def run(
 ) -> dict[str, float]:
     """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
     quiet_libraries()
-    config, page = _checked(config, value_page, value_truth)
+    config, page = _checked(config, value_page, value_truth, ckpt_path)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     set_threads(config.trainer)
     check_engine(config)
@@ -150,7 +151,7 @@ def sample_heldout(
 
 
 def _checked(
-    config: FitConfig, value_page: str | None, value_truth: int | None
+    config: FitConfig, value_page: str | None, value_truth: int | None, ckpt_path: str | None
 ) -> tuple[FitConfig, Path | None]:
     """The config with the number of continuations, and the page's path; before anything loads."""
     page = None if value_page is None else Path(value_page)
@@ -159,6 +160,8 @@ def _checked(
     if page is not None or value_truth is not None:
         estimator_of(config.algorithm)
         check_own_head(config)
+        if ckpt_path is None:
+            check_head_is_kept(config)
     if value_truth is None:
         return config, page
     if value_truth < 2:

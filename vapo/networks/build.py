@@ -25,7 +25,7 @@ from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.trained_weights import choose_trained, freeze
-from vapo.networks.value_head import plan_head
+from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
 
@@ -67,6 +67,7 @@ def check_critic(config: FitConfig) -> None:
     Raises: UserError: a head of the user's own, the saved one or critic.frozen does not fit.
     """
     check_own_head(config)
+    check_head_is_kept(config)
     check_value_head(config)
     check_frozen(config)
 
@@ -80,6 +81,34 @@ def check_value_head(config: FitConfig) -> None:
         for member in range(config.critic.count):
             path = critic_path(config, member)
             plan_head(read_model_config(path), path, config.critic)
+
+
+def check_head_is_kept(config: FitConfig) -> None:
+    """Refuse a start of the head that would throw away the one that `critic.init=FOLDER` brings.
+
+    Not for the networks of a checkpoint, whose head is loaded over any start. A folder that is
+    named by `critic.reward_model_path` gives its backbone alone if the head is to start anew.
+
+    Raises: UserError naming both keys.
+    """
+    init, start = config.critic.init, config.critic.head.start
+    if (
+        not config.algorithm.has_critic
+        or start == "as_loaded"
+        or init in ("reward_model", "policy")
+    ):
+        return
+    for path in dict.fromkeys(critic_path(config, i) for i in range(config.critic.count)):
+        model = read_model_config(path)
+        if not has_classifier(model):
+            continue
+        head = saved_head(model, path).describe()
+        raise UserError(
+            f"critic.init {init} brings a trained value head, {head}, which critic.head.start "
+            f"{start} would throw away: set critic.head.start=as_loaded; or take the backbone "
+            "alone, as that of a reward model: critic.init=reward_model "
+            f"critic.reward_model_path={init}"
+        )
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -144,7 +144,8 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
         raise UserError(
             f"{path}: its value head is {saved.describe()}, and critic.head is "
             f"{wanted.describe()}: set critic.head as the folder has it; or take the backbone "
-            "alone, with a head of weight 0: critic.head.start=first_batch or mean_reward"
+            "alone, with a head of weight 0: name the folder as critic.reward_model_path (with "
+            "critic.init=reward_model), and set critic.head.start=first_batch or mean_reward"
         )
     return HeadPlan(saved, True)
 

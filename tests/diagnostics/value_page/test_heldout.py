@@ -263,6 +263,8 @@ def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
     assert f"{K} responses are left out: old_values not finite in 1 of 12." in page["notes"]
 
 
+START = "critic.head.start=first_batch"
+
 # ---- refusals, before anything is sampled --------------------------------------------------------
 
 
@@ -282,6 +284,8 @@ def no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
         ("vapo", ["--value_page", "{tmp}/a.html", "critic.init=/no/critic"], "no such model"),
         ("vapo", ["--value_page", "{tmp}/a.html", "critic.init={tmp}/other"], "share one token"),
         ("vapo", ["--value_page", "{tmp}/a.html", "--ckpt_path", "last"], "no run in"),
+        ("vapo", ["--value_page", "{tmp}/a.html", START], r"start first_batch would throw away"),
+        ("vapo", ["--value_truth", "4", START], r"critic\.init .* brings a trained value head"),
         ("grpo", ["--value_page", "{tmp}/a.html", "evaluation.k=1"], "evaluation.k is 1: set it"),
     ],
 )
