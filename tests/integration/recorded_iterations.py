@@ -1,0 +1,97 @@
+"""A `vapo fit` whose iterations are kept on each rank, for one process to compute them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, closing, contextmanager
+from dataclasses import asdict
+from typing import Any
+from unittest.mock import patch
+
+from tests.integration.commands import ROOT
+from vapo import cli
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig
+from vapo.networks.loading import load_tokenizer
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.selection import make_sampler
+from vapo.system.progress import Progress
+from vapo.training.iteration import Iteration, IterationRunner
+from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch
+
+
+def recorded_fit(*args: str) -> list[dict[str, Any]]:
+    """Run `vapo fit ARGS`; what each iteration had on this rank, as tensors, numbers and text."""
+    seen: list[dict[str, Any]] = []
+    real = IterationRunner.run
+
+    def run(runner: IterationRunner, start: IterationStart) -> Iteration:
+        made = real(runner, start)
+        seen.append(_record(made))
+        return made
+
+    with patch.object(IterationRunner, "run", run), chdir(ROOT):
+        assert cli.main(["fit", *args]) == 0
+    return seen
+
+
+def _record(made: Iteration) -> dict[str, Any]:
+    batch, truth = made.batch, made.truth
+    found: dict[str, Any] = {
+        "rollouts": [
+            asdict(rollout) | {"finish_reason": rollout.finish_reason.value}
+            for rollout in batch.rollouts
+        ],
+        "metrics": dict(made.metrics),
+        "response_mask": batch.response_mask,
+        "step_starts": batch.step_starts,
+        "step_values": batch.step_values,
+        "advantages": batch.advantages,
+    }
+    if truth is not None:
+        assert [id(one) for one in truth.rollouts] == [id(one) for one in batch.rollouts]
+        found["points"] = [asdict(point) for point in truth.points]
+        found["figures"] = asdict(truth.figures)
+        found["num_tokens"] = truth.num_tokens
+    return found
+
+
+def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
+    return [
+        Rollout(
+            **row
+            | {
+                "prompt": Prompt(**row["prompt"]),
+                "finish_reason": FinishReason(row["finish_reason"]),
+            }
+        )
+        for row in recorded["rollouts"]
+    ]
+
+
+def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: int) -> RolloutBatch:
+    """The rollouts, judged again."""
+    return make_rollout_batch(
+        rollouts,
+        continuer.scorer.score(rollouts),
+        group_size=group_size,
+        rewards=continuer.config.rewards,
+        max_response_tokens=continuer.config.rollouts.max_response_tokens,
+    )
+
+
+@contextmanager
+def continuer_of(config: FitConfig) -> Iterator[Continuer]:
+    """What samples on from prefixes by the policy that the run starts from, in this process."""
+    tokenizer = load_tokenizer(config.actor.path)
+    most = config.rollouts.max_response_tokens
+    with (
+        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
+        Scorer(config.rewards, max_response_tokens=most, data=config.data) as scorer,
+    ):
+        stage = Progress(enabled=False).stage
+        settings = sampling_settings(config.rollouts)
+        yield Continuer(config, settings, sampler, scorer, tokenizer, stage)
