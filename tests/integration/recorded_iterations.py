@@ -12,6 +12,7 @@ from tests.integration.commands import ROOT
 from vapo import cli
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
+from vapo.diagnostics.value_truth.measure import known_figures
 from vapo.networks.loading import load_tokenizer
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
@@ -54,7 +55,8 @@ def _record(made: Iteration) -> dict[str, Any]:
     if truth is not None:
         assert [id(one) for one in truth.rollouts] == [id(one) for one in batch.rollouts]
         found["points"] = [asdict(point) for point in truth.points]
-        found["figures"] = asdict(truth.figures)
+        known = known_figures(truth.figures)
+        found["figures"] = {name: [float(x) for x in figure] for name, figure in known.items()}
         found["num_tokens"] = truth.num_tokens
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,26 @@ import mlflow
 import pytest
 import torch
 
-from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import SMALL, fit, store, summary, vapo, vapo_on_two_ranks
+from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
+from tests.forked import on_ranks
+from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from tests.integration.recorded_iterations import (
+    batch_of,
+    continuer_of,
+    recorded_fit,
+    rollouts_of,
+)
 from tests.tracking.metric_docs import documented_keys
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.diagnostics.value_page.heldout import load_forward_networks
+from vapo.diagnostics.value_truth.figures import truth_figures
+from vapo.diagnostics.value_truth.measure import known_figures, measure_truth, with_values
+from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.networks.forward_passes import evaluate_rollouts
 from vapo.runs.checkpoints import read_checkpoint
+from vapo.system.seeding import derive_seed
 
 SMALL_TRUTH = [
     "value_truth.num_responses=6",
@@ -135,15 +152,51 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_processes_measure_together(tmp_path: Path) -> None:
-    run = fit(
-        tmp_path,
-        *SMALL_TRUTH,
-        "value_truth.every_n_iterations=3",
-        "trainer.devices=2",
-        "trainer.strategy=fsdp",
-        run=vapo_on_two_ranks,
-    )
-    found = truth_of(run, tmp_path)
-    assert set(found["truth/num_responses"].values()) == {6.0}
-    assert all(value > 12 for value in found["truth/num_prefixes"].values())
+@pytest.mark.timeout(600)
+def test_two_processes_measure_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process continues the same prefixes of both, and finds the same figures."""
+    options = [*SMALL, *SMALL_TRUTH, "value_truth.every_n_iterations=3"]
+    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    sharded = ["trainer.devices=2", "trainer.strategy=fsdp"]
+    ranks = on_ranks(2, recorded_fit, *ON_STATE_TRACKING, *options, *where, *sharded)
+    (run,) = (tmp_path / "runs").iterdir()
+    logged = truth_of(run, tmp_path)
+    assert set(logged["truth/num_responses"].values()) == {6.0}
+    first_logged = {key: history[min(history)] for key, history in logged.items()}
+    monkeypatch.chdir(ROOT)
+    half = ["value_truth.num_responses=3", "value_truth.num_prefixes=3"]
+    config = load_config(FitConfig, STATE_TRACKING, [*options, *half])
+    points, spent = [], 0
+    for rank, (first, *_) in enumerate(ranks):
+        found, tokens = measured_by_one(config, first, rank)
+        assert [asdict(replace(p, value=None)) for p in found] == [
+            point | {"value": None} for point in first["points"]
+        ]
+        points += [replace(point, row=100 * rank + point.row) for point in found]
+        spent += tokens
+    assert len({point.prompt_id for point in points}) > 4
+    seed = derive_seed(config.seed, "value truth's intervals", 0)
+    figures = truth_figures(points, outcomes=(-1.0, 1.0), seed=seed)
+    for first, *_ in ranks:
+        assert first["num_tokens"] == spent
+        assert first["figures"].keys() == known_figures(figures).keys()
+        for name, figure in known_figures(figures).items():
+            assert first["figures"][name] == pytest.approx(tuple(figure), abs=1e-5), name
+            assert first_logged[f"truth/{name}"] == pytest.approx(figure.value, abs=1e-5), name
+    assert first_logged["truth/num_prefixes"] == figures.num_prefixes == len(points)
+    assert {"mse", "bias", "baseline_mse", "explained"} <= known_figures(figures).keys()
+
+
+def measured_by_one(
+    config: FitConfig, recorded: dict[str, Any], rank: int
+) -> tuple[list[TruthPoint], int]:
+    """What a rank of two has measured in the first iteration, by one process."""
+    with continuer_of(config) as continuer:
+        batch = batch_of(rollouts_of(recorded), continuer, group_size=4)
+        seed = derive_seed(config.seed, "value truth", 0, rank)
+        points, tokens = measure_truth(batch, continuer, seed=seed, note=print)
+        access = load_policy(config)
+        networks = load_forward_networks(
+            config, access.model, continuer.tokenizer, None, access.device
+        )
+        return with_values(points, evaluate_rollouts(batch, networks).old_values), tokens
