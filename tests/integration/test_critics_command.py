@@ -89,6 +89,10 @@ def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None
         (["components.value_pretraining.patience=2"], "leave them out"),
         (["components.value_pretraining.heldout_share=0"], "nothing to measure"),
         (["components.group_sampling.group_size=2", "training.minibatch_size=8"], "group 0 has 4"),
+        (
+            ["critic.init=models/state_tracking/reward_model", "critic.head.start=first_batch"],
+            "critic.head.start first_batch would throw away",
+        ),
     ],
 )
 def test_what_the_comparison_refuses(

@@ -40,6 +40,16 @@ def critic_lines(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("critic/")]
 
 
+@pytest.mark.parametrize("command", ["fit", "gates"])
+def test_a_run_does_not_throw_a_saved_head_away(command: str, tmp_path: Path) -> None:
+    saved = "critic.init=models/state_tracking/reward_model"
+    where = f"output_dir={tmp_path / 'runs'}"
+    result = vapo(command, *ON_STATE_TRACKING, *SMALL, saved, FIRST_BATCH, where)
+    assert result.returncode == 2
+    assert "critic.head.start first_batch would throw away" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Path) -> None:
@@ -54,7 +64,8 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     resumed = fit(
         tmp_path,
         *(*chosen, *SMALL, "training.num_iterations=2", "tracking.run_name=part"),
-        *("--ckpt_path", last),
+        # its head would be lost in a new run; here the checkpoint's is loaded over it
+        *(f"critic.init={part / 'pretrained_critic'}", "--ckpt_path", last),
     )
     ends = [
         network_state(read_checkpoint((run / "checkpoints" / "last.ckpt").resolve()), "critic")

@@ -19,7 +19,7 @@ from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.build import check_critic, check_value_head, make_critic
+from vapo.networks.build import check_head_is_kept, check_value_head, make_critic
 from vapo.networks.critic import Critic, start_head
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
@@ -235,16 +235,16 @@ def test_a_saved_critic_does_not_lose_its_head_unasked(
     )
     restarted = config_of(tmp_path, policy, *head, *start, init=folder)
     with pytest.raises(UserError, match=message):
-        check_critic(restarted)
-    check_critic(replace(restarted, algorithm=system_config("grpo").algorithm))
+        check_head_is_kept(restarted)
+    check_head_is_kept(replace(restarted, algorithm=system_config("grpo").algorithm))
     kept = config_of(tmp_path, policy, *head, init=folder)
-    check_critic(kept)
+    check_head_is_kept(kept)
     assert values_of(make_critic(kept, None)) == values_of(critic)
     asked = (*head, *start, f"critic.reward_model_path={folder}")
     backbone = config_of(tmp_path, policy, *asked, init="reward_model")
-    check_critic(backbone)
+    check_head_is_kept(backbone)
     assert not make_critic(backbone, None).get_parameter("model.score.weight").any()
-    check_critic(config_of(tmp_path, policy, *head, *start, init=policy))
+    check_head_is_kept(config_of(tmp_path, policy, *head, *start, init=policy))
 
 
 def test_no_critic_of_several_loses_its_head_unasked(tmp_path: Path, policy: str) -> None:
@@ -252,7 +252,7 @@ def test_no_critic_of_several_loses_its_head_unasked(tmp_path: Path, policy: str
         save_network(make_critic(config_of(tmp_path, policy), None), policy, tmp_path / name)
     two = config_of(tmp_path, policy, *FIRST_BATCH, "critic.count=2", init=str(tmp_path))
     with pytest.raises(UserError, match=r"critic\.init .* brings a trained value head"):
-        check_critic(two)
+        check_head_is_kept(two)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
-from vapo.networks.build import check_critic, check_tokenizers
+from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -102,6 +102,7 @@ def run(
             check_truth(own, rows, metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
+            check_head_is_kept(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))
         except UserError as error:
             raise UserError(f"row '{name}' of the grid: {error}") from None

@@ -14,7 +14,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
-from vapo.networks.build import critic_start
+from vapo.networks.build import check_head_is_kept, critic_start
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
@@ -63,7 +63,9 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     stored = open_stored(config, tokenizer)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
-    if checkpoint is not None:
+    if checkpoint is None:
+        check_head_is_kept(config)
+    else:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
     with (

@@ -24,7 +24,7 @@ from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.start_policy import StartPolicy, sample_start
 from vapo.errors import UserError
-from vapo.networks.build import critic_start
+from vapo.networks.build import check_head_is_kept, critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
@@ -108,6 +108,7 @@ def run(
 def read_inputs(config: FitConfig, answer_now: str | None) -> Inputs:
     """Read what is needed, and check it before anything is sampled."""
     tokenizer = checked_tokenizer(config)
+    check_head_is_kept(config)
     budget, answer_ids = config.rollouts.max_response_tokens, None
     if answer_now is not None:
         answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)

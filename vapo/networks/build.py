@@ -67,7 +67,6 @@ def check_critic(config: FitConfig) -> None:
     Raises: UserError: a head of the user's own, the saved one or critic.frozen does not fit.
     """
     check_own_head(config)
-    check_head_is_kept(config)
     check_value_head(config)
     check_frozen(config)
 
@@ -86,8 +85,8 @@ def check_value_head(config: FitConfig) -> None:
 def check_head_is_kept(config: FitConfig) -> None:
     """Refuse a start of the head that would throw away the one that `critic.init=FOLDER` brings.
 
-    Not for the networks of a checkpoint, whose head is loaded over any start. A folder that is
-    named by `critic.reward_model_path` gives its backbone alone if the head is to start anew.
+    Asked where the critic really starts: a checkpoint's head is loaded over any start. A folder
+    that `critic.reward_model_path` names gives its backbone alone if the head is to start anew.
 
     Raises: UserError naming both keys.
     """
