@@ -39,6 +39,9 @@ def test_only_resolve_reads_enabled() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_runs_foreign_code(path: Path) -> None:
+    picklers = {"pickle", "dill", "joblib", "cloudpickle"}
+    if path.relative_to(PACKAGE).as_posix() == "system/handed_functions.py":
+        picklers.remove("cloudpickle")  # from a process to its own child
     for node in nodes(path):
         if isinstance(node, ast.Call):
             assert getattr(node.func, "id", "") not in ("eval", "exec", "compile", "__import__")
@@ -50,9 +53,9 @@ def test_nothing_runs_foreign_code(path: Path) -> None:
                 if keyword.arg == "shell":
                     assert getattr(keyword.value, "value", None) is False
         elif isinstance(node, ast.Import):
-            assert not {a.name.split(".")[0] for a in node.names} & {"pickle", "dill", "joblib"}
+            assert not {a.name.split(".")[0] for a in node.names} & picklers
         elif isinstance(node, ast.ImportFrom):
-            assert (node.module or "").split(".")[0] not in ("pickle", "dill", "joblib")
+            assert (node.module or "").split(".")[0] not in picklers
 
 
 def _loads_without_a_word_on_code(path: Path) -> Iterator[str]:

@@ -98,7 +98,8 @@ def test_the_order_of_files_decides_not_the_order_of_keys(tmp_path: Path) -> Non
     away = write(tmp_path, "rewards: {function: 'm:f', verifier: python}", "2.yaml")
     minimal = write(tmp_path, MINIMAL, "0.yaml")
     rewards = compose(FitConfig, [minimal, there, away], []).config.rewards
-    assert rewards == make(RewardConfig, verifier="python", function="m:f")
+    own = {"function": "m:f", "function_folder": str(tmp_path)}
+    assert rewards == make(RewardConfig, verifier="python", **own)
     with pytest.raises(UserError, match=r"rewards\.verifier regex needs rewards\.pattern"):
         compose(FitConfig, [minimal, there, away], ["rewards.verifier=regex"])
 

@@ -112,7 +112,7 @@ def test_one_clear_error(write: Write, body: str, message: str) -> None:
 
 def test_it_is_looked_for_before_a_model_is_loaded(write: Write) -> None:
     write(TWO_LAYERS)
-    message = r"critic.head_function: cannot import .*: AttributeError"
+    message = r"critic.head_function: cannot import .* has no function f; .*functions: make_head"
     with pytest.raises(UserError, match=message):
         check_own_head(config(f"actor.path={ROOT / 'models/state_tracking/policy'}", function="f"))
 

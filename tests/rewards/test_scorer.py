@@ -92,8 +92,8 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
     ("fields", "message"),
     [
         ({"verifier": "regex", "pattern": "(a"}, "does not compile"),
-        ({"verifier": "python", "function": "nowhere:f"}, "ModuleNotFoundError"),
-        ({"verifier": "python", "function": f"{HOSTILE}:missing"}, "AttributeError"),
+        ({"verifier": "python", "function": "nowhere:f"}, "there is no module nowhere"),
+        ({"verifier": "python", "function": f"{HOSTILE}:missing"}, "has no function missing"),
         (
             {"overlong": OverlongConfig(soft_punishment=True, cache_tokens=101)},
             r"rewards\.overlong\.cache_tokens is 101, above max_response_tokens, 100",

@@ -45,7 +45,9 @@ def own_estimator(algorithm: AlgorithmConfig) -> Estimator:
         UserError: it cannot be imported or called; in a call: it raises or breaks the contract.
     """
     assert isinstance(algorithm, OwnEstimatorOptions)
-    function = import_function(algorithm.estimator_function, key=_KEY)
+    function = import_function(
+        algorithm.estimator_function, key=_KEY, folder=algorithm.estimator_function_folder
+    )
     name = f"{_KEY} {algorithm.estimator_function}"
     check_arguments(function, name, "batch", "token_rewards", "hyperparameters")
 

@@ -12,6 +12,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
+from vapo.config.import_paths import FOLDER_DOC
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
 
@@ -79,8 +80,11 @@ class OwnEstimatorOptions:
     """What an estimator of the user's own needs (docs/extending.md)."""
 
     estimator_function: str = option(
-        MISSING, "your own estimator, as package.module:function (docs/extending.md)"
+        MISSING,
+        "your own estimator, as package.module:function or folder/file.py:function "
+        "(docs/extending.md)",
     )
+    estimator_function_folder: str | None = option(None, FOLDER_DOC)
     estimator_uses_critic: bool = option(
         False, "whether your estimator reads values and returns value targets to train a critic on"
     )

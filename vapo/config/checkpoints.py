@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vapo.config.fields import option
+from vapo.config.import_paths import is_function_folder
 
 
 @dataclass
@@ -62,11 +63,12 @@ FREE_KEYS = (
 
 
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A flattened config (`loading.flatten`) without `FREE_KEYS`."""
+    """A flattened config (`loading.flatten`) without `FREE_KEYS` and the folders of functions."""
     return {
         key: value
         for key, value in values.items()
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+        if not is_function_folder(key)
+        and not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
     }
 
 

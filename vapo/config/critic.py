@@ -12,6 +12,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
+from vapo.config.import_paths import FOLDER_DOC
 from vapo.config.kinds import kinds_of, make, option_names
 from vapo.config.networks import LoraConfig, OptimizerConfig
 
@@ -100,9 +101,11 @@ class CriticConfig:
     )
     head_function: str | None = option(
         None,
-        "your own value head, as package.module:function, which is called with hidden_size and "
-        "returns the module (docs/extending.md); null: one linear layer",
+        "your own value head, as package.module:function or folder/file.py:function, which is "
+        "called with hidden_size and returns the module (docs/extending.md); null: one linear "
+        "layer",
     )
+    head_function_folder: str | None = option(None, FOLDER_DOC)
     optimizer: OptimizerConfig = section(
         lambda: OptimizerConfig(lr=2e-6),
         "the critic's optimizer; it must keep pace with the policy",

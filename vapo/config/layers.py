@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -36,9 +36,12 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Layer:
+    """`folder` is that of the file, or where a command is typed; None: of text from elsewhere."""
+
     name: str
     tree: dict[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
+    folder: str | None = None
 
     def place(self, key: str) -> str:
         """Where the key, or the nearest block around it, is written: `file:line`."""
@@ -83,7 +86,7 @@ def read_file(path: Path) -> Layer:
         raise UserError(f"--config {path}: not text in UTF-8") from None
     except OSError as error:
         raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
-    return read_text(text, str(path))
+    return replace(read_text(text, str(path)), folder=str(path.parent.resolve()))
 
 
 @lru_cache(maxsize=64)
@@ -151,12 +154,17 @@ def _place(name: str, node: yaml.Node) -> str:
     return name if name == COMMAND_LINE else f"{name}:{node.start_mark.line + 1}"
 
 
-def read_overrides(texts: Sequence[str], entries: Mapping[str, Entry]) -> Layer:
-    """One layer from all of `dotted.key=value`, so that their order says only which wins."""
+def read_overrides(
+    texts: Sequence[str], entries: Mapping[str, Entry], *, folder: Path | None = None
+) -> Layer:
+    """One layer from all of `dotted.key=value`, so that their order says only which wins.
+
+    `folder` is that of the file in which they are written; None: they are typed.
+    """
     tree: dict[str, Any] = {}
     for text in texts:
         _put(tree, _read_override(text, entries))
-    return Layer(COMMAND_LINE, tree)
+    return Layer(COMMAND_LINE, tree, folder=str((folder or Path()).resolve()))
 
 
 def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from omegaconf.errors import (
 from vapo.config import environment
 from vapo.config.extends import read_files
 from vapo.config.flattening import flatten
+from vapo.config.function_folders import fill_function_folders
 from vapo.config.kinds import defining_class, option_names, select, typed
 from vapo.config.layers import (
     Layer,
@@ -89,6 +90,7 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Comp
     tree = _typed(schema, values, entries, origins)
     _check_expansion(tree, origins)
     _check_kinds(tree, entries, origins)
+    fill_function_folders(tree, entries, origins)
     config = _to_object(tree, entries, origins)
     _check_values(config, entries, tree, origins)
     problem = first_problem(config)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
+from vapo.config.import_paths import FOLDER_DOC
 from vapo.config.kinds import kinds_of, make, option_names
 
 
@@ -19,8 +20,11 @@ class RegexVerifier:
 @dataclass
 class PythonVerifier:
     function: str = option(
-        MISSING, "`package.module:function`, called as f(response_text, answer, metadata)"
+        MISSING,
+        "`package.module:function` or `folder/file.py:function`, called as "
+        "f(response_text, answer, metadata)",
     )
+    function_folder: str | None = option(None, FOLDER_DOC)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from vapo.config.environment import (
     escape,
     values_of,
 )
+from vapo.config.import_paths import is_function_folder
 from vapo.config.uris import without_credentials
 
 _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
@@ -39,13 +40,23 @@ def deciding_tree(config: Any) -> dict[str, Any]:
     """What an identity or a hash is made of: resolved values, without the credentials.
 
     What a variable gives counts, as a seed or a folder does, unless the variable's name says
-    that it is a secret.
+    that it is a secret. Where a user's function is looked for does not: the run stays the same
+    run when its files are moved.
     """
-    return _view(
+    tree = _view(
         config,
         lambda found: found.text if found.is_secret else _map(found.value, without_credentials),
         without_credentials,
     )
+    return _without_folders(tree)
+
+
+def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_folders(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if not is_function_folder(key)
+    }
 
 
 def is_from_environment(config: Any, key: str) -> bool:

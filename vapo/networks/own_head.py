@@ -46,7 +46,7 @@ def make_own_head(config: FitConfig, hidden_size: int) -> nn.Module:
     Raises: UserError: it cannot be imported or made, or breaks its contract.
     """
     path = config.critic.head_function
-    function = import_function(path, key=_KEY)
+    function = import_function(path, key=_KEY, folder=config.critic.head_function_folder)
     name = f"{_KEY} {path}"
     check_arguments(function, name, hidden_size="H")
     with torch.random.fork_rng():

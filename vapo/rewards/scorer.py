@@ -21,10 +21,17 @@ from vapo.config.rewards import (
 )
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.errors import UserError
-from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
+from vapo.rewards.verifiers import (
+    FUNCTION_KEY,
+    MAX_RESPONSE_CHARS,
+    exact,
+    make_reasoning_gym,
+    make_regex,
+)
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker import Settings, Task
 from vapo.rewards.worker_pool import WorkerPool
+from vapo.system.handed_functions import bytes_of
 from vapo.types import Rollout, Verdict
 
 FEWEST_WITHOUT_VERDICT = 8
@@ -251,12 +258,19 @@ class _Judge:
 def _start_pool(rewards: RewardConfig) -> WorkerPool:
     """Check the settings here, where it is cheap; a user's function only in a worker."""
     pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
-    function = rewards.function if isinstance(rewards, PythonVerifier) else None
+    own = rewards if isinstance(rewards, PythonVerifier) else None
     if pattern is not None:
         make_regex(pattern)
     if rewards.verifier == "reasoning_gym":
         make_reasoning_gym()
-    settings = Settings(rewards.verifier, pattern, function, rewards.timeout_s)
+    settings = Settings(
+        rewards.verifier,
+        pattern,
+        None if own is None else own.function,
+        rewards.timeout_s,
+        function_folder=None if own is None else own.function_folder,
+        function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
+    )
     return WorkerPool(
         settings,
         num_workers=rewards.num_workers,

@@ -16,10 +16,13 @@ from typing import Any, Protocol, runtime_checkable
 from vapo.errors import UserError
 from vapo.rewards.answer_text import last_boxed, plain_answer
 from vapo.system.extras import install_command
+from vapo.system.handed_functions import function_of
 from vapo.system.user_functions import import_function
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
+
+FUNCTION_KEY = "rewards.function"
 
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
@@ -161,8 +164,15 @@ def make_reasoning_gym() -> Verifier:
     return score
 
 
-def make_python(path: str | None) -> Verifier:
-    """A user's function `f(response_text, answer, metadata)`, given as `package.module:function`.
+def make_python(
+    path: str | None, *, folder: str | None = None, sent: bytes | None = None
+) -> Verifier:
+    """A user's function `f(response_text, answer, metadata)`.
+
+    Args:
+        path: as `package.module:function` or `folder/file.py:function`.
+        folder: of the config file that names it, looked into before the current folder.
+        sent: the function itself, where the process that trains has it in its own `__main__`.
 
     It returns `bool` (the verdict; the configured reward), or `(bool, float)` (the verdict and
     its own reward). A number alone is refused: whether 0.5 is correct is not ours to guess,
@@ -171,7 +181,10 @@ def make_python(path: str | None) -> Verifier:
     Raises:
         UserError: not importable, or not a function.
     """
-    function = import_function(path, key="rewards.function")
+    if sent is None:
+        function = import_function(path, key=FUNCTION_KEY, folder=folder)
+    else:
+        function = function_of(sent, path=path, key=FUNCTION_KEY)
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         result = function(response_text, answer, metadata)
@@ -189,9 +202,14 @@ def make_python(path: str | None) -> Verifier:
 
 
 def make_verifier(
-    kind: str, *, pattern: str | None = None, function: str | None = None
+    kind: str,
+    *,
+    pattern: str | None = None,
+    function: str | None = None,
+    folder: str | None = None,
+    sent: bytes | None = None,
 ) -> Verifier:
-    """Make the verifier of this name.
+    """Make the verifier of this name; `function`, `folder` and `sent` as for `make_python`.
 
     Raises:
         UserError: its settings are missing or unusable.
@@ -205,7 +223,7 @@ def make_verifier(
     if kind == "reasoning_gym":
         return make_reasoning_gym()
     if kind == "python":
-        return make_python(function)
+        return make_python(function, folder=folder, sent=sent)
     raise UserError(
         f"rewards.verifier is {kind!r}: known are exact, regex, math, reasoning_gym, python"
     )

@@ -43,6 +43,9 @@ class Settings:
     pattern: str | None
     function: str | None
     timeout_s: float
+    function_folder: str | None = None
+    function_bytes: bytes | None = None
+    """A function of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
     ticket: str = ""
     """Ticket of the reply that the worker is ready, or why it is not."""
 
@@ -111,7 +114,11 @@ def serve(connection: Connection) -> None:
     settings: Settings = connection.recv()
     try:
         verifier = make_verifier(
-            settings.kind, pattern=settings.pattern, function=settings.function
+            settings.kind,
+            pattern=settings.pattern,
+            function=settings.function,
+            folder=settings.function_folder,
+            sent=settings.function_bytes,
         )
     except UserError as error:
         _send(connection, settings.ticket, {"failure": str(error)})

@@ -30,6 +30,7 @@ from typing import Any
 from vapo.config.secret_variables import SECRET_VARIABLES
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
+from vapo.system.user_functions import python_path
 
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
@@ -47,9 +48,8 @@ class Worker:
         ours, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status: int | None = None
-        paths = [path or os.getcwd() for path in sys.path]
         environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | {
-            "PYTHONPATH": os.pathsep.join([*paths, os.getcwd()]),
+            "PYTHONPATH": os.pathsep.join(python_path()),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }

@@ -24,13 +24,17 @@ from vapo.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what is merged over the base config, and the paper's score."""
+    """One line of the table: what is merged over the base config, and the paper's score.
+
+    `folder` is the grid file's, in which the overrides are written.
+    """
 
     name: str
     system: str
     component_off: str = ""
     configs: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = ()
+    folder: Path | None = None
     paper_score: float | None = None
 
 
@@ -74,6 +78,7 @@ class Entry(_Block):
             self.system or system,
             configs=tuple(folder / path for path in self.configs),
             overrides=(*_overrides(self.overrides), *overrides),
+            folder=folder,
             **more,
         )
 

@@ -139,7 +139,7 @@ def compose_rows(
     for row in grid.rows:
         try:
             files_of_row = read_files(row.configs, below=layers)
-            own = [*files_of_row, read_overrides(row.overrides, entries)]
+            own = [*files_of_row, read_overrides(row.overrides, entries, folder=row.folder)]
             composed = compose_layers(FitConfig, [*layers, *own])
             check_learning_rates(composed.config, composed.layers)
             row_configs[row.name] = composed.config

@@ -1,43 +1,236 @@
-"""A user's function, named in the config as `package.module:function` and imported when needed."""
+"""A user's function, named in the config as `package.module:function` or `folder/file.py:function`.
+
+A module is looked for on Python's own path, then in the folder that the config gives (that of the
+YAML file), then in the current folder; a file in the last two. Finding one imports nothing else.
+"""
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from vapo.errors import UserError
 
+MAIN = "__main__"
+_MAX_LISTED = 20
+_added: list[str] = []
+"""Folders that were put at the end of `sys.path` here, so that they are not Python's own."""
 
-def import_function(path: str | None, *, key: str) -> Callable[..., Any]:
+
+def import_function(path: str | None, *, key: str, folder: str | None = None) -> Callable[..., Any]:
     """The function that the config's `key` names.
 
-    The module is found as Python finds it, or else in the folder in which the command is started.
+    Args:
+        folder: looked into before the current folder; where the config file is that names it.
 
     Raises:
-        UserError: not importable, or not a function.
+        UserError: not found, which says where it was looked for; not importable, with the error
+            and line of the user's file; or not a function.
     """
-    module_name, _, name = (path or "").partition(":")
-    if not module_name or not name:
-        raise UserError(f"{key} is {path!r}: give it as package.module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except Exception as error:  # a user's module may raise anything
-        raise UserError(f"{key}: cannot import {path}: {type(error).__name__}: {error}") from None
+    where, _, name = (path or "").rpartition(":")
+    if not where or not name:
+        raise UserError(
+            f"{key} is {path!r}: give it as package.module:function or folder/file.py:function"
+        )
+    what = f"{key}: cannot import {path}"
+    is_file = where.endswith(".py")
+    module = (_import_file if is_file else _import_module)(where, what, _folders(folder))
+    function: Any = module
+    for part in name.split("."):
+        if not hasattr(function, part):
+            raise UserError(f"{what}: {_has_no(function, part, module)}")
+        function = getattr(function, part)
     if not callable(function):
         raise UserError(f"{key}: {path} is {type(function).__name__}, not a function")
     called: Callable[..., Any] = function
     return called
+
+
+def function_path(function: Callable[..., Any], *, key: str) -> str:
+    """The text by which a config's `key` names a function that a Python program has in hand.
+
+    A function of the notebook or script itself becomes `__main__:name`: see `handed_functions`.
+
+    Raises:
+        UserError: it has no name at the top level of its module, as a lambda.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not name or found is not function:
+        raise UserError(
+            f"{key}: {function!r:.80} cannot be found by its name: define it with `def` at the top "
+            "level of the notebook, script or module"
+        )
+    return f"{module}:{name}"
+
+
+def python_path() -> list[str]:
+    """The folders of `sys.path`, without those that a search for a function has added."""
+    return [place or os.getcwd() for place in sys.path if place not in _added]
+
+
+def _folders(folder: str | None) -> list[str]:
+    """The config file's folder and the current one, each once; the later imports find them too."""
+    folders = [os.path.abspath(f) for f in (folder, os.getcwd()) if f is not None]
+    for each in folders:
+        if each not in sys.path:
+            sys.path.append(each)
+            _added.append(each)
+    return list(dict.fromkeys(folders))
+
+
+def _import_module(name: str, what: str, folders: Sequence[str]) -> ModuleType:
+    top = name.partition(".")[0]
+    if name == MAIN:
+        return sys.modules[MAIN]
+    spec, loaded = _find(top, folders), sys.modules.get(top)
+    if spec is None and loaded is None:
+        raise UserError(f"{what}: {_not_found(top, folders)}")
+    if loaded is not None and spec is not None:
+        _check_same(loaded, spec, what)
+    try:
+        if loaded is None and spec is not None:
+            _load(spec)
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise UserError(f"{what}: {_raised_at(error)}") from None
+        parent = sys.modules[error.name.rpartition(".")[0]]
+        folder = ", ".join(getattr(parent, "__path__", [])) or _file_of(parent)
+        raise UserError(
+            f"{what}: {parent.__name__} ({folder}) has no module {error.name.rpartition('.')[2]}"
+        ) from None
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise UserError(f"{what}: {_raised_at(error)}") from None
+
+
+def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Where a module is; a folder without `__init__.py` only where no file has the name."""
+    own, found = python_path(), list[ModuleSpec]()
+    for finder in sys.meta_path:
+        spec = (
+            PathFinder.find_spec(top, own)
+            if finder is PathFinder
+            else finder.find_spec(top, None, None)
+        )
+        found += [] if spec is None else [spec]
+    found += [spec for f in folders if (spec := PathFinder.find_spec(top, [f])) is not None]
+    return next((spec for spec in found if spec.loader is not None), next(iter(found), None))
+
+
+def _check_same(loaded: ModuleType, spec: ModuleSpec, what: str) -> None:
+    """Python has one module of a name; another file of that name must not be taken for it."""
+    theirs = getattr(getattr(loaded, "__spec__", None), "origin", None)
+    if theirs is None or spec.origin is None:
+        return
+    if os.path.realpath(theirs) != os.path.realpath(spec.origin):
+        raise UserError(
+            f"{what}: {spec.name} is {spec.origin}, but this process has already imported another "
+            f"module of that name, {theirs}: name the file, as {spec.origin}:function"
+        )
+
+
+def _load(spec: ModuleSpec) -> ModuleType:
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
+    return module
+
+
+def _import_file(name: str, what: str, folders: Sequence[str]) -> ModuleType:
+    """A file under a name of its own, so that it is never taken for another module."""
+    places = list(dict.fromkeys(os.path.join(f, os.path.expanduser(name)) for f in folders))
+    found = next((Path(place) for place in places if os.path.isfile(place)), None)
+    if found is None:
+        near = _near(Path(places[0]).stem, [str(Path(place).parent) for place in places])
+        raise UserError(f"{what}: there is no such file; looked for {', '.join(places)}{near}")
+    file = found.resolve()
+    digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
+    module_name = f"{file.stem}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    if str(file.parent) not in sys.path:  # what lies beside it can be imported
+        sys.path.append(str(file.parent))
+        _added.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None
+    try:
+        return _load(spec)
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        raise UserError(f"{what}: {_raised_at(error)}") from None
+
+
+def _not_found(top: str, folders: Sequence[str]) -> str:
+    own = filter(os.path.isdir, python_path())
+    config = f"the config file's folder ({folders[0]}), " if len(folders) > 1 else ""
+    return (
+        f"there is no module {top}; looked in {config}the current folder ({folders[-1]}) and on "
+        f"Python's path ({', '.join(dict.fromkeys(own))}){_near(top, folders)}"
+    )
+
+
+def _near(name: str, folders: Sequence[str]) -> str:
+    """A Python file of nearly the same name in one of the folders."""
+    files = {f.stem: f for folder in folders for f in sorted(Path(folder).glob("*.py"))}
+    close = difflib.get_close_matches(name, files, n=1)
+    return f"; did you mean {files[close[0]]}?" if close else ""
+
+
+def _has_no(owner: Any, name: str, module: ModuleType) -> str:
+    if module.__name__ == MAIN:
+        return (
+            f"the notebook or script that was started has no function {name}; run it from there "
+            "once more, or put the function into a file of its own"
+        )
+    file = _file_of(module)
+    if owner is not module:
+        return f"{owner.__name__} ({file}) has no attribute {name}"
+    names = [n for n, v in vars(module).items() if _is_own(n, v, module)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    listed = f"its functions: {', '.join(names[:_MAX_LISTED])}{more}" if names else "it has none"
+    return f"{file} has no function {name}{hint}; {listed}"
+
+
+def _is_own(name: str, value: Any, module: ModuleType) -> bool:
+    is_ours = getattr(value, "__module__", None) == module.__name__
+    return callable(value) and is_ours and not name.startswith("_")
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(getattr(module, "__file__", None) or module.__name__)
+
+
+def _raised_at(error: BaseException) -> str:
+    """An import's error, with the last line of the user's that it came through."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # says its file and line itself
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    installed = tuple(sysconfig.get_paths().values())
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*installed, "<frozen ", __file__))]
+    last = (own or frames)[-1]
+    return f"{said} ({last.filename}:{last.lineno})"
 
 
 def check_arguments(function: Callable[..., Any], what: str, *args: str, **kwargs: str) -> None:

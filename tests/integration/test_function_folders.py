@@ -1,0 +1,44 @@
+"""A run whose verifier lies beside its YAML resumes and is scored from another current folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import STATE_TRACKING
+from tests.integration.commands import SMALL, store
+from vapo import cli
+
+VERIFIER = "def score(text, answer, metadata):\n    return text.rpartition(';')[2] == answer\n"
+OVERLAY = "rewards: {verifier: python, function: 'deep/my-verifier.py:score'}\n"
+POLICY = STATE_TRACKING[0].parents[1] / "models" / "state_tracking"
+
+
+@pytest.mark.slow
+def test_resumed_and_validated_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "deep").mkdir(parents=True)
+    elsewhere.mkdir()
+    (project / "deep" / "my-verifier.py").write_text(VERIFIER)
+    (project / "my.yaml").write_text(OVERLAY)
+    words = [
+        *(word for file in STATE_TRACKING for word in ("--config", str(file))),
+        *("--config", "my.yaml", *SMALL, "training.num_iterations=1"),
+        f"actor.path={POLICY / 'policy'}",
+        f"critic.reward_model_path={POLICY / 'reward_model'}",
+        f"output_dir={tmp_path / 'runs'}",
+        f"tracking.uri={store(tmp_path)}",
+    ]
+    monkeypatch.chdir(project)
+    assert cli.main(["fit", *words]) == 0, capsys.readouterr().err
+    run_dir = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    monkeypatch.chdir(elsewhere)
+    recorded = ["--config", str(run_dir / "config.yaml"), "--ckpt_path", "last"]
+    assert cli.main(["fit", *recorded, "training.num_iterations=2"]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert out.strip().splitlines()[-1] == str(run_dir)
+    assert "began with (training.num_iterations 1 -> 2)" in out
+    assert cli.main(["validate", *recorded]) == 0, capsys.readouterr().err

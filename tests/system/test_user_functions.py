@@ -1,0 +1,259 @@
+"""Where a user's function is looked for, what each error says, and what reaches a worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.config.fits import MINIMAL, ROOT, write
+from vapo.config import FitConfig
+from vapo.config.data import Mixture
+from vapo.config.flattening import config_hash, to_yaml
+from vapo.config.loading import compose, from_yaml
+from vapo.config.rewards import PythonVerifier
+from vapo.errors import UserError
+from vapo.rewards.worker import Settings
+from vapo.rewards.worker_pool import WorkerPool
+from vapo.sweep.grid import read_grid
+from vapo.sweep.plan import compose_rows
+from vapo.system import user_functions
+from vapo.system.handed_functions import bytes_of
+from vapo.system.user_functions import function_path, import_function
+
+KEY = "rewards.function"
+HERE, THERE = "def score(*_):\n    return True\n", "def score(*_):\n    return False\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(user_functions, "_added", [])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("mine_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A project's folder, and the current one."""
+    project, current = tmp_path / "project", tmp_path / "current"
+    for folder in (project, current):
+        folder.mkdir()
+    monkeypatch.chdir(current)
+    return project, current
+
+
+def composed(project: Path, rewards: str, *overrides: str) -> FitConfig:
+    files = [write(project, MINIMAL, "0.yaml"), write(project, f"rewards: {rewards}", "my.yaml")]
+    return compose(FitConfig, files, list(overrides)).config
+
+
+def verdict(config: FitConfig) -> object:
+    """What the config's function says, in a worker process."""
+    own = config.rewards
+    assert isinstance(own, PythonVerifier)
+    settings = Settings("python", None, own.function, 5.0, function_folder=own.function_folder)
+    return judged(settings)
+
+
+def judged(settings: Settings) -> object:
+    replies = []
+    pool = WorkerPool(settings, num_workers=1, wait_until_ready=True)
+    try:
+        pool.run([("text", "answer", {})], lambda index, reply: replies.append(reply))
+    finally:
+        pool.close()
+    return replies[0].get("is_correct", replies[0])
+
+
+def test_beside_the_yaml_then_in_the_current_folder(folders: tuple[Path, Path]) -> None:
+    project, current = folders
+    write(current, HERE, "mine_a.py")
+    config = composed(project, "{verifier: python, function: 'mine_a:score'}")
+    assert verdict(config) is True
+    write(project, THERE, "mine_a.py")
+    assert verdict(config) is False
+    by_hand = composed(project, "{verifier: python}", f"{KEY}=mine_a:score")
+    assert verdict(by_hand) is True, "typed on the command line: the current folder's"
+
+
+@pytest.mark.parametrize("name", ["deep/mine_b.py:score", "mine_c:score"])
+def test_what_a_run_records_is_found_from_another_folder(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    project, current = folders
+    (project / "deep").mkdir()
+    write(project / "deep", "from mine_helper import score\n", "mine_b.py")
+    write(project / "deep", THERE, "mine_helper.py")
+    write(project, THERE, "mine_c.py")
+    config = composed(project, f"{{verifier: python, function: '{name}'}}")
+    monkeypatch.chdir("/")
+    again = from_yaml(FitConfig, to_yaml(config), source="a checkpoint's config")
+    assert again == config
+    assert verdict(again) is False
+    recorded = compose(FitConfig, [write(current, to_yaml(config), "config.yaml")], []).config
+    assert recorded == config
+
+
+def test_a_file_is_named_absolutely_or_from_the_yaml_or_from_here(
+    folders: tuple[Path, Path],
+) -> None:
+    project, current = folders
+    write(current, HERE, "my-file.py")
+    own = "{verifier: python, function: 'my-file.py:score'}"
+    assert verdict(composed(project, own)) is True
+    write(project, THERE, "my-file.py")
+    assert verdict(composed(project, own)) is False
+    file = current / "my-file.py"
+    assert verdict(composed(project, own, f"{KEY}={file}:score")) is True
+
+
+def test_the_layer_that_names_the_function_decides_the_folder(folders: tuple[Path, Path]) -> None:
+    project, current = folders
+    recorded = f"{{verifier: python, function: 'mine_d:f', function_folder: {project}}}"
+    for overrides, folder in (
+        ([], project),
+        ([f"{KEY}=mine_d:g"], current),
+        ([f"{KEY}=mine_d:g", f"{KEY}_folder=sub"], current / "sub"),
+        ([f"{KEY}_folder=/"], Path("/")),
+    ):
+        rewards = composed(current, recorded, *overrides).rewards
+        assert isinstance(rewards, PythonVerifier)
+        assert rewards.function_folder == str(folder)
+    relative = composed(project, "{verifier: python, function: 'a:f', function_folder: sub}")
+    assert isinstance(relative.rewards, PythonVerifier)
+    assert relative.rewards.function_folder == str(project / "sub")
+    assert composed(project, "{}").critic.head_function_folder is None
+
+
+def test_a_moved_project_is_the_same_run(folders: tuple[Path, Path]) -> None:
+    own = "{verifier: python, function: 'mine_d:f'}"
+    one, other = (composed(folder, own) for folder in folders)
+    assert one != other
+    assert config_hash(one) == config_hash(other)
+
+
+def test_a_sources_own_function_and_a_sweeps_row(folders: tuple[Path, Path]) -> None:
+    project, current = folders
+    source = "{path: a.jsonl, verifier: python, function: 'mine_e:score'}"
+    files = [write(current, MINIMAL, "0.yaml")]
+    files.append(
+        write(project, f"data: {{train: {{kind: mixture, sources: {{a: {source}}}}}}}", "mix.yaml")
+    )
+    train = compose(FitConfig, files, []).config.data.train
+    assert isinstance(train, Mixture)
+    assert vars(train.sources["a"])["function_folder"] == str(project)
+    rows = "rows:\n- row: own\n  overrides: {rewards.verifier: python, rewards.function: 'm:f'}\n"
+    grid = read_grid(write(project, rows, "grid.yaml"))
+    (config,) = compose_rows(grid, files[:1], [])[1].values()
+    assert vars(config.rewards)["function_folder"] == str(project)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (HERE, "mine_n:score", ["no module mine_n", "{project}", "{current}", "python3"]),
+        (HERE, "mine_n:score", ["did you mean {project}/mine_f.py?"]),
+        (HERE, "gone/mine_f.py:score", ["{project}/gone/mine_f.py, {current}/gone/mine_f.py"]),
+        (HERE, "mine_f:scor", ["mine_f.py has no function scor; did you mean score?; its"]),
+        (HERE, "mine_f.py:other", ["{project}/mine_f.py has no function other; its functions: s"]),
+        ("x = 1\n1 / 0\n", "mine_f:score", ["ZeroDivisionError: division", "/mine_f.py:2)"]),
+        ("\nimport gone_too\n", "mine_f:score", ["No module named 'gone_too'", "/mine_f.py:2)"]),
+        ("import json\njson.loads('')\n", "mine_f.py:score", ["JSONDecodeError", "mine_f.py:2)"]),
+        ("def score(:\n", "mine_f:score", ["SyntaxError: invalid syntax", "/mine_f.py:1)"]),
+        ("raise SystemExit(3)\n", "mine_f:score", ["SystemExit: 3", "/mine_f.py:1)"]),
+        ("score = 3\n", "mine_f:score", ["is int, not a function"]),
+        (HERE, "mine_f.sub:score", ["mine_f", "has no module sub"]),
+        (HERE, "__main__:score", ["notebook or script that was started has no function score"]),
+    ],
+)
+def test_an_error_says_where_and_what(
+    folders: tuple[Path, Path], text: str, name: str, said: list[str]
+) -> None:
+    project, current = folders
+    write(project, text, "mine_f.py")
+    with pytest.raises(UserError) as caught:
+        import_function(name, key=KEY, folder=str(project))
+    message = str(caught.value)
+    assert message.startswith(f"{KEY}: ")
+    assert "\n" not in message
+    for part in said:
+        assert part.format(project=project, current=current) in message
+
+
+def test_another_module_of_the_name_is_not_taken_for_it(folders: tuple[Path, Path]) -> None:
+    project, current = folders
+    write(current, HERE, "mine_g.py")
+    write(project, THERE, "mine_g.py")
+    assert import_function("mine_g:score", key=KEY)() is True
+    with pytest.raises(UserError, match=r"already imported another .*: name the file, as .*:func"):
+        import_function("mine_g:score", key=KEY, folder=str(project))
+    assert import_function("mine_g.py:score", key=KEY, folder=str(project))() is False
+
+
+def test_a_folder_hides_no_file_and_pythons_own_modules_stay(folders: tuple[Path, Path]) -> None:
+    project, current = folders
+    (current / "mine_h").mkdir()
+    write(project, THERE, "mine_h.py")
+    write(project, "raise ValueError\n", "random.py")
+    assert import_function("mine_h:score", key=KEY, folder=str(project))() is False
+    assert import_function("random:random", key=KEY, folder=str(project))() < 1
+
+
+def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
+    """The script is not run once more in the worker: it has no guard."""
+    script = """
+        import math
+        from vapo.rewards.worker import Settings
+        from vapo.rewards.worker_pool import WorkerPool
+        from vapo.system.handed_functions import bytes_of
+        from vapo.system.user_functions import function_path
+
+        print("started")
+        FACTOR = 2
+
+        def helper(text):
+            return math.floor(len(text) * FACTOR)
+
+        def score(text, answer, metadata):
+            return helper(text) == 8
+
+        path = function_path(score, key="k")
+        settings = Settings("python", None, path, 5.0, function_bytes=bytes_of(path, key="k"))
+        pool = WorkerPool(settings, num_workers=1, wait_until_ready=True)
+        pool.run([("text", "answer", {})], lambda _, reply: print(path, reply["is_correct"]))
+        pool.close()
+    """
+    file = write(tmp_path, dedent(script), "script.py")
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout.split("\n") == ["started", "__main__:score True", ""], done.stderr
+
+
+def test_what_cannot_be_named_or_sent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert function_path(write, key=KEY) == "tests.config.fits:write"
+    with pytest.raises(UserError, match="define it with `def` at the top level"):
+        function_path(lambda: 0, key=KEY)
+    lock = threading.Lock()
+    monkeypatch.setattr(sys.modules["__main__"], "held", lambda *_: lock, raising=False)
+    with pytest.raises(UserError, match=r"__main__:held cannot be sent to the worker processes"):
+        bytes_of("__main__:held", key=KEY)
+    assert bytes_of("tests.config.fits:write", key=KEY) is None
+
+
+def test_the_lookup_is_light() -> None:
+    code = (
+        "import sys\nfrom vapo.system.user_functions import import_function\n"
+        "import_function('json:dumps', key='k')\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

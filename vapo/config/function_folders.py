@@ -1,0 +1,45 @@
+"""The folder of the YAML file that names a user's function becomes part of the config.
+
+A key K that names a function has a key `K_folder` beside it. So the config that a run records
+says where the function was, and the run can resume in another current folder.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from vapo.config.environment import escape
+from vapo.config.import_paths import is_function_folder
+from vapo.config.layers import is_interpolation
+from vapo.config.options import Entries
+from vapo.config.origins import Origins
+
+
+def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:
+    """Set each `K_folder` that is null, or older than K; a relative one is the file's own."""
+    for key in list(origins.layers):
+        folder_key = f"{key}_folder"
+        if not is_function_folder(folder_key) or entries.get(folder_key) is None:
+            continue
+        order, layer = origins.layers[key]
+        block: Any = OmegaConf.select(tree, key.rpartition(".")[0])
+        name = folder_key.rpartition(".")[2]
+        values = OmegaConf.to_container(block, resolve=False)
+        assert isinstance(values, dict)
+        written = values.get(name)
+        if values.get(key.rpartition(".")[2]) is None:  # there is no function
+            block[name] = None
+            continue
+        order_of_folder, its_layer = origins.layers.get(folder_key, (-1, None))
+        if is_interpolation(written) and order_of_folder >= order:
+            continue
+        if written is None or order_of_folder < order or its_layer is None:
+            folder = layer.folder
+        else:
+            folder = written
+            if its_layer.folder is not None:
+                folder = os.path.join(its_layer.folder, os.path.expanduser(written))
+        block[name] = None if folder is None else escape(folder)
