@@ -38,6 +38,15 @@ def test_lost_characters_are_counted_and_the_first_place_named() -> None:
     assert "'-', '/', '?', 'A', 'B' and 2 more" in many.describe()
 
 
+def test_a_special_token_is_no_text_that_is_lost() -> None:
+    """A chat template writes them into every prompt."""
+    end = TOKENIZER.eos_token
+    assert lost_characters(prompts(f"{end}3a12={end}"), TOKENIZER) is None
+    found = lost_characters(prompts(f"{end}3a12=", "1<2="), TOKENIZER)
+    assert found is not None
+    assert (found.characters, found.place) == ("<", "file:2")
+
+
 def test_every_prompt_without_a_character_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "sums.jsonl"
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(10)]

@@ -11,7 +11,8 @@ from tests.rewards.rollouts_for_tests import rollout
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer, rewards_by_source
+from vapo.rewards.scorer import Scorer
+from vapo.rewards.text_judge import rewards_by_source
 from vapo.types import Rollout
 
 

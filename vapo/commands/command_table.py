@@ -125,6 +125,15 @@ COMMANDS = {
         epilog=_EXIT_CODES,
         trains_networks=True,
     ),
+    "try": _configured(
+        "trying", "show prompts, responses and verdicts of a config, without training",
+        option("--num N", "training prompts, a response to each; default: 5", type=positive),
+        option(
+            "--responses FILE",
+            "judge these instead, without a model: a .jsonl file, or text with a response a line "
+            "(docs/data_and_rewards.md)", type=Path,
+        ),
+    ),
     "validate": _configured(
         "validate", "score a policy on held-out prompts",
         _checkpoint_option("score the actor of"),

@@ -36,7 +36,8 @@ def lost_characters(
 ) -> LostCharacters | None:
     """Find the characters that the tokenizer drops; None if it keeps all.
 
-    A normalized character, as an ellipsis that becomes three dots, is not lost; spaces may be.
+    A normalized character, as an ellipsis that becomes three dots, is not lost; spaces may be. A
+    special token that a chat template writes is one token, whatever its characters.
 
     Raises: UserError: characters are lost of every prompt.
     """
@@ -44,13 +45,23 @@ def lost_characters(
     lost = {c for c in used if not c.isspace() and not _round_trip(c, tokenizer).strip()}
     if not lost:
         return None
-    having = [prompt for prompt in prompts if not lost.isdisjoint(prompt.text)]
+    texts = [_without_special_tokens(prompt.text, tokenizer) for prompt in prompts]
+    lost &= set().union(*texts)
+    if not lost:
+        return None
+    having = [p for p, text in zip(prompts, texts, strict=True) if not lost.isdisjoint(text)]
     found = LostCharacters("".join(sorted(lost)), len(having), len(prompts), having[0].prompt_id)
     if len(having) == len(prompts):
         raise UserError(
             f"{found.describe()}; write the problems in its characters, or take another policy"
         )
     return found
+
+
+def _without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return text
 
 
 def _round_trip(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

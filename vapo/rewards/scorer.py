@@ -12,26 +12,13 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any
 
-from vapo.config.data_rules import source_name, sources_of
-from vapo.config.rewards import (
-    PythonVerifier,
-    RegexVerifier,
-    RewardModelVerifier,
-    with_verifier,
-)
-from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
+from vapo.config.rewards import RewardModelVerifier
+from vapo.config.schema import DataConfig, RewardConfig
 from vapo.errors import UserError
-from vapo.rewards.verifiers import (
-    FUNCTION_KEY,
-    MAX_RESPONSE_CHARS,
-    exact,
-    make_reasoning_gym,
-    make_regex,
-)
+from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
-from vapo.rewards.worker import Settings, Task
 from vapo.rewards.worker_pool import WorkerPool
-from vapo.system.handed_functions import bytes_of
 from vapo.types import Rollout, Verdict
 
 FEWEST_WITHOUT_VERDICT = 8
@@ -51,12 +38,20 @@ class Scorer(AbstractContextManager["Scorer"]):
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
+    With `output`, which is for somebody who looks at each verdict, it has what the verifiers
+    print, and failures are neither warned of nor counted.
+
     Raises:
         UserError: a setting is missing or unusable, or a verifier cannot be imported.
     """
 
     def __init__(
-        self, rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
+        self,
+        rewards: RewardConfig,
+        *,
+        max_response_tokens: int,
+        data: DataConfig | None = None,
+        output: VerifierOutput | None = None,
     ) -> None:
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
@@ -69,13 +64,13 @@ class Scorer(AbstractContextManager["Scorer"]):
         self.by_source: dict[str, _Judge] = {}
         by_source = {} if data is None else rewards_by_source(rewards, data)
         if all(own is rewards for own in by_source.values()):
-            self.judges.append(_Judge(rewards))
+            self.judges.append(_Judge(rewards, output))
             return
         try:
             for source, config in by_source.items():
                 judge = next((made for made in self.judges if made.config == config), None)
                 if judge is None:
-                    judge = _Judge(config)
+                    judge = _Judge(config, output)
                     self.judges.append(judge)
                 self.by_source[source] = judge
         except BaseException:
@@ -150,65 +145,35 @@ class Scorer(AbstractContextManager["Scorer"]):
                 yield judge, rows
 
 
-def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
-    """Map each source's name, the empty one included, to the rewards with its own verifier."""
-    found = {}
-    for name in ("train", "heldout"):
-        for key, source in sources_of(data, name).items():
-            own = rewards
-            if isinstance(source, MixtureSource) and source.verifier is not None:
-                own = with_verifier(rewards, source)
-            found[source_name(key)] = own
-    return found
-
-
 class _Judge:
     """One verifier: its worker processes, or its reward model."""
 
-    def __init__(self, rewards: RewardConfig) -> None:
+    def __init__(self, rewards: RewardConfig, output: VerifierOutput | None = None) -> None:
         self.config = rewards
-        self.pool: WorkerPool | None = None
-        self._reward_model: Callable[..., list[float | str]] | None = None
+        self._texts: TextJudge | None = None
+        self._warns = output is None  # else every failure is shown beside its response
         if isinstance(rewards, RewardModelVerifier):
             from vapo.rewards.reward_model import RewardModel
 
             self._reward_model = RewardModel(rewards.reward_model_path)
             self._threshold = rewards.reward_model_threshold
-        elif rewards.verifier != "exact":
-            self.pool = _start_pool(rewards)
+        else:
+            self._texts = TextJudge(rewards, output)
+
+    @property
+    def pool(self) -> WorkerPool | None:
+        return None if self._texts is None else self._texts.pool
 
     def score(self, rollouts: Sequence[Rollout], advance: Callable[[int], None]) -> list[Verdict]:
-        if self._reward_model is not None:
+        if self._texts is None:
             replies = self._ask_model(self._reward_model, rollouts, advance)
-        elif self.pool is not None:
-            replies = self._ask_workers(self.pool, rollouts, advance)
         else:
-            replies = [vars(exact(r.response_text, r.prompt.answer, {})) for r in rollouts]
-            advance(len(rollouts))
-        verdicts = [self._verdict(reply) for reply in replies]
-        self._check_failures(rollouts, verdicts)
+            tasks = [(r.response_text, r.prompt.answer, r.prompt.metadata) for r in rollouts]
+            replies = self._texts.replies(tasks, advance)
+        verdicts = [Verdict(**verdict_fields(self.config, reply)) for reply in replies]
+        if self._warns:
+            self._check_failures(rollouts, verdicts)
         return verdicts
-
-    def _ask_workers(
-        self, pool: WorkerPool, rollouts: Sequence[Rollout], advance: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
-        needs_metadata = self.config.verifier in ("python", "reasoning_gym")
-        tasks: list[Task] = [
-            (
-                rollout.response_text[-MAX_RESPONSE_CHARS:],
-                rollout.prompt.answer,
-                dict(rollout.prompt.metadata) if needs_metadata else {},
-            )
-            for rollout in rollouts
-        ]
-        replies: dict[int, dict[str, Any]] = {}
-
-        def on_reply(index: int, reply: dict[str, Any]) -> None:
-            replies[index] = reply
-            advance(1)
-
-        pool.run(tasks, on_reply)
-        return [replies[index] for index in range(len(rollouts))]
 
     def _ask_model(
         self,
@@ -227,15 +192,6 @@ class _Judge:
                 replies.append({"is_correct": is_correct, "reward": score})
         return replies
 
-    def _verdict(self, reply: dict[str, Any]) -> Verdict:
-        if "failure" in reply:
-            return Verdict(False, self.config.incorrect, failure=reply["failure"])
-        is_correct = reply["is_correct"]
-        reward = reply.get("reward")
-        if reward is None:
-            reward = self.config.correct if is_correct else self.config.incorrect
-        return Verdict(is_correct, reward, extracted=reply.get("extracted"))
-
     def _check_failures(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> None:
         failed = [i for i, verdict in enumerate(verdicts) if verdict.failure is not None]
         if not failed:
@@ -253,26 +209,3 @@ class _Judge:
             len(verdicts),
             first,
         )
-
-
-def _start_pool(rewards: RewardConfig) -> WorkerPool:
-    """Check the settings here, where it is cheap; a user's function only in a worker."""
-    pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
-    own = rewards if isinstance(rewards, PythonVerifier) else None
-    if pattern is not None:
-        make_regex(pattern)
-    if rewards.verifier == "reasoning_gym":
-        make_reasoning_gym()
-    settings = Settings(
-        rewards.verifier,
-        pattern,
-        None if own is None else own.function,
-        rewards.timeout_s,
-        function_folder=None if own is None else own.function_folder,
-        function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
-    )
-    return WorkerPool(
-        settings,
-        num_workers=rewards.num_workers,
-        wait_until_ready=rewards.verifier not in ("regex", "math", "reasoning_gym"),
-    )

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Settings:
     function_folder: str | None = None
     function_bytes: bytes | None = None
     """A function of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
+    shows_errors: bool = False
+    """Also print the traceback of what the verifier raises; somebody reads its output."""
     ticket: str = ""
     """Ticket of the reply that the worker is ready, or why it is not."""
 
@@ -57,13 +60,15 @@ Ticketed = tuple[str, Task]
 """A task and the ticket that its reply must carry."""
 
 
-def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
+def judge(verifier: Verifier, task: Task, *, shows_errors: bool = False) -> dict[str, Any]:
     """Judge one task; the reply is a judgement, or the reason why there is none."""
     try:
         if isinstance(task, VoteTask):
             return {"classes": math_vote_classes(task)}
         judgement = verifier(*task)
     except (Exception, SystemExit) as error:  # a verifier may raise anything
+        if shows_errors:
+            _print_error(error)
         return {
             "failure": _printable(f"error: {type(error).__name__}: {error!s:.200}{_where(error)}")
         }
@@ -75,6 +80,15 @@ def judge(verifier: Verifier, task: Task) -> dict[str, Any]:
         "reward": judgement.reward,
         "extracted": None if extracted is None else _printable(extracted),
     }
+
+
+def _print_error(error: BaseException) -> None:
+    """The traceback from the verifier's own first line on; none where the error is ours."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    if frame is not None:
+        traceback.print_exception(type(error), error, frame)
 
 
 def _where(error: BaseException) -> str:
@@ -134,7 +148,7 @@ def serve(connection: Connection) -> None:
         tasks: list[Ticketed] = connection.recv()
         for ticket, task in tasks:
             with guard():
-                reply = judge(verifier, task)
+                reply = judge(verifier, task, shows_errors=settings.shows_errors)
             _send(connection, ticket, reply)
 
 

@@ -44,7 +44,7 @@ GARBLED = "garbled: something other than the worker wrote into its channel"
 class Worker:
     """One child process and the tasks that it has been given."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, output: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status: int | None = None
@@ -53,12 +53,15 @@ class Worker:
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        if output is not None:
+            environment["PYTHONUNBUFFERED"] = "1"  # what it printed before it hangs or dies, too
+        printed = subprocess.DEVNULL if output is None else output
         descriptors = [theirs.fileno(), control]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "vapo.rewards.worker", *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
             pass_fds=descriptors,
             env=environment,
             start_new_session=True,
@@ -166,19 +169,28 @@ def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str,
 class WorkerPool:
     """`num_workers` verifier processes; used by one thread at a time.
 
+    Args:
+        output: file descriptor to which they print; None: what they print is discarded.
+
     Raises:
         UserError: with `wait_until_ready`, if the verifier cannot be built.
     """
 
     def __init__(
-        self, settings: Settings, *, num_workers: int, wait_until_ready: bool = False
+        self,
+        settings: Settings,
+        *,
+        num_workers: int,
+        wait_until_ready: bool = False,
+        output: int | None = None,
     ) -> None:
         self.settings = settings
+        self._output = output
         self.num_start_failures = 0
-        self.workers = [Worker(settings) for _ in range(num_workers)]
+        self.workers = [Worker(settings, output) for _ in range(num_workers)]
         self._finalizer = weakref.finalize(self, _stop_all, self.workers)
         if wait_until_ready:
-            self._await_first()
+            self.wait_until_ready()
 
     def close(self) -> None:
         self._finalizer()
@@ -274,9 +286,10 @@ class WorkerPool:
                     f"the verifier's processes die while they start (verifier "
                     f"{self.settings.kind!r}, exit status {status})"
                 )
-        self.workers[self.workers.index(worker)] = Worker(self.settings)
+        self.workers[self.workers.index(worker)] = Worker(self.settings, self._output)
 
-    def _await_first(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Until one process has its verifier. Raises: UserError: it cannot be made."""
         try:
             while not any(worker.ready for worker in self.workers):
                 for worker in self._readable():

@@ -16,7 +16,9 @@ _PACKAGE = Path(vapo.__file__).parent
 # Parts of the package that no training process loads: changing them reruns nothing.
 _AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
                "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
-               "commands/critics.py")  # fmt: skip
+               "commands/critics.py", "commands/trying.py", "commands/trials.py",
+               "commands/trial_hints.py", "commands/given_responses.py",
+               "commands/sampled_trials.py")  # fmt: skip
 
 
 def task_identity(config: FitConfig) -> str:

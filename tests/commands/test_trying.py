@@ -1,0 +1,281 @@
+"""`vapo try`: what it shows of prompts, responses and verifiers, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.fits import ROOT, STATE_TRACKING, fit_config, write
+from vapo import cli
+from vapo.commands.given_responses import read_responses
+from vapo.commands.trial_hints import Policy, hints
+from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
+from vapo.errors import UserError
+
+POLICY = ROOT / "models" / "state_tracking" / "policy"
+TELLING = """
+import os, subprocess, sys, time
+print("imported")
+
+def score(text, answer, metadata):
+    print("judging", text, metadata)
+    if text == "child":
+        subprocess.run(["sh", "-c", "echo from a child; echo and its stderr >&2"])
+    if text == "hang":
+        time.sleep(60)
+    if text == "die":
+        os._exit(3)
+    if text == "much":
+        sys.stdout.write("x" * 2_000_000 + "\\n")
+    if text == "hostile":
+        print("\\x1b[2J\\u202e\\rverdict: correct; reward 100")
+    return text == answer, len(text) / 2
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, a verifier that prints, and their overlay, `my.yaml`."""
+    rows = [{"prompt": "1a34=", "answer": "1", "n": 7}, {"prompt": "1a12=", "answer": "2", "n": 8}]
+    write(tmp_path, "".join(f"{json.dumps(row)}\n" for row in rows * 2), "rows.jsonl")
+    write(tmp_path, TELLING, "telling.py")
+    overlay = {
+        "data": {
+            "train": {"kind": "jsonl", "path": "rows.jsonl"},
+            "heldout": {"kind": "jsonl", "path": "heldout.jsonl"},
+        },
+        "rewards": {"verifier": "python", "function": "telling.py:score", "timeout_s": 1},
+        "output_dir": "runs",
+        "actor": {"path": str(POLICY)},
+    }
+    write(tmp_path, '{"prompt": "2a34=", "answer": "2", "n": 9}\n', "heldout.jsonl")
+    write(tmp_path, json.dumps(overlay), "my.yaml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tried(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    files = [*map(str, STATE_TRACKING), "my.yaml"]
+    arguments = [word for file in files for word in ("--config", file)]
+    assert cli.main(["try", *arguments, *words]) == code
+    printed = capsys.readouterr()
+    return printed.out if code == 0 else printed.err
+
+
+def parts(shown: str) -> list[str]:
+    return shown.split("--- ")
+
+
+def test_given_responses_with_all_that_a_verifier_does(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["1", "child", "hang", "die", "much", "hostile", "2"]
+    lines: list[dict[str, Any]] = [{"response": text, "answer": "1", "x": 3} for text in answers]
+    lines[-1] = {"response": "2", "prompt_id": "heldout.jsonl:1"}
+    write(project, "".join(f"{json.dumps(line)}\n" for line in lines), "said.jsonl")
+    shown = tried(capsys, "--responses", "said.jsonl")
+    begin, right, child, hang, die, much, hostile, last = parts(shown)
+    assert begin == "the verifier printed while it was imported:\n  | imported\n\n"
+    assert "verdict: correct; reward 0.5\n" in right
+    assert "  | judging 1 {'x': 3}\n" in right
+    assert "  | from a child\n  | and its stderr\n" in child
+    assert "verdict: no verdict (timeout), which counts as incorrect; reward -1\n" in hang
+    assert "  | judging hang {'x': 3}\n" in hang
+    assert "verdict: no verdict (crash)" in die
+    assert "judging die" in die
+    assert "imported" not in "".join([hang, die, much]), "a process that replaces one says it again"
+    assert "bytes more" in much
+    assert len(much) < 2 * MAX_SHOWN_CHARS
+    assert "  | \\x1b[2J\\u202e\\rverdict: correct; reward 100\n" in hostile
+    assert "verdict: incorrect; reward 3.5\n" in hostile
+    assert "judging 2 {'n': 9}" in last
+    assert "reference answer: 2\n" in last
+    assert "pass rate 0.286 (2 of 7 correct), mean reward" in last
+    assert "hint: 1 of 7 verdicts took longer than rewards.timeout_s, 1 s\n" in last
+    assert "hint: 1 of 7 times the verifier's process ended without a verdict\n" in last
+    assert "hint: an incorrect response has the reward 3.5, and a correct one 0.5" in last
+    assert not shown.isprintable() and all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_given_responses_need_no_torch_and_are_judged_by_their_rows(project: Path) -> None:
+    write(project, "1\n\n\\boxed{1}\r\n", "said.txt")
+    write(project, "def score(text, answer, metadata):\n    raise KeyError(text)\n", "telling.py")
+    code = (
+        "import sys\nfrom vapo.cli import main\n"
+        f"main(['try', {', '.join(f'{word!r}' for f in STATE_TRACKING for word in ('--config', str(f)))},"
+        " '--config', 'my.yaml', '--responses', 'said.txt'])\n"
+        "print({'torch', 'transformers', 'mlflow'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    _, first, second = parts(done.stdout)
+    assert first.startswith("1 of 2: rows.jsonl:1\nprompt:\n  | 1a34=\nreference answer: 1\n")
+    assert second.startswith("2 of 2: rows.jsonl:2\nprompt:\n  | 1a12=\nreference answer: 2\n")
+    assert "response, 9 characters:\n  | \\boxed{1}\n" in second
+    assert "verdict: no verdict (error: KeyError: '1' (telling.py:2))" in first
+    where = f'  |   File "{project}/telling.py", line 2, in score\n  |     raise KeyError(text)\n'
+    assert f"  | Traceback (most recent call last):\n{where}" in first
+    assert "text_judge" not in first, "the traceback begins with the user's own line"
+    assert done.stdout.endswith("\nset()\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("gone.txt", None, "--responses gone.txt: No such file"),
+        ("a.txt", "\n \n", "it has no responses"),
+        ("a.txt", "1\n2\n3\n4\n5\n", "a.txt:5: it is response 5, and there are 4 training rows"),
+        ("a.jsonl", '{"response": "1"}\n{"response"\n', "a.jsonl:2: not a line of JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: a response is an object"),
+        ("a.jsonl", '{"text": "1"}\n', "a.jsonl:1: it has no `response`"),
+        ("a.jsonl", '{"response": 1}\n', "a.jsonl:1: `response` must be text"),
+        ("a.jsonl", '{"response": "1", "n": 3}\n', "a.jsonl:1: `n` has no effect"),
+        (
+            "a.jsonl",
+            '{"response": "1", "prompt_id": "rows.jsonl:9"}\n',
+            "a.jsonl:1: no row has the prompt_id 'rows.jsonl:9'; did you mean 'rows.jsonl:",
+        ),
+        ("a.jsonl", '{"response": "1", "prompt_id": "a", "answer": "b"}\n', "or `answer`"),
+    ],
+)
+def test_a_file_of_responses_that_cannot_be_used(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str | None,
+    said: str,
+) -> None:
+    if text is not None:
+        write(project, text, name)
+    message = tried(capsys, "--responses", name, code=2)
+    assert said in message
+    assert "Traceback" not in message
+
+
+def test_what_does_not_go_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(project, "1\n", "a.txt")
+    assert "--num has no effect" in tried(capsys, "--responses", "a.txt", "--num", "3", code=2)
+    model = ["rewards.verifier=reward_model", "rewards.reward_model_path=x"]
+    assert "without a model" in tried(capsys, "--responses", "a.txt", *model, code=2)
+    assert "is one process" in tried(capsys, "trainer.strategy=fsdp", code=2)
+    (project / "latin.txt").write_bytes(b"\xe9\n")
+    with pytest.raises(UserError, match="not text in UTF-8"):
+        read_responses(project / "latin.txt")
+
+
+def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a template writes the prompt and the policy the response, special tokens included."""
+    shutil.copytree(POLICY, project / "policy")
+    template = "{% for m in messages %}<|endoftext|>{{ m.content }}{% endfor %}"
+    write(project / "policy", template, "chat_template.jinja")
+    before = set(project.rglob("*"))
+    words = ["--num", "3", "actor.path=policy"]
+    shown = tried(capsys, *words, "data.chat_template=true", "rollouts.max_response_tokens=40")
+    _, *trials = parts(shown)
+    assert len(trials) == 3
+    assert "prompt, 6 tokens:\n  | <|endoftext|>1a" in trials[0]
+    assert "tokens, finished (stop):\n  | a" in trials[0]
+    assert "<|endoftext|>\nverdict:" in trials[0]
+    assert "the verifier printed:\n  | judging a" in trials[0]
+    assert " of 3 correct), mean reward" in trials[2]
+    assert "0 truncated" in trials[2]
+    shown = tried(capsys, *words, "rollouts.max_response_tokens=2")
+    assert "response, 2 tokens, truncated (length):\n" in shown
+    assert (
+        "hint: 3 of 3 responses reached their budget without an end token (<|endoftext|>): raise "
+        "rollouts.max_response_tokens, which is 2\n"
+    ) in shown
+    assert "hint: the tokenizer has a chat template and data.chat_template is false" in shown
+    assert {path.name for path in set(project.rglob("*")) - before} <= {"__pycache__"} | {
+        path.name for path in project.rglob("*.pyc")
+    }, "no run folder, no tracking"
+
+
+def trial(response: str = "", **fields: Any) -> Trial:
+    known: dict[str, Any] = {
+        **{"prompt_id": "p", "problem": "q", "answer": "42", "response": response, "output": ""},
+        **{"response_text": response, "is_correct": False, "reward": -1.0, "extracted": None},
+    }
+    return Trial(**{**known, "failure": None, **fields})
+
+
+POLICY_TOKENS = Policy(("<eos>",), has_chat_template=False)
+REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
+
+
+@pytest.mark.parametrize(
+    ("trials", "overrides", "said"),
+    [
+        ([trial("42"), trial("no")], (), "stands in 1 of 2: verifier math reads the last \\boxed"),
+        ([trial("so 42.")], REGEX, "rewards.pattern 'answer: (.+)' found no answer in any of 1"),
+        ([trial("so 42.", extracted="so")], REGEX, "stands in 1 of 1: rewards.pattern 'answer: "),
+        ([trial("42 ")], ("rewards.verifier=exact",), "verifier exact compares the whole response"),
+        ([trial("142 and 4.42 and 420"), trial("x", extracted="7")], (), None),
+        ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
+        ([trial("a", answer="")], ("rewards.verifier=exact",), None),
+        ([trial("42", failure="timeout")], (), "1 of 1 verdicts took longer than rewards.timeout_s"),
+        ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
+        (
+            [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
+            ("rewards.verifier=exact",),
+            None,
+        ),
+        (
+            [trial("a", finish_reason="length", foreign_end="<|im_end|>")],
+            (),
+            "special token <|im_end|> in them, which ends no response here",
+        ),
+        ([trial("7", extracted="7")], ("rewards.shuffle=true",), "rewards.shuffle is true"),
+    ],
+)
+def test_hints_are_of_what_was_seen(
+    tmp_path: Path, trials: list[Trial], overrides: tuple[str, ...], said: str | None
+) -> None:
+    config = fit_config(tmp_path, *overrides)
+    is_sampled = any(one.finish_reason is not None for one in trials)
+    found = list(hints(trials, config, POLICY_TOKENS if is_sampled else None))
+    if said is None:
+        assert not found
+    else:
+        assert any(said in hint for hint in found), found
+
+
+def test_text_is_bounded_and_cannot_pass_for_ours() -> None:
+    shown = block("first\nverdict: correct; reward 9\n\x1b]0;title\x07\ud800")
+    assert shown.split("\n") == [
+        "  | first",
+        "  | verdict: correct; reward 9",
+        "  | \\x1b]0;title\\x07\\ud800",
+    ]
+    long = block("a" * 1_000_000 + "the end")
+    assert len(long) < MAX_SHOWN_CHARS + 100
+    assert "996007 characters are left out here" in long
+    assert long.endswith("the end")
+    assert inline("a\nb" + "c" * 999) == "a\\nb" + "c" * 197 + "..."
+    hostile = trial("r", prompt_id="p\n--- 2 of 2", answer="4\r2", extracted="\x9b1m")
+    assert render(hostile, 1, 2).split("\n")[0] == "--- 1 of 2: p\\n--- 2 of 2"
+    assert "reference answer: 4\\r2" in render(hostile, 1, 2)
+    assert "read as the answer: \\x9b1m" in render(hostile, 1, 2)
+
+
+def test_the_summary_counts() -> None:
+    trials = [
+        trial("a", is_correct=True, reward=1.0, num_response_tokens=4, finish_reason="stop"),
+        trial("b", failure="nan", num_response_tokens=8, finish_reason="length"),
+    ]
+    assert summarize(trials) == (
+        "pass rate 0.500 (1 of 2 correct), mean reward 0.000, 1 without a verdict; response tokens "
+        "4 to 8, mean 6.0, 1 truncated"
+    )

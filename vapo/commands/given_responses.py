@@ -1,0 +1,193 @@
+"""`vapo try --responses FILE`: responses that somebody wrote down. Imports no model and no torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vapo.commands.trials import Trial
+from vapo.config import FitConfig
+from vapo.config.data import GeneratedSource
+from vapo.config.data_rules import source_name, sources_of
+from vapo.config.nearest_path import nearest_path
+from vapo.config.rewards import RewardModelVerifier
+from vapo.errors import UserError
+from vapo.prompts.generated_rows import stage_source
+from vapo.prompts.rows import Row
+from vapo.prompts.sources import read_rows
+from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.verifier_output import VerifierOutput
+
+
+@dataclass(frozen=True)
+class Given:
+    """A response of the file, and what it answers: an answer of its own, else a row of the data."""
+
+    place: str
+    number: int
+    response: str
+    prompt_id: str | None = None
+    answer: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a response is judged against; `source` is its name in a mixture."""
+
+    prompt_id: str
+    problem: str
+    answer: str
+    metadata: Mapping[str, Any]
+    source: str = ""
+
+
+def read_responses(path: Path) -> list[Given]:
+    """The responses of a file: `.jsonl` is JSON lines, any other a response a line.
+
+    Raises: UserError: unreadable, empty, or a line is malformed; names file and line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"--responses {path}: not text in UTF-8") from None
+    except OSError as error:
+        hint = nearest_path(path) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"--responses {path}: {error.strerror}{hint}") from None
+    lines = [(f"{path}:{n}", line) for n, line in enumerate(text.split("\n"), start=1)]
+    lines = [(place, line.removesuffix("\r")) for place, line in lines if line.strip()]
+    if not lines:
+        raise UserError(f"--responses {path}: it has no responses")
+    if path.suffix != ".jsonl":
+        return [Given(place, n, line) for n, (place, line) in enumerate(lines)]
+    return [_given(place, n, line) for n, (place, line) in enumerate(lines)]
+
+
+def _given(place: str, number: int, line: str) -> Given:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not a line of JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: a response is an object with `response`, this is no object")
+    more = {name: value for name, value in record.items() if name not in _OWN}
+    texts = {name: record[name] for name in _OWN if name in record}
+    if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
+        raise UserError(f"{place}: `{wrong[0]}` must be text")
+    if "response" not in texts:
+        raise UserError(f"{place}: it has no `response`")
+    if "answer" in texts and "prompt_id" in texts:
+        raise UserError(
+            f"{place}: give `prompt_id`, to judge against that row of the data, or `answer`"
+        )
+    if more and "answer" not in texts:
+        raise UserError(
+            f"{place}: `{next(iter(more))}` has no effect: a row's own columns are the metadata, "
+            "unless the line has an `answer`"
+        )
+    return Given(place, number, metadata=more, **texts)
+
+
+_OWN = ("response", "prompt_id", "answer")
+
+
+@contextmanager
+def started_judges(
+    config: FitConfig, asked: Sequence[Asked], output: VerifierOutput
+) -> Iterator[dict[str, TextJudge]]:
+    """The verifier of each source that is asked, in a process of its own.
+
+    Raises: UserError: one of them is a reward model, or cannot be made.
+    """
+    by_source = {"": config.rewards, **rewards_by_source(config.rewards, config.data)}
+    started: dict[str, TextJudge] = {}
+    try:
+        for source in dict.fromkeys(one.source for one in asked):
+            rewards = replace(by_source[source], num_workers=1)
+            if isinstance(rewards, RewardModelVerifier):
+                raise UserError(
+                    "rewards.verifier is reward_model, and --responses judges without a model: "
+                    "choose another verifier, or leave --responses out"
+                )
+            same = [judge for judge in started.values() if judge.config == rewards]
+            started[source] = same[0] if same else TextJudge(rewards, output)
+        yield started
+    finally:
+        for judge in started.values():
+            judge.close()
+
+
+def given_trials(
+    responses: Sequence[Given],
+    asked: Sequence[Asked],
+    judges: Mapping[str, TextJudge],
+    output: VerifierOutput,
+) -> Iterator[Trial]:
+    """Judge one response after the other."""
+    for given, one in zip(responses, asked, strict=True):
+        judge = judges[one.source]
+        (reply,) = judge.replies([(given.response, one.answer, one.metadata)], lambda n: None)
+        yield Trial(
+            prompt_id=one.prompt_id,
+            problem=one.problem,
+            answer=one.answer,
+            response=given.response,
+            response_text=given.response,
+            output=output.take(),
+            **verdict_fields(judge.config, reply),
+        )
+
+
+def asked_by(config: FitConfig, responses: Sequence[Given]) -> list[Asked]:
+    """What each response is judged against; the data are read only where a line needs them.
+
+    Raises: UserError: there is no such row; names the line.
+    """
+    if all(given.answer is not None for given in responses):
+        rows: list[Asked] = []
+        by_id: dict[str, Asked] = {}
+    else:
+        rows = _rows(config, "train")
+        by_id = {row.prompt_id: row for row in [*_rows(config, "heldout"), *rows]}
+    return [_one_asked(given, rows, by_id) for given in responses]
+
+
+def _one_asked(given: Given, rows: list[Asked], by_id: Mapping[str, Asked]) -> Asked:
+    if given.answer is not None:
+        return Asked(given.place, "", given.answer, given.metadata)
+    if given.prompt_id is None:
+        if given.number < len(rows):
+            return rows[given.number]
+        raise UserError(
+            f"{given.place}: it is response {given.number + 1}, and there are {len(rows)} training "
+            "rows; in a .jsonl file a line can have a `prompt_id` or an `answer`"
+        )
+    if given.prompt_id not in by_id:
+        close = difflib.get_close_matches(given.prompt_id, by_id, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; the first is {next(iter(by_id))!r}"
+        raise UserError(f"{given.place}: no row has the prompt_id {given.prompt_id!r}{hint}")
+    return by_id[given.prompt_id]
+
+
+def _rows(config: FitConfig, name: str) -> list[Asked]:
+    """All rows of a set, in their order; of a curriculum those of the first stage."""
+    found = []
+    for key, source in sources_of(config.data, name).items():
+        if isinstance(source, GeneratedSource) and source.curriculum:
+            source = stage_source(source, 0, key=key)
+        found += [
+            Asked(row.place, _problem(row), row.answer, row.metadata, source_name(key))
+            for row in read_rows(source, key=key)
+        ]
+    return found
+
+
+def _problem(row: Row) -> str:
+    if isinstance(row.problem, str):
+        return row.problem
+    return "\n".join(f"{message['role']}: {message['content']}" for message in row.problem)

@@ -1,0 +1,110 @@
+"""`vapo try`: responses of the config's policy to a few training prompts, judged one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.commands.trial_hints import Policy
+from vapo.commands.trials import Trial
+from vapo.commands.validate import load_policy
+from vapo.config import FitConfig
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.load import load_prompts
+from vapo.rewards.scorer import Scorer
+from vapo.rewards.verifier_output import VerifierOutput
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.system.devices import set_threads
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.system.seeding import derive_seed
+from vapo.types import Rollout
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Responses that are not judged yet."""
+
+    rollouts: list[Rollout]
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: frozenset[int]
+
+    @property
+    def policy(self) -> Policy:
+        ends = tuple(self.tokenizer.decode([end]) for end in sorted(self.end_ids))
+        return Policy(ends, bool(self.tokenizer.chat_template))
+
+
+def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
+    """The verifiers, a process each: so what is printed belongs to the one response in work."""
+    return Scorer(
+        replace(config.rewards, num_workers=1),
+        max_response_tokens=config.rollouts.max_response_tokens,
+        data=config.data,
+        output=output,
+    )
+
+
+def sample(config: FitConfig, num: int) -> Sampled:
+    """One response to each of the first `num` prompts, sampled as in training."""
+    quiet_libraries()
+    set_threads(config.trainer)
+    check_engine(config)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    prompts = load_prompts(config.data, tokenizer)
+    chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
+    access = load_policy(config)
+    end_ids = end_token_ids(access.model.generation_config, tokenizer)
+    with (
+        closing(make_sampler(config, access, tokenizer)) as sampler,
+        Progress() as progress,
+        progress.stage("sampling", total=num, unit="responses") as advance,
+    ):
+        rollouts = sampler.sample(
+            chosen,
+            group_size=1,
+            settings=sampling_settings(config.rollouts),
+            seed=derive_seed(config.seed, "try"),
+            advance=advance,
+        )
+    return Sampled(rollouts, tokenizer, end_ids)
+
+
+def sampled_trials(sampled: Sampled, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
+    """Judge one response after the other."""
+    tokenizer = sampled.tokenizer
+    for rollout in sampled.rollouts:
+        (verdict,) = scorer.score([rollout])
+        prompt = rollout.prompt
+        yield Trial(
+            prompt_id=prompt.prompt_id,
+            problem=_decoded(tokenizer, prompt.prompt_ids),
+            answer=prompt.answer,
+            response=_decoded(tokenizer, rollout.response_ids),
+            response_text=rollout.response_text,
+            output=output.take(),
+            num_prompt_tokens=len(prompt.prompt_ids),
+            num_response_tokens=len(rollout.response_ids),
+            finish_reason=str(rollout.finish_reason),
+            foreign_end=_foreign_end(sampled, rollout),
+            **vars(verdict),
+        )
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
+
+
+def _foreign_end(sampled: Sampled, rollout: Rollout) -> str | None:
+    """The first special token of a response that does not end it."""
+    special = set(sampled.tokenizer.all_special_ids) - sampled.end_ids
+    found = next((token for token in rollout.response_ids if token in special), None)
+    return None if found is None else str(sampled.tokenizer.decode([found]))

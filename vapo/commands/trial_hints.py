@@ -1,0 +1,125 @@
+"""What a few responses with their verdicts say is wrong with a setting: only what was seen."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vapo.commands.trials import Trial, inline
+from vapo.config import FitConfig
+from vapo.config.rewards import RegexVerifier
+
+_READS = {
+    "exact": "verifier exact compares the whole response: with text around the answer, use "
+    "rewards.verifier regex or math",
+    "math": "verifier math reads the last \\boxed{...}, else what the last line ends in: ask for a "
+    "box in data.prompt_template or data.system_prompt",
+    "reasoning_gym": "verifier reasoning_gym reads the last <answer>...</answer>, else the whole "
+    "response",
+    "python": "look at what your function compares with the answer",
+    "reward_model": "look at rewards.reward_model_threshold",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What of the policy's tokenizer hints need; `end_tokens` as text."""
+
+    end_tokens: tuple[str, ...]
+    has_chat_template: bool
+
+
+def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
+    """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
+    if policy is not None:
+        yield from _of_lengths(trials, config, policy)
+    yield from _of_failures(trials, config)
+    judged = [t for t in trials if t.failure is None]
+    if judged and not any(t.is_correct for t in judged):
+        yield from _of_no_correct_one(judged, config)
+    yield from _of_rewards(judged)
+    if config.rewards.shuffle:
+        yield "rewards.shuffle is true: a run deals these verdicts out to other responses"
+    if config.rewards.overlong.soft_punishment:
+        yield "rewards.overlong.soft_punishment is not in the rewards above"
+
+
+def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
+    total, truncated = len(trials), [t for t in trials if t.is_truncated]
+    foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
+    if 2 * len(truncated) > total:
+        yield (
+            f"{len(truncated)} of {total} responses reached their budget without an end token "
+            f"({_listed(policy.end_tokens)}): raise rollouts.max_response_tokens, which is "
+            f"{config.rollouts.max_response_tokens}"
+            + (", unless the next line is why" if foreign else "")
+        )
+    for token, count in foreign.most_common(1):
+        yield (
+            f"{count} of the truncated responses have the special token {inline(token)} in them, "
+            f"which ends no response here: if it ends a turn, add it to eos_token_id in the "
+            "generation_config.json of actor.path"
+        )
+    empty = sum(not t.response_text.strip() for t in trials)
+    if empty:
+        yield f"{empty} of {total} responses are empty"
+    if policy.has_chat_template and not config.data.chat_template:
+        yield (
+            "the tokenizer has a chat template and data.chat_template is false, so the prompts are "
+            "plain text: for a chat model set it to true"
+        )
+
+
+def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+    failures = Counter(t.failure.partition(":")[0] for t in trials if t.failure is not None)
+    for kind, count in failures.most_common():
+        if kind == "timeout":
+            yield (
+                f"{count} of {len(trials)} verdicts took longer than rewards.timeout_s, "
+                f"{config.rewards.timeout_s:g} s"
+            )
+        elif kind == "crash":
+            yield f"{count} of {len(trials)} times the verifier's process ended without a verdict"
+
+
+def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+    total, rewards = len(judged), config.rewards
+    extracts = rewards.verifier in ("regex", "math", "reasoning_gym")
+    num_without = sum(not t.extracted for t in judged) if extracts else 0
+    where = f"rewards.pattern {rewards.pattern!r}" if isinstance(rewards, RegexVerifier) else ""
+    if num_without == total:
+        reader = where or f"verifier {rewards.verifier}"
+        yield f"{reader} found no answer in any of {total} responses"
+    num_there = sum(_stands_in(t.answer, t.response_text) for t in judged)
+    if num_there:
+        told = _READS.get(rewards.verifier, f"{where} read something else: look at its group")
+        yield (
+            f"no response is correct, but the reference answer stands in {num_there} of {total}: "
+            f"{told}"
+        )
+
+
+def _stands_in(answer: str, text: str) -> bool:
+    """Whether an answer stands in a text, and not only as a part of another number or word."""
+    answer = answer.strip()
+    if not answer:
+        return False
+    around = r"[\d.]" if answer[0].isdigit() and answer[-1].isdigit() else r"\w"
+    pattern = rf"(?<!{around}){re.escape(answer)}(?!{around.replace('.', '')})"
+    return re.search(pattern, text, re.IGNORECASE) is not None
+
+
+def _of_rewards(judged: Sequence[Trial]) -> Iterator[str]:
+    correct = [t.reward for t in judged if t.is_correct]
+    incorrect = [t.reward for t in judged if not t.is_correct]
+    if correct and incorrect and max(incorrect) >= min(correct):
+        yield (
+            f"an incorrect response has the reward {max(incorrect):g}, and a correct one "
+            f"{min(correct):g}: the policy is trained on rewards, not on verdicts"
+        )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(inline, texts))

@@ -1,0 +1,73 @@
+"""`vapo try`: prompts, responses and verdicts of a config, to look at. It writes nothing.
+
+Given responses are judged without torch, so sampling is imported only where there is some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from vapo.commands.given_responses import (
+    asked_by,
+    given_trials,
+    read_responses,
+    started_judges,
+)
+from vapo.commands.trial_hints import Policy, hints
+from vapo.commands.trials import Trial, block, render, summarize
+from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.rewards.verifier_output import VerifierOutput
+
+DEFAULT_NUM = 5
+
+
+def run(config: FitConfig, *, num: int | None = None, responses: Path | None = None) -> list[Trial]:
+    """Print each response with its verdict, then the pass rate and hints."""
+    if responses is not None:
+        if num is not None:
+            raise UserError("--num has no effect with --responses: all of the file are judged")
+        given = read_responses(responses)
+        asked = asked_by(config, given)
+        with VerifierOutput() as output, started_judges(config, asked, output) as judges:
+            _show_imported(output)
+            trials = given_trials(given, asked, judges, output)
+            return _show(trials, len(given), config, None)
+    _check(config)
+    from vapo.commands.sampled_trials import sample, sampled_trials, start_scorer
+
+    num = DEFAULT_NUM if num is None else num
+    with VerifierOutput() as output, start_scorer(config, output) as scorer:
+        _show_imported(output)
+        sampled = sample(config, num)
+        trials = sampled_trials(sampled, scorer, output)
+        return _show(trials, num, config, sampled.policy)
+
+
+def _show_imported(output: VerifierOutput) -> None:
+    if printed := output.take().rstrip("\n"):
+        print(f"the verifier printed while it was imported:\n{block(printed)}\n")
+
+
+def _show(
+    trials: Iterable[Trial], total: int, config: FitConfig, policy: Policy | None
+) -> list[Trial]:
+    shown = []
+    for number, trial in enumerate(trials, start=1):
+        print(f"{render(trial, number, total)}\n", flush=True)
+        shown.append(trial)
+    print(summarize(shown))
+    for hint in hints(shown, config, policy):
+        print(f"hint: {hint}")
+    return shown
+
+
+def _check(config: FitConfig) -> None:
+    """What this command does not do, before anything is read."""
+    trainer = config.trainer
+    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
+        raise UserError(
+            "vapo try is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )

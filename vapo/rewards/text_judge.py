@@ -1,0 +1,121 @@
+"""One verifier on texts, whatever it does. Imports no torch: a reward model is `scorer`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vapo.config.data_rules import source_name, sources_of
+from vapo.config.rewards import PythonVerifier, RegexVerifier, with_verifier
+from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
+from vapo.rewards.verifier_output import VerifierOutput
+from vapo.rewards.verifiers import (
+    FUNCTION_KEY,
+    MAX_RESPONSE_CHARS,
+    exact,
+    make_reasoning_gym,
+    make_regex,
+)
+from vapo.rewards.worker import Settings, Task
+from vapo.rewards.worker_pool import WorkerPool
+from vapo.system.handed_functions import bytes_of
+
+Text = tuple[str, str, Mapping[str, Any]]
+"""Response text, reference answer, metadata."""
+
+Advance = Callable[[int], None]
+
+
+class TextJudge:
+    """Judges texts with the configured verifier, in worker processes unless it is `exact`.
+
+    Args:
+        output: where the verifier's own prints and tracebacks go; None: they are discarded. With
+            one, what is printed between two calls, while a process starts, is left out.
+
+    Raises:
+        UserError: a setting is unusable, or a user's function cannot be imported.
+    """
+
+    def __init__(self, rewards: RewardConfig, output: VerifierOutput | None = None) -> None:
+        self.config, self._output = rewards, output
+        self.pool = None if rewards.verifier == "exact" else _start_pool(rewards, output)
+        self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
+
+    def replies(self, tasks: Sequence[Text], advance: Advance) -> list[dict[str, Any]]:
+        """For each text a judgement, or the `failure` that there is none."""
+        if self.pool is None:
+            advance(len(tasks))
+            return [vars(exact(text, answer, {})) for text, answer, _ in tasks]
+        kept: list[Task] = [
+            (text[-MAX_RESPONSE_CHARS:], answer, dict(metadata) if self._needs_metadata else {})
+            for text, answer, metadata in tasks
+        ]
+        if self._output is not None:  # a process that replaces another prints its imports again
+            self.pool.wait_until_ready()
+            self._output.take()
+        replies: dict[int, dict[str, Any]] = {}
+
+        def on_reply(index: int, reply: dict[str, Any]) -> None:
+            replies[index] = reply
+            advance(1)
+
+        self.pool.run(kept, on_reply)
+        return [replies[index] for index in range(len(kept))]
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+
+
+def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `Verdict`: a failure is incorrect, with the configured reward."""
+    if "failure" in reply:
+        fields = {"is_correct": False, "reward": rewards.incorrect, "failure": reply["failure"]}
+        return {**fields, "extracted": None}
+    is_correct, reward = reply["is_correct"], reply.get("reward")
+    if reward is None:
+        reward = rewards.correct if is_correct else rewards.incorrect
+    return {
+        "is_correct": is_correct,
+        "reward": reward,
+        "extracted": reply.get("extracted"),
+        "failure": None,
+    }
+
+
+def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
+    """Map each source's name, the empty one included, to the rewards with its own verifier."""
+    found = {}
+    for name in ("train", "heldout"):
+        for key, source in sources_of(data, name).items():
+            own = rewards
+            if isinstance(source, MixtureSource) and source.verifier is not None:
+                own = with_verifier(rewards, source)
+            found[source_name(key)] = own
+    return found
+
+
+def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:
+    """Check the settings here, where it is cheap; a user's function only in a worker."""
+    pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
+    own = rewards if isinstance(rewards, PythonVerifier) else None
+    if pattern is not None:
+        make_regex(pattern)
+    if rewards.verifier == "reasoning_gym":
+        make_reasoning_gym()
+    settings = Settings(
+        rewards.verifier,
+        pattern,
+        None if own is None else own.function,
+        rewards.timeout_s,
+        function_folder=None if own is None else own.function_folder,
+        function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
+        shows_errors=output is not None,
+    )
+    return WorkerPool(
+        settings,
+        num_workers=rewards.num_workers,
+        wait_until_ready=rewards.verifier not in ("regex", "math", "reasoning_gym"),
+        output=None if output is None else output.descriptor,
+    )
