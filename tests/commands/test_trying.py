@@ -1,4 +1,4 @@
-"""`vapo try`: what it shows of prompts, responses and verifiers, and that it leaves nothing behind."""
+"""`vapo try`: what it shows of prompts, responses and verifiers; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -100,20 +100,20 @@ def test_given_responses_with_all_that_a_verifier_does(
     assert "hint: 1 of 7 verdicts took longer than rewards.timeout_s, 1 s\n" in last
     assert "hint: 1 of 7 times the verifier's process ended without a verdict\n" in last
     assert "hint: an incorrect response has the reward 3.5, and a correct one 0.5" in last
-    assert not shown.isprintable() and all(c.isprintable() or c == "\n" for c in shown)
+    assert all(c.isprintable() or c == "\n" for c in shown)
 
 
 def test_given_responses_need_no_torch_and_are_judged_by_their_rows(project: Path) -> None:
     write(project, "1\n\n\\boxed{1}\r\n", "said.txt")
     write(project, "def score(text, answer, metadata):\n    raise KeyError(text)\n", "telling.py")
     code = (
-        "import sys\nfrom vapo.cli import main\n"
-        f"main(['try', {', '.join(f'{word!r}' for f in STATE_TRACKING for word in ('--config', str(f)))},"
-        " '--config', 'my.yaml', '--responses', 'said.txt'])\n"
+        "import sys\nfrom vapo.cli import main\nmain(sys.argv[1:])\n"
         "print({'torch', 'transformers', 'mlflow'} & set(sys.modules))"
     )
+    files = [*map(str, STATE_TRACKING), "my.yaml"]
+    words = ["try", *(word for file in files for word in ("--config", file))]
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *words, "--responses", "said.txt"],
         cwd=project,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -164,6 +164,18 @@ def test_a_file_of_responses_that_cannot_be_used(
     assert "Traceback" not in message
 
 
+def test_a_verifier_that_cannot_be_imported(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "print('so far')\nimport gone_away\n", "telling.py")
+    write(project, "1\n", "a.txt")
+    files = [word for file in [*map(str, STATE_TRACKING), "my.yaml"] for word in ("--config", file)]
+    assert cli.main(["try", *files, "--responses", "a.txt"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "the verifier printed while it was imported:\n  | so far\n\n"
+    assert f"No module named 'gone_away' ({project}/telling.py:2)" in printed.err
+
+
 def test_what_does_not_go_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(project, "1\n", "a.txt")
     assert "--num has no effect" in tried(capsys, "--responses", "a.txt", "--num", "3", code=2)
@@ -205,10 +217,18 @@ def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def trial(response: str = "", **fields: Any) -> Trial:
     known: dict[str, Any] = {
-        **{"prompt_id": "p", "problem": "q", "answer": "42", "response": response, "output": ""},
-        **{"response_text": response, "is_correct": False, "reward": -1.0, "extracted": None},
+        "prompt_id": "p",
+        "problem": "q",
+        "answer": "42",
+        "response": response,
+        "response_text": response,
+        "is_correct": False,
+        "reward": -1.0,
+        "extracted": None,
+        "failure": None,
+        "output": "",
     }
-    return Trial(**{**known, "failure": None, **fields})
+    return Trial(**{**known, **fields})
 
 
 POLICY_TOKENS = Policy(("<eos>",), has_chat_template=False)
@@ -225,7 +245,11 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
         ([trial("142 and 4.42 and 420"), trial("x", extracted="7")], (), None),
         ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
         ([trial("a", answer="")], ("rewards.verifier=exact",), None),
-        ([trial("42", failure="timeout")], (), "1 of 1 verdicts took longer than rewards.timeout_s"),
+        (
+            [trial("42", failure="timeout")],
+            (),
+            "1 of 1 verdicts took longer than rewards.timeout_s",
+        ),
         ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
         (
             [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],

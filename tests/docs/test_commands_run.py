@@ -32,6 +32,8 @@ PAGES = ("README.md", "docs/resuming.md", "docs/data_and_rewards.md", "docs/mode
 def small(command: Command) -> list[str]:
     """The command, a small run; its own words win."""
     name, *words = command.words
+    if name == "try":  # it is small
+        return [name, *words]
     own = {word.partition("=")[0] for word in words if "=" in word}
     own_data = any(word.startswith(("ten_", "data.")) for word in words)
     extra = [
@@ -50,7 +52,7 @@ def chosen() -> list[Command]:
         for c in commands()
         if c.page in PAGES
         and c.program == "vapo"
-        and c.words[0] in ("fit", "validate", "filter")
+        and c.words[0] in ("fit", "try", "validate", "filter")
         and not any("recipes/" in word or "print_config" in word for word in c.words)
     ]
     return sorted(found, key=lambda command: PAGES.index(command.page))
@@ -71,4 +73,4 @@ def test_the_pages_commands_in_their_order(
     for command in chosen():
         assert cli.main(small(command)) == 0, (command, capsys.readouterr().err)
         ran.append(str(command))
-    assert len(ran) >= 11
+    assert len(ran) >= 13

@@ -10,21 +10,44 @@ import pytest
 
 from tests.config.fits import ROOT, STATE_TRACKING
 from tests.rewards.rollouts_for_tests import rollout
+from vapo import cli
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 
-FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml")
+FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml", "my_responses.jsonl")
 
 
-def test_ten_problems_and_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def written(folder: Path) -> str:
+    """The page, whose files are in the folder now."""
     page = (ROOT / "docs" / "data_and_rewards.md").read_text()
     for name in FILES:
         block = re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", page, re.DOTALL)
         assert block, name
-        (tmp_path / name).write_text(block[1])
+        (folder / name).write_text(block[1])
+    return page
+
+
+def test_what_vapo_try_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the letter, for responses that are given and for sampled ones."""
+    page = written(tmp_path)
+    for name in ("conf", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"```sh\nvapo (try [^\n]*)\n```\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 2
+    for command, expected in shown:
+        assert cli.main([*command.split(), "trainer.accelerator=cpu"]) == 0, capsys.readouterr().err
+        printed = capsys.readouterr().out.replace(str(tmp_path), "FOLDER")
+        assert re.sub(r"\Asampling: .*\n", "", printed) == expected
+
+
+def test_ten_problems_and_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
     monkeypatch.chdir(tmp_path)  # where the newcomer starts the command
     policy = ROOT / "models" / "state_tracking" / "policy"
     files = [*STATE_TRACKING, Path("ten_problems.yaml")]

@@ -1,4 +1,4 @@
-"""`vapo try --responses FILE`: responses that somebody wrote down. Imports no model and no torch."""
+"""`vapo try --responses FILE`: responses that somebody wrote down. Imports no torch."""
 
 from __future__ import annotations
 

@@ -37,12 +37,13 @@ class Sampled:
 
     @property
     def policy(self) -> Policy:
-        ends = tuple(self.tokenizer.decode([end]) for end in sorted(self.end_ids))
+        ends = tuple(_decoded(self.tokenizer, (end,)) for end in sorted(self.end_ids))
         return Policy(ends, bool(self.tokenizer.chat_template))
 
 
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
+    quiet_libraries()
     return Scorer(
         replace(config.rewards, num_workers=1),
         max_response_tokens=config.rollouts.max_response_tokens,
@@ -53,7 +54,6 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
 
 def sample(config: FitConfig, num: int) -> Sampled:
     """One response to each of the first `num` prompts, sampled as in training."""
-    quiet_libraries()
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
@@ -107,4 +107,4 @@ def _foreign_end(sampled: Sampled, rollout: Rollout) -> str | None:
     """The first special token of a response that does not end it."""
     special = set(sampled.tokenizer.all_special_ids) - sampled.end_ids
     found = next((token for token in rollout.response_ids if token in special), None)
-    return None if found is None else str(sampled.tokenizer.decode([found]))
+    return None if found is None else _decoded(sampled.tokenizer, (found,))

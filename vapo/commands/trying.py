@@ -5,7 +5,8 @@ Given responses are judged without torch, so sampling is imported only where the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from vapo.commands.given_responses import (
@@ -30,24 +31,31 @@ def run(config: FitConfig, *, num: int | None = None, responses: Path | None = N
             raise UserError("--num has no effect with --responses: all of the file are judged")
         given = read_responses(responses)
         asked = asked_by(config, given)
-        with VerifierOutput() as output, started_judges(config, asked, output) as judges:
-            _show_imported(output)
+        with VerifierOutput() as output, ExitStack() as started:
+            with _imports_shown(output):
+                judges = started.enter_context(started_judges(config, asked, output))
             trials = given_trials(given, asked, judges, output)
             return _show(trials, len(given), config, None)
     _check(config)
     from vapo.commands.sampled_trials import sample, sampled_trials, start_scorer
 
     num = DEFAULT_NUM if num is None else num
-    with VerifierOutput() as output, start_scorer(config, output) as scorer:
-        _show_imported(output)
+    with VerifierOutput() as output, ExitStack() as started:
+        with _imports_shown(output):
+            scorer = started.enter_context(start_scorer(config, output))
         sampled = sample(config, num)
         trials = sampled_trials(sampled, scorer, output)
         return _show(trials, num, config, sampled.policy)
 
 
-def _show_imported(output: VerifierOutput) -> None:
-    if printed := output.take().rstrip("\n"):
-        print(f"the verifier printed while it was imported:\n{block(printed)}\n")
+@contextmanager
+def _imports_shown(output: VerifierOutput) -> Iterator[None]:
+    """What the verifiers print while they start, also where one fails."""
+    try:
+        yield
+    finally:
+        if printed := output.take().rstrip("\n"):
+            print(f"the verifier printed while it was imported:\n{block(printed)}\n", flush=True)
 
 
 def _show(

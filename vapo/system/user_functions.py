@@ -122,11 +122,10 @@ def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
     """Where a module is; a folder without `__init__.py` only where no file has the name."""
     own, found = python_path(), list[ModuleSpec]()
     for finder in sys.meta_path:
-        spec = (
-            PathFinder.find_spec(top, own)
-            if finder is PathFinder
-            else finder.find_spec(top, None, None)
-        )
+        if finder is PathFinder:
+            spec = PathFinder.find_spec(top, own)
+        else:  # built in, frozen, or of an editable install
+            spec = finder.find_spec(top, None, None) if hasattr(finder, "find_spec") else None
         found += [] if spec is None else [spec]
     found += [spec for f in folders if (spec := PathFinder.find_spec(top, [f])) is not None]
     return next((spec for spec in found if spec.loader is not None), next(iter(found), None))
