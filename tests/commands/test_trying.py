@@ -56,6 +56,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     write(tmp_path, '{"prompt": "2a34=", "answer": "2", "n": 9}\n', "heldout.jsonl")
     write(tmp_path, json.dumps(overlay), "my.yaml")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
