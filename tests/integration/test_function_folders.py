@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import STATE_TRACKING
+from tests.config.fits import ROOT, STATE_TRACKING
 from tests.integration.commands import SMALL, store
 from vapo import cli
 
 VERIFIER = "def score(text, answer, metadata):\n    return text.rpartition(';')[2] == answer\n"
 OVERLAY = "rewards: {verifier: python, function: 'deep/my-verifier.py:score'}\n"
-POLICY = STATE_TRACKING[0].parents[1] / "models" / "state_tracking"
+POLICY = ROOT / "models" / "state_tracking"
 
 
 @pytest.mark.slow

@@ -81,6 +81,10 @@ def test_beside_the_yaml_then_in_the_current_folder(folders: tuple[Path, Path]) 
     assert verdict(config) is True
     write(project, THERE, "mine_a.py")
     assert verdict(config) is False
+    write(project, "rewards: {verifier: python, function: 'mine_a:score'}\n", "base.yaml")
+    on_top = [current / "0.yaml", write(current, "extends: ../project/base.yaml\n", "top.yaml")]
+    write(current, MINIMAL, "0.yaml")
+    assert verdict(compose(FitConfig, on_top, []).config) is False, "of the file that is extended"
     by_hand = composed(project, "{verifier: python}", f"{KEY}=mine_a:score")
     assert verdict(by_hand) is True, "typed on the command line: the current folder's"
 
