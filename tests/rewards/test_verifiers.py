@@ -172,9 +172,9 @@ def test_reasoning_gym_scorer():
         verifier(answer, answer, {})
 
 
-def test_reasoning_gym_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+def test_reasoning_gym_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'vapo\[reasoning\]'"):
+    with pytest.raises(UserError, match="pip install 'reasoning-gym"):
         make_reasoning_gym()
 
 

@@ -180,9 +180,9 @@ def test_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "the reward model is not there" in log
 
 
-def test_slurm_without_submitit_names_the_extra(
+def test_slurm_without_submitit_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match=r"vapo\[slurm\]"):
+    with pytest.raises(UserError, match="pip install .submitit"):
         SlurmLauncher(tmp_path, {})
