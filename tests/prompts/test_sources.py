@@ -169,7 +169,7 @@ def test_procedural_source():
 def test_reasoning_gym_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     source = make(SourceConfig, kind="reasoning_gym", task="chain_sum", num_examples=2)
-    with pytest.raises(UserError, match=r"pip install 'vapo\[reasoning\]'"):
+    with pytest.raises(UserError, match="pip install 'reasoning-gym"):
         read_rows(source, key="data.train")
 
 

@@ -184,5 +184,5 @@ def test_slurm_without_submitit_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match="pip install .submitit"):
+    with pytest.raises(UserError, match="pip install 'submitit"):
         SlurmLauncher(tmp_path, {})
