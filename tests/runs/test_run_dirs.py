@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from vapo.runs.run_dirs import (
     find_checkpoint,
     identity_of,
     open_run_dir,
+    order_of_runs,
     read_record,
 )
 
@@ -143,6 +145,45 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
         find(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"has a last\.ckpt; start one without"):
         find_checkpoint(str(tmp_path / "empty"), "last", told.append)
+
+
+def test_the_newest_run_is_the_one_that_began_last_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is set back between two runs, and the time zone is another one."""
+    runs = tmp_path / "runs"
+    config = fit_config(tmp_path, f"output_dir={runs}", "checkpoints.resume=auto")
+    write(made_up(tmp_path, "20990101-000000_without_a_number", "other") / "checkpoints", 9)
+    began = []
+    for name, now, zone in (
+        ("first", datetime(2026, 10, 25, 0, 59, tzinfo=UTC), "Pacific/Kiritimati"),
+        ("second", datetime(2026, 10, 25, 0, 30, tzinfo=UTC), "Pacific/Midway"),
+    ):
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setattr("vapo.runs.summary.datetime", FakeClock(now))
+        run_dir = open_run_dir(config, name, resume=None)
+        write(run_dir.checkpoints, 1)
+        run_dir.record("running", "id")
+        began.append(run_dir.path)
+        run_dir.close()
+    assert [path.name[:15] for path in began] == ["20261025-005900", "20261025-003000"]
+    told: list[str] = []
+    last = find_checkpoint(str(runs), "last", told.append)
+    assert last == began[1] / "checkpoints" / checkpoint_name(1)
+    chosen = choose_resume(config, None, told.append)
+    assert chosen is not None and chosen.run_dir == began[1]
+    resumed = open_run_dir(config, "x", resume=chosen)
+    resumed.record("finished", "id")
+    resumed.close()
+    assert [order_of_runs(path)[0] for path in began] == [1, 2], "a resumed run keeps its number"
+
+
+class FakeClock:
+    def __init__(self, moment: datetime) -> None:
+        self.moment = moment
+
+    def now(self, zone: tzinfo | None = None) -> datetime:
+        return self.moment.astimezone(zone)
 
 
 def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:

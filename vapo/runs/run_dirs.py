@@ -1,8 +1,9 @@
 """A run's folder: where it is, what is in it, and how a later run finds it again.
 
-<output_dir>/<time>_<name>/
+<output_dir>/<UTC time>_<name>/
     config.yaml           the resolved config
-    run.json              its state, its config's identity, its MLflow run
+    run.json              its state, its config's identity, its MLflow run, its number: runs are
+                          in the order of their numbers, whatever clocks and time zones say
     checkpoints/          iteration_000004, iteration_000005; last.ckpt, best.ckpt point to them
     rollouts/             of the iteration in progress
     pretrained_critic/    Hugging Face folder, after value pretraining
@@ -34,6 +35,8 @@ RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
 Warn = Callable[[str], None]
+State = Literal["begun", "running", "stopped", "finished"]
+"""`begun`: the folder is there, and the run is not yet recorded."""
 
 
 def tell(text: str) -> None:
@@ -53,6 +56,7 @@ class RunDir:
     path: Path
     identity: str = ""
     mlflow_run_id: str | None = None
+    number: int = 0  # among the runs of its output_dir, in the order in which they began
     is_same_config: bool = True  # as the run's, where it is resumed
     _lock: IO[str] | None = field(default=None, repr=False)
 
@@ -78,9 +82,14 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
 
-    def record(self, state: Literal["running", "stopped", "finished"], run_id: str | None) -> None:
+    def record(self, state: State, run_id: str | None) -> None:
         if is_main_process():
-            contents = {"state": state, "identity": self.identity, "mlflow_run_id": run_id}
+            contents = {
+                "state": state,
+                "identity": self.identity,
+                "mlflow_run_id": run_id,
+                "number": self.number,
+            }
             write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")
 
 
@@ -119,13 +128,34 @@ def identity_of(config: FitConfig) -> str:
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
     """The newest run of a config that has not finished and that nobody is at work on."""
-    for record in sorted(output_dir.glob(f"*/{RECORD_NAME}"), reverse=True):
-        contents = read_record(record.parent)
+    for run_dir in newest_first(output_dir):
+        contents = read_record(run_dir)
         if contents.get("state") != "running" or contents.get("identity") != identity:
             continue
-        if not (is_main_process() and _is_locked(record.parent)):
-            return record.parent
+        if not (is_main_process() and _is_locked(run_dir)):
+            return run_dir
     return None
+
+
+def newest_first(output_dir: Path) -> list[Path]:
+    """The folders of runs, the one that began last first."""
+    folders = {path.parent for path in output_dir.glob(f"*/{RECORD_NAME}")}
+    folders |= {path.parent for path in output_dir.glob("*/checkpoints")}
+    return sorted(folders, key=order_of_runs, reverse=True)
+
+
+def order_of_runs(run_dir: Path) -> tuple[int, str]:
+    """By the number in its run.json, which no clock and no time zone changes.
+
+    Runs from before there was one come first, by their names, which begin with the time.
+    """
+    return number_of(run_dir), run_dir.name
+
+
+def number_of(run_dir: Path) -> int:
+    """A run's number among those of its folder, from 1 up; 0 where it has none."""
+    number = read_record(run_dir).get("number")
+    return number if isinstance(number, int) else 0
 
 
 def _is_locked(path: Path) -> bool:
@@ -138,7 +168,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def read_record(run_dir: Path) -> dict[str, str]:
+def read_record(run_dir: Path) -> dict[str, Any]:
     """run.json, or nothing where it cannot be read."""
     try:
         contents = json.loads((run_dir / RECORD_NAME).read_text())
@@ -157,7 +187,9 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         path = resume.run_dir
         record = read_record(path)
         is_same = record.get("identity") == identity
-        run_dir = RunDir(path, identity, record.get("mlflow_run_id"), is_same_config=is_same)
+        run_dir = RunDir(
+            path, identity, record.get("mlflow_run_id"), number_of(path), is_same_config=is_same
+        )
         try:
             run_dir.lock()
             if is_main_process():
@@ -169,6 +201,8 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         return RunDir(Path(config.output_dir).expanduser().absolute(), identity)
     run_dir = RunDir(make_run_dir(config.output_dir, name), identity)
     run_dir.lock()
+    run_dir.number = 1 + max(map(number_of, newest_first(run_dir.path.parent)), default=0)
+    run_dir.record("begun", None)
     (run_dir.path / CONFIG_NAME).write_text(to_yaml(config))
     return run_dir
 
@@ -244,7 +278,7 @@ def _named_checkpoint(output_dir: str, ckpt_path: str) -> Path:
     if ckpt_path not in ("last", "best"):
         return Path(ckpt_path).expanduser().absolute()
     folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
-    found = [path / name for path in sorted(folder.glob("*/checkpoints"), reverse=True)]
+    found = [path / "checkpoints" / name for path in newest_first(folder)]
     for link in found:
         if link.is_symlink() or (name == LAST and any(link.parent.glob(FOLDERS))):
             return link

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,13 @@ def make_summary(
 
 
 def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
-    """A new folder `<output_dir>/<time>_<run_name>`, made before anything expensive.
+    """A new folder `<output_dir>/<UTC time>_<run_name>`, made before anything expensive.
 
     Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
         name cannot be so long.
     """
     safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
-    stem, num_bytes = f"{datetime.now():%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
+    stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
     base = Path(output_dir).expanduser().absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@
         config.yaml                  what the process is started with
         log.txt                      its output
         status.json                  its state, written when it ends
-        fit/<time>_<name>/           the run's own folder, as `vapo fit` makes it
+        fit/<UTC time>_<name>/           the run's own folder, as `vapo fit` makes it
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from vapo.errors import UserError
+from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Task
 from vapo.system.atomic_files import write_text
@@ -64,7 +65,9 @@ class TaskFolder:
 
     def attempts(self) -> list[Path]:
         """The run folders of this task, oldest first; more than one after early kills."""
-        return sorted(path for path in self.output_dir.glob("*") if path.is_dir())
+        return sorted(
+            (path for path in self.output_dir.glob("*") if path.is_dir()), key=order_of_runs
+        )
 
     def checkpoint(self) -> Path | None:
         """Where an interrupted run resumes; None: it starts from the beginning."""
