@@ -171,7 +171,8 @@ def test_the_newest_run_is_the_one_that_began_last_whatever_the_clock_says(
     last = find_checkpoint(str(runs), "last", told.append)
     assert last == began[1] / "checkpoints" / checkpoint_name(1)
     chosen = choose_resume(config, None, told.append)
-    assert chosen is not None and chosen.run_dir == began[1]
+    assert chosen is not None
+    assert chosen.run_dir == began[1]
     resumed = open_run_dir(config, "x", resume=chosen)
     resumed.record("finished", "id")
     resumed.close()

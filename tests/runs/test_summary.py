@@ -111,12 +111,12 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
 
 
 def test_run_dirs_are_unique_and_inside(tmp_path):
-    made = {make_run_dir(tmp_path / "runs", "vapo seed/0") for _ in range(3)}
+    made = {make_run_dir(tmp_path / "runs", "vapo +grpo a.b=false seed/0") for _ in range(3)}
     assert len(made) == 3
     for path in made:
         assert path.is_dir()
         assert path.parent == tmp_path / "runs"
-        assert "_vapo-seed-0" in path.name
+        assert path.name[15:].startswith("_vapo-grpo-a.b-false-seed-0")
 
 
 def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):

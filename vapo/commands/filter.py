@@ -13,6 +13,7 @@ from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.flattening import to_yaml
+from vapo.config.sources import default_name
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
@@ -40,7 +41,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     path = default_path(config, settings) if output is None else Path(output)
     with closing(PassRateFile(path, settings)) as file:
         left = len(prompts.train) - len(file.num_correct)
-        name = config.tracking.run_name or f"filter-seed{config.seed}"
+        name = config.tracking.run_name or default_name(config, "filter")
         with (
             Progress() as progress,
             RunLogger(

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.training_checks import checked_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
+from vapo.config.sources import default_name
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept, critic_start
@@ -49,6 +50,8 @@ from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
 from vapo.training.trainer import RunCallbacks, make_trainer
 
+_FOLDER_CHARS = 48  # so that the folder's path has room on a line of 80 columns
+
 
 def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     """Train; returns the folder of the run.
@@ -69,7 +72,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
     with (
-        closing(open_run_dir(config, run_name(config), resume=resume)) as run_dir,
+        closing(open_run_dir(config, folder_name(config), resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
         return train(config, run_dir, checkpoint, tokenizer, prompts, stored, stopping, started)
@@ -92,7 +95,7 @@ def train(
         Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
         RunLogger(
             recorded_tracking(config),
-            run_name=run_name(config),
+            run_name=config.tracking.run_name or default_name(config),
             run_id=run_dir.mlflow_run_id,
             tags=run_tags(config),
             note=progress.note,
@@ -169,8 +172,9 @@ def begin_record(
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
 
 
-def run_name(config: FitConfig) -> str:
-    return config.tracking.run_name or f"vapo-seed{config.seed}"
+def folder_name(config: FitConfig) -> str:
+    """What follows the time in the name of the run's folder."""
+    return config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
 
 
 def summarize(

@@ -20,6 +20,7 @@ from vapo.commands.training_checks import checked_tokenizer
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
+from vapo.config.sources import default_name
 from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.start_policy import StartPolicy, sample_start
@@ -73,7 +74,7 @@ def run(
         Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
         RunLogger(
             recorded_tracking(config),
-            run_name=config.tracking.run_name or f"gates-seed{config.seed}",
+            run_name=config.tracking.run_name or default_name(config, "gates"),
             tags={"command": "gates", **model_tags(config, critic_start(config))},
             note=progress.note,
         ) as logger,

@@ -25,6 +25,7 @@ from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, to_yaml
+from vapo.config.sources import default_name
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
@@ -91,7 +92,7 @@ def run(
         Progress() as progress,
         RunLogger(
             recorded_tracking(config),
-            run_name=config.tracking.run_name or f"rollouts-seed{config.seed}",
+            run_name=config.tracking.run_name or default_name(config, "rollouts"),
             tags={"command": "rollouts", **model_tags(config, None)},
             note=progress.note,
         ) as logger,

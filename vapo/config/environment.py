@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from vapo.config.sources import SOURCES
 from vapo.config.uris import is_secret_name, without_credentials
 
 FIELD = "from_environment"
@@ -98,6 +99,7 @@ def values_of(config: Any) -> dict[str, Any]:
     """The values of a config or a block of one, resolved: for use, not to be written."""
     tree = dataclasses.asdict(config)
     tree.pop(FIELD, None)
+    tree.pop(SOURCES, None)
     return tree
 
 

@@ -46,7 +46,7 @@ def _with_extended(path: Path, laid: Sequence[Layer], above: tuple[Path, ...]) -
         if other.resolve() not in present:
             found += _with_extended(other, [*laid, *found], (*above, path))
     own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
-    return [*found, replace(whole, tree=own)]
+    return [*found, replace(whole, tree=own, is_extended=above != ())]
 
 
 def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:

@@ -42,6 +42,7 @@ class Layer:
     tree: dict[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
     folder: str | None = None
+    is_extended: bool = False  # a file that another one names, not the command line
 
     def place(self, key: str) -> str:
         """Where the key, or the nearest block around it, is written: `file:line`."""

@@ -24,11 +24,13 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment
+from vapo.config.changes import sources_of
 from vapo.config.extends import read_files
 from vapo.config.flattening import flatten
 from vapo.config.function_folders import fill_function_folders
 from vapo.config.kinds import defining_class, option_names, select, typed
 from vapo.config.layers import (
+    COMMAND_LINE,
     Layer,
     check_keys,
     is_interpolation,
@@ -82,7 +84,10 @@ def from_yaml(schema: type[T], text: str, *, source: str) -> T:
 
 def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Composed[T]:
     values, origins = OmegaConf.create({}), Origins()
+    changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
+        if layer.name == COMMAND_LINE and layer.tree:
+            changed.append((layer, Layer("files", _container(values))))
         check_keys(layer, entries)
         _forget_other_kinds(values, layer, entries, origins)
         values = _merge(values, layer)
@@ -92,6 +97,7 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Comp
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
     config = _to_object(tree, entries, origins)
+    config.sources = sources_of(config, layers, changed, entries)
     _check_values(config, entries, tree, origins)
     problem = first_problem(config)
     if problem is not None:
@@ -192,9 +198,7 @@ def _listed(kinds: Iterable[str]) -> str:
 
 
 def _check_expansion(tree: DictConfig, origins: Origins) -> None:
-    raw = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(raw, dict)
-    if (found := expansion_excess(raw)) is not None:
+    if (found := expansion_excess(_container(tree))) is not None:
         key, reason = found
         place = origins.place(key)
         raise UserError(f"{place + ': ' if place else ''}{key}: {reason}")
@@ -281,6 +285,13 @@ def _raw(tree: Any, key: str) -> Any:
             break
         value = value.get(name)
     return value
+
+
+def _container(tree: DictConfig) -> dict[str, Any]:
+    """A copy, with the interpolations."""
+    raw = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(raw, dict)
+    return {str(key): value for key, value in raw.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from vapo.config.environment import FromEnvironment, environment_field
 from vapo.config.fields import choice, option, section
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
+from vapo.config.sources import Sources, sources_field
 from vapo.config.training import TrainingConfig
 from vapo.config.value_pages import ValuePagesConfig
 from vapo.config.value_truth import ValueTruthConfig
@@ -79,7 +80,7 @@ class TrackingConfig:
         "docs/tracking.md",
     )
     experiment: str = option("vapo", "MLflow experiment name")
-    run_name: str | None = option(None, "MLflow run name; null: config name and seed")
+    run_name: str | None = option(None, "MLflow run name; null: config files, overrides and seed")
     tags: dict[str, str] = option({}, "extra tags of the MLflow run")
 
 
@@ -140,6 +141,7 @@ class FitConfig:
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "saving, stopping and resuming")
     from_environment: FromEnvironment = environment_field()
+    sources: Sources = sources_field()
 
 
 @dataclass
@@ -178,6 +180,7 @@ class SftConfig:
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     from_environment: FromEnvironment = environment_field()
+    sources: Sources = sources_field()
 
 
 @dataclass
@@ -207,3 +210,4 @@ class RewardModelConfig:
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     from_environment: FromEnvironment = environment_field()
+    sources: Sources = sources_field()

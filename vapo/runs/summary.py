@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -84,7 +85,7 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
     Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
         name cannot be so long.
     """
-    safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in run_name)
+    safe_name = re.sub(r"[^\w.-]+|-{2,}", "-", run_name)
     stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
     base = Path(output_dir).expanduser().absolute()
     try:

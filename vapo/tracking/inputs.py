@@ -64,10 +64,11 @@ def params(config: FitConfig) -> dict[str, Any]:
     """The config's values as they may be written, dotted; without where the run is written and
     recorded.
 
-    A run of a sweep has what differs from the sweep's base first: MLflow lists params by name.
+    First is what differs from the config files' values, in a run of a sweep from the sweep's
+    base: MLflow lists params by name.
     """
     flat: Mapping[str, Any] = flatten_written(config)
     bookkeeping = ("tracking.", "output_dir")
     kept = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
-    differs = config.tracking.tags.get("differs")
-    return kept if differs is None else {"_differs": differs, **kept}
+    differs = config.tracking.tags.get("differs") or config.sources.differences()
+    return {"_differs": differs, **kept}

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
+from vapo.config.sources import default_name
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
@@ -55,13 +56,14 @@ def recorded_run(
         ) as scorer,
         RunLogger(
             recorded_tracking(config),
-            run_name=config.tracking.run_name or f"{command}-seed{config.seed}",
+            run_name=config.tracking.run_name or default_name(config, command),
             tags={"command": command},
             note=progress.note,
             journal=Path(config.export_dir) / "tracking",
         ) as logger,
     ):
-        logger.log_config(to_yaml(config), flatten_written(config))
+        differs = {"_differs": config.sources.differences()}
+        logger.log_config(to_yaml(config), differs | flatten_written(config))
         progress.note(prompts.report.describe())
         yield progress, scorer, logger
     logger.discard_journal()  # a supervised run is not resumed

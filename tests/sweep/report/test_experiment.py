@@ -119,7 +119,7 @@ def test_runs_of_one_name_and_different_configs_are_rows_of_their_own(
     experiment: Experiment,
 ) -> None:
     for seed, score in enumerate([0.50, 0.52]):
-        experiment.add(f"vapo-seed{seed}", score, {"seed": seed})
+        experiment.add(f"vapo seed{seed}", score, {"seed": seed})
     for seed, score in enumerate([0.30, 0.32]):
         lower = {"seed": seed, "algorithm.eps_low": 0.1, "actor.optimizer.lr": 1e-5}
         experiment.add(f"vapo-seed{seed}", score, lower)

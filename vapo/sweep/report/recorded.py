@@ -64,7 +64,7 @@ def as_recorded(run: Any) -> Recorded:
     tags, info = run.data.tags, run.info
     run_name = info.run_name or info.run_id
     seed = _first_integer(tags.get("seed"), run.data.params.get("seed"))
-    row = tags.get("row") or run_name.removesuffix(f"/{seed}").removesuffix(f"-seed{seed}")
+    row = tags.get("row") or re.sub(rf"(/|[- ]seed){seed}$", "", run_name)
     role, score = tags.get("role", "row"), run.data.metrics.get(SCORE)
     return Recorded(
         info.run_id, run_name, row, seed, role, info.status, info.start_time, score, tags

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.config.sources import default_name
 from vapo.diagnostics.value_page.contents import (
     PageContents,
     estimator_facts,
@@ -123,7 +124,7 @@ class ValuePages(Callback):
             "actor": config.actor.path,
             **estimator_facts(config),
         }
-        name = config.tracking.run_name or f"vapo-seed{config.seed}"
+        name = config.tracking.run_name or default_name(config)
         return {
             "title": f"{name}, iteration {iteration.number}",
             "facts": facts,

@@ -1,0 +1,96 @@
+"""A run's default name, and what it says of the difference to its config files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import MINIMAL, fit_config, write
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.config.sources import NAME_CHARS, default_name, file_names
+from vapo.tracking.inputs import params
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """A task's config and an overlay, below a folder `conf`."""
+    for name in ("missed_checks", "algorithm"):
+        (tmp_path / "conf" / name).mkdir(parents=True)
+    base = write(tmp_path / "conf/missed_checks", MINIMAL, "vapo.yaml")
+    overlay = "components: {value_pretraining: {enabled: false}}\nalgorithm: {entropy_coef: 0.5}"
+    return [base, write(tmp_path / "conf/algorithm", overlay, "grpo.yaml")]
+
+
+def test_a_name_says_config_changes_and_seed(files: list[Path]) -> None:
+    def name(*overrides: str, command: str = "fit") -> str:
+        return default_name(load_config(FitConfig, files, overrides), command)
+
+    assert name() == "missed_checks/vapo +grpo seed0"
+    assert (
+        name("components.clip_higher.enabled=false", "seed=3")
+        == "missed_checks/vapo +grpo clip_higher.enabled=false seed3"
+    )
+    where = ("tracking.uri=x", "output_dir=y", "trainer.num_threads=1", "checkpoints.keep=3")
+    assert name(*where) == "missed_checks/vapo +grpo seed0", "not where and how it is run"
+    assert name("algorithm.entropy_coef=0.5") == name(), "the file says the same"
+    assert name("actor.path=/some/long/way/to/models/policy") == (
+        "missed_checks/vapo +grpo actor.path=policy seed0"
+    )
+    assert name(command="filter") == "filter missed_checks/vapo +grpo seed0"
+
+
+def test_a_long_name_is_cut_and_still_its_own(files: list[Path]) -> None:
+    many = [
+        "algorithm.kl.coef=0.1",
+        "algorithm.eps_low=0.1",
+        "components.positive_example_lm_loss.mu=0.2",
+        "training.num_iterations=7",
+        "rollouts.temperature=0.9",
+    ]
+    names = [
+        default_name(load_config(FitConfig, files, [*many, f"rollouts.top_p={p}"]))
+        for p in (0.5, 0.6, 0.6)
+    ]
+    assert all(len(name) <= NAME_CHARS for name in names)
+    assert names[0] != names[1] == names[2]
+    assert names[0].startswith("missed_checks/vapo +grpo ")
+    assert " (+" in names[0]
+    long_file = write(files[0].parent, MINIMAL, f"{'x' * 200}.yaml")
+    assert len(default_name(load_config(FitConfig, [long_file], ["seed=123"]))) <= NAME_CHARS
+
+
+def test_names_of_files() -> None:
+    assert file_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "conf/data/gsm8k.yaml"]) == [
+        "vapo",
+        "+tasks/vapo",
+        "+gsm8k",
+    ]
+    assert file_names(["/home/me/mine.yaml"]) == ["mine"]
+    assert file_names(["runs/vapo/20261122-190000_mine-seed0/config.yaml"]) == ["mine-seed0"]
+    assert file_names([]) == []
+
+
+def test_every_run_records_what_differs_from_its_files(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs(*overrides: str) -> str:
+        return str(params(load_config(FitConfig, files, overrides))["_differs"])
+
+    assert differs() == "nothing: the config files' values"
+    assert differs("output_dir=y", "tracking.uri=x", "algorithm.entropy_coef=0.5") == differs()
+    assert differs("components.clip_higher.enabled=false", "algorithm.entropy_coef=0.1") == (
+        "components.clip_higher.enabled: true -> false; algorithm.entropy_coef: 0.5 -> 0.1"
+    )
+    assert differs("evaluation.num_prompts=5") == "evaluation.num_prompts: null -> 5"
+    monkeypatch.setenv("VAPO_TEST_TOKEN", "pa55word")
+    secret = "data.train.path=${oc.env:VAPO_TEST_TOKEN}"
+    assert differs(secret) == "data.train.path: prompts.jsonl -> ${oc.env:VAPO_TEST_TOKEN}"
+    config = load_config(FitConfig, files, [secret, "actor.path=http://me:pa55word@host/x"])
+    assert "pa55word" not in default_name(config) + config.sources.differences()
+
+
+def test_a_sweeps_difference_comes_first(tmp_path: Path) -> None:
+    config = fit_config(tmp_path, "tracking.tags.differs=the row", "seed=3")
+    assert params(config)["_differs"] == "the row"

@@ -1,0 +1,121 @@
+"""What a config was made from, its files and what the command line changed, and a name from it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SOURCES = "sources"
+NAME_CHARS = 100
+"""The most that `default_name` gives, so that a table of runs shows it."""
+_MAX_VALUE = 24
+_NOT_IN_NAMES = ("seed", "output_dir", "tracking", "checkpoints", "trainer")
+_RUN_FOLDER = re.compile(r"\d{8}-\d{6}_(.+)")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key that the command line set, with its value in the files and now, as text."""
+
+    key: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The config files in their order, and what overrides changed of what they say."""
+
+    files: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    def differences(self) -> str:
+        """One line: the keys whose values are not those of the files; without bookkeeping."""
+        changes = [change for change in self.changes if not _is_under(change.key, _NOT_DIFFERENT)]
+        return "; ".join(map(str, changes)) or "nothing: the config files' values"
+
+
+_NOT_DIFFERENT = ("output_dir", "tracking")
+
+
+def sources_field() -> Any:
+    """The field of a schema that holds them: no key, and it makes two configs not different."""
+    return field(
+        default_factory=Sources, repr=False, compare=False, metadata={"omegaconf_ignore": True}
+    )
+
+
+def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHARS) -> str:
+    """The run's name where `tracking.run_name` gives none: its config, what was changed, its seed.
+
+    As `missed_checks/vapo +grpo clip_higher.enabled=false seed3`: the first config file, the
+    others after `+`, overrides with the last two parts of their keys, without those that say
+    where and how a run is run. Other commands than fit come first. It is at most `max_chars`
+    long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`.
+    """
+    sources: Sources = getattr(config, SOURCES)
+    names = [*([] if command == "fit" else [command]), *file_names(sources.files)]
+    parts = [
+        f"{'.'.join(change.key.split('.')[-2:])}={_short(change.after)}"
+        for change in sources.changes
+        if not _is_under(change.key, _NOT_IN_NAMES)
+    ]
+    seed = f"seed{config.seed}"
+    room = max_chars - len(seed) - len(" (+99 3fa9) ")
+    taken = " ".join(names or ["vapo"])
+    if len(taken) > room:
+        taken = taken[: room - 3] + "..."
+    for index, part in enumerate(parts):
+        if len(taken) + 1 + len(part) > room:
+            left = parts[index:]
+            digest = hashlib.sha256(" ".join(left).encode()).hexdigest()[:4]
+            return f"{taken} (+{len(left)} {digest}) {seed}"
+        taken += f" {part}"
+    return f"{taken} {seed}"
+
+
+def file_names(files: Sequence[str]) -> list[str]:
+    """Short names of config files: `missed_checks/vapo`, `+grpo`.
+
+    A path counts from below its folder `conf`; one that has none by its last part. The config of
+    a run's folder has the run's name. An overlay has its folder only where its name alone was
+    taken.
+
+    >>> file_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "/x/conf/algorithm/grpo.yaml"])
+    ['vapo', '+tasks/vapo', '+grpo']
+    """
+    names: list[str] = []
+    last_parts: set[str] = set()
+    for file in files:
+        path = Path(file).with_suffix("")
+        parts = list(path.parts)
+        if "conf" in parts[:-1]:
+            parts = parts[len(parts) - parts[::-1].index("conf") :]
+        elif path.name == "config" and (run := _RUN_FOLDER.fullmatch(path.parent.name)):
+            parts = [run[1]]
+        else:
+            parts = parts[-1:]
+        if names and parts[-1] not in last_parts:
+            parts = parts[-1:]
+        last_parts.add(parts[-1])
+        names.append(("+" if names else "") + "/".join(parts))
+    return names
+
+
+def _short(value: str) -> str:
+    """A value in a name: of a path its end."""
+    if len(value) <= _MAX_VALUE:
+        return value
+    end = value.rstrip("/").rpartition("/")[2]
+    return end if 0 < len(end) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 3]}..."
+
+
+def _is_under(key: str, blocks: Iterable[str]) -> bool:
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)
