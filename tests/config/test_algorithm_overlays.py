@@ -19,6 +19,7 @@ from vapo.config.algorithm import COMPARES_GROUPS, AlgorithmConfig
 from vapo.config.flattening import flatten
 from vapo.config.hyperparameters import Hyperparameters
 from vapo.config.loading import load_config
+from vapo.config.sources import default_name
 
 SWITCHES = [f"components.{name}.enabled" for name in get_type_hints(Components)]
 SIZES = ("training.", "components.group_sampling.num_prompts", "components.group_sampling.group")
@@ -90,9 +91,9 @@ def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_run_carries_its_systems_name(system: str) -> None:
-    tracking = system_config(system, "seed=3").tracking
-    assert tracking.run_name == f"{system}-seed3"
-    assert tracking.tags == {"system": system}
+    config = system_config(system, "seed=3")
+    assert default_name(config).endswith(f"{system} seed3")
+    assert config.tracking.tags == {"system": system}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
