@@ -4,9 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
+from tests.tracking.ready_stores import ready_store
 from vapo.commands import ui
+from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
+from vapo.tracking.logger import RunLogger
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +69,32 @@ def test_a_taken_port_is_an_error(store):
 def test_a_server_has_its_own_ui(free_port):
     with pytest.raises(UserError, match="a UI of its own"):
         ui.run("http://127.0.0.1:5000", "127.0.0.1", free_port)
+
+
+def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
+    tmp_path, free_port, called, capsys
+):
+    uri = str(ready_store(tmp_path / "mlruns"))
+    with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="one") as logger:
+        pass
+    client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
+    tags = client.get_experiment(logger.experiment_id).tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
+    assert called
+    assert (
+        f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs/{logger.run_id}"
+        "/model-metrics?workflowType=machine_learning\n"
+    ) in capsys.readouterr().out
+    with pytest.raises(UserError, match="has no run 0123"):
+        ui.run(uri, "127.0.0.1", free_port, run="0123")
+
+
+def test_an_experiments_own_kind_stays(tmp_path):
+    uri = str(ready_store(tmp_path / "mlruns"))
+    client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
+    for name, kind in (("old", {}), ("own", {"mlflow.experimentKind": "genai_development"})):
+        experiment_id = client.create_experiment(name, f"file://{tmp_path}/a", kind)
+        RunLogger(TrackingConfig(uri=uri, experiment=name), run_name="x").close()
+        expected = kind.get("mlflow.experimentKind", "custom_model_development")
+        assert client.get_experiment(experiment_id).tags["mlflow.experimentKind"] == expected

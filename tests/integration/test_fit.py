@@ -185,7 +185,8 @@ def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
         assert not trains_policy or 0.1 < measures["entropy"][1] < 4
     assert recorded.data.tags["value_page"] == "value_pages/iteration_0005.html"
     place = f"#/experiments/{recorded.info.experiment_id}/runs/{recorded.info.run_id}"
-    assert f"({place}/artifacts/value_pages)" in recorded.data.tags["mlflow.note.content"]
+    link = f"({place}/artifacts/value_pages?workflowType=machine_learning)"
+    assert link in recorded.data.tags["mlflow.note.content"]
 
 
 def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
@@ -210,7 +211,9 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
     assert longer == facts | {"training.num_iterations": "3, then 9"}
     reader = open_reader(str(store(run.parents[1])))
     collection = reader.chosen([summary(run)["mlflow_run_id"]])
-    assert [(record.row, record.seed) for record in collection.runs] == [("vapo", 0)]
+    row = recorded.info.run_name.removesuffix(" seed0")
+    assert row.startswith("vapo +state_tracking/vapo ")
+    assert [(record.row, record.seed) for record in collection.runs] == [(row, 0)]
     assert collection.notes == ()
 
 

@@ -15,6 +15,7 @@ from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.errors import InterruptedRunError
 from vapo.runs import checkpoint_saving
+from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import checkpoint_name, read_checkpoint
 from vapo.runs.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
@@ -113,6 +114,19 @@ class Iterations:
     @property
     def all(self) -> list[int]:
         return sorted(int(path.name[-6:]) for path in self.folder.glob("iteration_*"))
+
+
+def test_the_size_of_checkpoints_is_said_before_the_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 3 * 2**29)
+    Iterations(tmp_path, monkeypatch, in_background=False, keep=2, note=told.append)
+    assert told == [
+        "checkpoints: about 1.5 GiB each; 2 and the best are kept (checkpoints.keep), up to 6.0 "
+        "GiB while one is written"
+    ]
+    assert shown_size(5 * 2**19) == "2.5 MiB"
 
 
 @IN_BOTH_WAYS

@@ -69,41 +69,56 @@ def test_a_failed_write_leaves_the_old_summary(summary, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "summary.json").read_text())["score_after"] == 0.835
 
 
-def test_text_names_scores_record_next_steps_and_ends_with_the_folder(summary, tmp_path):
-    summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s"
+def run_dir_below(tmp_path, monkeypatch):
+    """As long as the folder of a run with a default name, seen from the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / f"runs/vapo/20261122-190000_{'x' * 48}"
+
+
+def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
+    summary, tmp_path, monkeypatch
+):
+    run_dir = run_dir_below(tmp_path, monkeypatch)
+    summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s" + ", and more" * 9
     summary.score_best, summary.best_iteration = 0.9, 40
     text = render_summary(
         summary,
-        tmp_path,
-        recorded="MLflow run abc",
+        run_dir,
+        recorded="in MLflow's experiment 'x' as 'a name'",
         ablation="components.value_pretraining.enabled=false",
-        checkpoint=tmp_path / "best.ckpt",
-        value_pages=tmp_path / "pages",
+        checkpoint=run_dir / "checkpoints" / "best.ckpt",
+        value_pages=tmp_path / f"mlruns/artifacts/{'0' * 32}/artifacts/value_pages",
     )
     lines = text.splitlines()
-    assert lines[-1] == str(tmp_path)
+    shown = str(run_dir.relative_to(tmp_path))
+    assert lines[-1] == shown
+    assert max(map(len, lines)) <= 80
     assert "61.0 %  [58.0, 64.0]  (avg@8, held-out prompts)" in text
-    assert "83.5 %  (avg@8" in text
+    assert "score after   83.5 %" in lines, "what the score is stands once"
     assert "score best    90.0 % after iteration 40 (best.ckpt)" in text
-    assert f"value pages   {tmp_path}/pages" in text
-    assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
+    assert f"value pages\n  mlruns/artifacts/{'0' * 32}/artifacts/value_pages" in text
+    assert "took          3:20, 60 iterations" in lines, "the profile has the stages"
     assert "time went to  training 60%, rollout 30%, idle 10%; 40 tokens/s" in text
-    assert "MLflow run abc" in text
-    assert "vapo ui" in text
-    config = f"--config {tmp_path}/config.yaml"
-    assert f"try next      vapo fit {config} components.value_pretraining.enabled=false" in text
-    assert f"vapo validate {config} --ckpt_path {tmp_path}/best.ckpt" in text
-    assert f"vapo export {tmp_path}/best.ckpt {tmp_path}/actor" in text
+    assert "recorded      in MLflow's experiment 'x' as 'a name'" in lines
+    assert lines[lines.index("try next:") + 1 : -2] == [
+        "  vapo ui --run abc --tracking_uri sqlite:////x/mlflow.db",
+        f"  R={shown}",
+        "  vapo fit --config $R/config.yaml components.value_pretraining.enabled=false",
+        "  vapo validate --config $R/config.yaml --ckpt_path $R/checkpoints/best.ckpt",
+        "  vapo export $R/checkpoints/best.ckpt $R/actor",
+    ]
     assert "not delivered" not in text
 
 
 def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     summary.score_before = summary.score_after = None
     summary.undelivered_records = 3
-    text = render_summary(summary, tmp_path, recorded="x")
+    text = render_summary(summary, tmp_path / "a run", recorded="x")
     assert "vapo fit" not in text
     assert text.count("not measured") == 2
+    assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
     assert "3 records were not delivered" in text
+    assert f"  R='{tmp_path}/a run'\n  vapo deliver $R\n" in text
     assert "score best" not in text
     assert "value pages" not in text
     summary.score_best, summary.best_iteration = 0.9, summary.num_iterations
@@ -128,16 +143,20 @@ def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("uri", "command"),
     [
-        ("mlruns", "vapo ui"),
-        ("/data/runs", "vapo ui --tracking_uri /data/runs"),
-        ("http://me:secret@127.0.0.1:5000", "http://127.0.0.1:5000 in a browser"),
+        ("mlruns", "  vapo ui --run abc"),
+        ("/data/my runs", "  vapo ui --run abc --tracking_uri '/data/my runs'"),
+        (
+            "http://me:secret@127.0.0.1:5000",
+            "  http://127.0.0.1:5000/#/experiments/1/runs/abc/model-metrics"
+            "?workflowType=machine_learning",
+        ),
     ],
 )
 def test_text_says_how_to_open_the_record(summary, tmp_path, uri, command):
     fields = {key: value for key, value in vars(summary).items() if key in PLAIN_FIELDS}
     made = make_summary(before={}, after={}, **fields | {"tracking_uri": uri})
     lines = render_summary(made, tmp_path, recorded="x").splitlines()
-    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("open it")] == [command]
+    assert command in lines
     assert "secret" not in write_summary(tmp_path, made).read_text()
 
 

@@ -12,10 +12,11 @@ from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.delivery import DeliveryReport, OutageError
 from vapo.tracking.journal import Journal
-from vapo.tracking.logger import RunLogger, what_was_not_sent
+from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import Store, locate_store
+from vapo.tracking.undelivered import what_was_not_sent
 
 
 @pytest.fixture

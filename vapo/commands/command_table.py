@@ -300,7 +300,10 @@ COMMANDS = {
     ),
     "ui": Command(
         "ui", "open the MLflow UI on recorded runs",
-        (_STORE, _HOST, option("--port", "", type=int, default=5000)),
+        (
+            _STORE, _HOST, option("--port", "", type=int, default=5000),
+            option("--run RUN_ID", "print the address of this run's charts"),
+        ),
     ),
     "deliver": Command(
         "deliver", "send records that a tracking store did not take while it was away",

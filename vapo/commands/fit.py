@@ -215,7 +215,7 @@ def summarize(
     return render_summary(
         summary,
         run_dir.path,
-        recorded=logger.describe(),
+        recorded=f"in MLflow's experiment '{config.tracking.experiment}' as '{logger.run_name}'",
         ablation=(
             "components.value_pretraining.enabled=false"
             if resolve(config).value_pretraining_iterations

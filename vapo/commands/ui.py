@@ -7,26 +7,30 @@ import sys
 
 from vapo.errors import UserError
 from vapo.system.ports import check_port
+from vapo.tracking.links import experiments_page, run_page
+from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
 
 
-def run(tracking_uri: str, host: str, port: int) -> None:
-    """Become the MLflow server of this store, until Ctrl-C."""
+def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
+    """Become the MLflow server of this store, until Ctrl-C.
+
+    `run`: the id of the run whose page's address is printed, instead of the experiments' page.
+    """
     store = locate_store(tracking_uri)
     _check_store(store)
+    server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    page = experiments_page(server)
+    if run is not None:
+        experiment_id = client_of(store, run).get_run(run).info.experiment_id
+        page = run_page(server, experiment_id, run)
     other = port + 1 if port < 65535 else 5000
     check_port(host, port, fix=f"choose another port, as --port {other}")
     os.environ.update(server_environment(store))
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
-    print(f"  {page_url(host, port)}", flush=True)
+    print(f"  {page}", flush=True)
     command = server_command(store, host, port)
     os.execv(command[0], command)
-
-
-def page_url(host: str, port: int) -> str:
-    """The experiments page in MLflow's view for training; its first view is one for agents."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/#/experiments?workflowType=machine_learning"
 
 
 def server_command(store: Store, host: str, port: int) -> list[str]:

@@ -157,5 +157,11 @@ def check_space(folder: Path, needed: int, what: str) -> None:
         )
 
 
+def shown_size(num_bytes: int) -> str:
+    """As `5.2 GiB`, or `12.3 MiB` where it is less than one."""
+    in_mib = num_bytes / 2**20
+    return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"
+
+
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2g}"

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import shlex
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,11 +19,12 @@ from vapo.config.uris import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds
+from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
-from vapo.tracking.stores import locate_store
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
+_COLUMNS = 80
 
 
 @dataclass
@@ -136,35 +139,70 @@ def render_summary(
     checkpoint: Path | None = None,
     value_pages: Path | None = None,
 ) -> str:
-    """The text that ends `vapo fit`; its last line is the run's folder.
+    """The text that ends `vapo fit`, for 80 columns; its last line is the run's folder.
 
-    `recorded` is `RunLogger.describe()`; `ablation` an override that turns off a component
-    which this run used. The commands name the run's own resolved config.
+    `recorded` names the run and where its record is; `ablation` is an override that turns off a
+    component which this run used. The commands take the folder from the variable R, which the
+    line before them sets. Only a path or an address that is longer than a line is not cut.
     """
-    config = f"--config {run_dir / CONFIG_NAME}"
-    commands = [] if ablation is None else [f"vapo fit {config} {ablation}"]
-    if checkpoint is not None:
-        commands.append(f"vapo validate {config} --ckpt_path {checkpoint}")
-        commands.append(f"vapo export {checkpoint} {run_dir}/actor")
     num_lost = summary.undelivered_records
-    lost = f"{num_lost} records were not delivered: vapo deliver {run_dir}"
     rows = [
-        ("score before", describe_score(summary.score_before, summary.score_before_ci, summary.k)),
-        ("score after", describe_score(summary.score_after, summary.score_after_ci, summary.k)),
-        *([("score best", best)] if (best := _better(summary)) else []),
+        *_scores(summary),
         *([("stopped", summary.stopped)] if summary.stopped else []),
         *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
         *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
         ("took", _times(summary)),
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
-        *([("", lost)] if num_lost else []),
-        ("open it", _how_to_open(summary.tracking_uri)),
-        *([("value pages", str(value_pages))] if value_pages is not None else []),
-        *(("" if i else "try next", command) for i, command in enumerate(commands)),
+        *([("", f"{num_lost} records were not delivered: see below")] if num_lost else []),
+        *([("value pages", shown_path(value_pages))] if value_pages is not None else []),
     ]
-    lines = [f"{label:<13} {text}" for label, text in rows]
-    return "\n".join(["", *lines, "run folder:", str(run_dir)])
+    commands = [f"R={shlex.quote(shown_path(run_dir))}"]
+    if summary.mlflow_run_id and summary.mlflow_experiment_id:
+        uri, run_id = summary.tracking_uri, summary.mlflow_run_id
+        open_it = how_to_open(uri, summary.mlflow_experiment_id, run_id)
+        if open_it.startswith("vapo "):
+            commands.insert(0, open_it)
+        else:
+            rows.append(("open it", open_it))
+    if num_lost:
+        commands.append("vapo deliver $R")
+    if ablation is not None:
+        commands.append(f"vapo fit --config $R/{CONFIG_NAME} {ablation}")
+    if checkpoint is not None:
+        best = f"$R/{checkpoint.relative_to(run_dir)}"
+        commands.append(f"vapo validate --config $R/{CONFIG_NAME} --ckpt_path {best}")
+        commands.append(f"vapo export {best} $R/actor")
+    if commands[-1].startswith("R="):  # nothing reads it
+        commands.pop()
+    lines = [line for label, text in rows for line in _row(label, text)]
+    tried = ["try next:", *(f"  {command}" for command in commands)] if commands else []
+    return "\n".join(["", *lines, *tried, "run folder:", shown_path(run_dir)])
+
+
+def _row(label: str, text: str) -> list[str]:
+    """One row in 80 columns; words are not cut, and a path too long for its line has its own."""
+    lines = textwrap.wrap(text, _COLUMNS - 14, break_long_words=False, break_on_hyphens=False)
+    if len(lines) == 1 and len(lines[0]) > _COLUMNS - 14:
+        return [label, f"  {lines[0]}"]
+    return [f"{label if i == 0 else '':<13} {line}" for i, line in enumerate(lines)]
+
+
+def shown_path(path: Path) -> str:
+    """From the working directory, where the path is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _scores(summary: RunSummary) -> list[tuple[str, str]]:
+    """What the score is stands in the first row."""
+    before = describe_score(summary.score_before, summary.score_before_ci, summary.k)
+    after = describe_score(summary.score_after, summary.score_after_ci, summary.k)
+    what = f"  (avg@{summary.k}, held-out prompts)"
+    if summary.score_before is not None:
+        after = after.removesuffix(what)
+    rows = [("score before", before), ("score after", after)]
+    return [*rows, ("score best", best)] if (best := _better(summary)) else rows
 
 
 def _better(summary: RunSummary) -> str:
@@ -178,12 +216,6 @@ def _better(summary: RunSummary) -> str:
 def _faults(faults: Mapping[str, int]) -> str:
     counts = (f"{number} {key.replace('_', ' ')}" for key, number in faults.items() if number)
     return f"{', '.join(counts)}: numbers that are not finite"
-
-
-def _how_to_open(tracking_uri: str) -> str:
-    if locate_store(tracking_uri).is_http:
-        return f"{tracking_uri} in a browser"
-    return "vapo ui" if tracking_uri == "mlruns" else f"vapo ui --tracking_uri {tracking_uri}"
 
 
 def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:
@@ -206,7 +238,7 @@ def _times(summary: RunSummary) -> str:
         for name, seconds in sorted(summary.stage_seconds.items(), key=lambda item: -item[1])
     )
     total = f"{format_seconds(summary.total_seconds)}, {summary.num_iterations} iterations"
-    return f"{total} ({stages})" if stages else total
+    return f"{total} ({stages})" if stages and not summary.profile else total
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
-from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.system.main_process import is_main_process
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
@@ -22,8 +21,9 @@ from vapo.tracking.opening import begin_run, open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Kind, Record
 from vapo.tracking.sink import MlflowSink
-from vapo.tracking.stores import Store, locate_store
+from vapo.tracking.stores import locate_store
 from vapo.tracking.tables import TABLES_TAG, table_json, with_table
+from vapo.tracking.undelivered import what_was_not_sent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +53,7 @@ class RunLogger(Logger):
     recorded_steps: Mapping[str, int] = {}
     experiment_id: str | None = None
     run_id: str | None = None
+    run_name = ""
     is_resumed = False
 
     def __init__(
@@ -91,6 +92,7 @@ class RunLogger(Logger):
         earlier = self.run_id
         client, run = begin_run(self.store, experiment_id, earlier, run_name, self.tags)
         self.run_id = str(run.info.run_id)
+        self.run_name = str(run.info.run_name or run_name)
         self.is_resumed = self.run_id == earlier
         if earlier and not self.is_resumed:
             self.tags |= {"continues": earlier, TABLES_TAG: "[]"}  # its tables are gone with it
@@ -267,33 +269,3 @@ class RunLogger(Logger):
     def _submit(self, kind: Kind, payload: Any, name: str = "") -> None:
         if self._delivery is not None:
             self._delivery.submit(Record(kind, payload, name))
-
-
-def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store) -> list[str]:
-    """Lines for the user at the end of a run; none if the store has everything.
-
-    The store's credentials come from the environment then, because nothing keeps them.
-    """
-    lines = []
-    if report.undelivered:
-        total = report.delivered + report.undelivered + report.refused
-        line = (
-            f"tracking: {report.undelivered} of {total} records were not delivered to "
-            f"{store.shown_uri} (last error: {report.last_error})"
-        )
-        if report.lost:
-            line += f"; {report.lost} are lost"
-            line += f": {folder} cannot be written, or was deleted or moved" if folder else ""
-        lines.append(line)
-    if report.undelivered > report.lost and folder is not None:
-        lines[0] += "; send what is kept with"
-        command = f"  vapo deliver {folder.parent}"
-        if store.parts.has_credentials:
-            names = f"{TRACKING_USER} and {TRACKING_PASSWORD}" if store.is_http else TRACKING_URI
-            command += f"  # with the store's credentials in {names}"
-        lines.append(command)
-    if report.refused:
-        kept = folder / "refused.jsonl" if folder is not None else None
-        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
-        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
-    return lines

@@ -59,6 +59,7 @@ class RunCallbacks:
             keep=config.checkpoints.keep,
             in_background=config.checkpoints.save_in_background,
             held=lambda: self.watch.holds_checkpoint,
+            note=progress.note,
         )
         self.in_order: list[Callback] = [
             StopAtSafePoints(stopping, self.peers),

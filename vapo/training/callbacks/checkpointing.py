@@ -18,6 +18,7 @@ from vapo.runs.checkpoint_saving import (
     check_space,
     expected_bytes,
     one_line,
+    shown_size,
     together,
     write_checkpoint,
 )
@@ -43,6 +44,7 @@ class Checkpointing(Checkpoint):
     Args:
         in_background: write while the next iteration runs; an error is raised at its end.
         held: while it is true, nothing is saved.
+        note: gets the line that says how large checkpoints will be.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Checkpointing(Checkpoint):
         keep: int,
         in_background: bool = False,
         held: Callable[[], bool] = lambda: False,
+        note: Callable[[str], None] = tell,
     ) -> None:
         self.run_dir = run_dir
         self.logger = logger
@@ -61,6 +64,7 @@ class Checkpointing(Checkpoint):
         self.keep = keep
         self.in_background = in_background
         self.held = held
+        self.note = note
         self._saves: BackgroundSaves | None = None
         self.best_score = -math.inf
         self.best_name: str | None = None
@@ -95,6 +99,11 @@ class Checkpointing(Checkpoint):
             self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
         together(self._prepare, "the run cannot begin", first_only=True)
+        self.note(
+            f"checkpoints: about {shown_size(self._num_bytes)} each; {self.keep} and the best are "
+            f"kept (checkpoints.keep), up to {shown_size((self.keep + 2) * self._num_bytes)} while "
+            "one is written"
+        )
 
     def _prepare(self) -> None:
         folder = self.run_dir.checkpoints

@@ -21,6 +21,7 @@ from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import truth_table
 from vapo.system.progress import Progress
+from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import iteration_of
 from vapo.training.iteration import Iteration, is_due, page_is_due
@@ -135,8 +136,9 @@ class ValuePages(Callback):
         """Link the page from the run, only once, so that a user's edit of the description stays."""
         if self._linked or self.logger.run_id is None:
             return
-        place = f"#/experiments/{self.logger.experiment_id}/runs/{self.logger.run_id}"
-        line = f"[What the value model believes, token by token]({place}/artifacts/value_pages)"
+        experiment_id, run_id = str(self.logger.experiment_id), self.logger.run_id
+        place = run_page("", experiment_id, run_id, "artifacts/value_pages")
+        line = f"[What the value model believes, token by token]({place})"
         given = self.logger.tags.get(_NOTE)
         self.logger.set_tags({_NOTE: f"{given}\n\n{line}" if given else line})
         self._linked = True

@@ -1,0 +1,35 @@
+"""Where MLflow's UI shows a run: addresses, and the command that serves them.
+
+MLflow 3 has a view for agents, which comes first, and one for training. Which one an address
+opens says its query; for an experiment's page without one, the experiment's tag does.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from vapo.tracking.stores import Store, locate_store
+
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_TRAINING_VIEW = "?workflowType=machine_learning"
+
+
+def experiments_page(server: str) -> str:
+    return f"{server.rstrip('/')}/#/experiments{_TRAINING_VIEW}"
+
+
+def run_page(server: str, experiment_id: str, run_id: str, tab: str = "model-metrics") -> str:
+    """A run's page, by default its charts; with `server` empty, a link within the UI."""
+    place = f"#/experiments/{experiment_id}/runs/{run_id}/{tab}{_TRAINING_VIEW}"
+    return f"{server.rstrip('/')}/{place}" if server else place
+
+
+def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:
+    """The address of a run on a server; for another store the command that serves it."""
+    store: Store = locate_store(tracking_uri)
+    if store.is_http:
+        return run_page(store.shown_uri, experiment_id, run_id)
+    if store.uri.startswith("databricks"):
+        return f"run {run_id} in Databricks"
+    uri = "" if tracking_uri == "mlruns" else f" --tracking_uri {shlex.quote(tracking_uri)}"
+    return f"vapo ui --run {run_id}{uri}"
