@@ -26,6 +26,8 @@ import mlflow
 from matplotlib import pyplot
 from scipy.stats import spearmanr
 
+from vapo.tracking.metric_groups import documented
+
 FIGURES = {
     "critic/explained_variance": "explained variance of returns",
     "truth/explained": "explained, all prefixes",
@@ -74,7 +76,7 @@ def scores(uri: str, experiment: str) -> dict[tuple[str, str], float]:
     for run in client.search_runs([found.experiment_id], max_results=1000):
         row, _, seed = (run.info.run_name or "").rpartition("/")
         if run.info.status == "FINISHED" and row and not row.startswith("value pretraining"):
-            by_run[row, seed] = 100 * run.data.metrics["eval/avg_at_k"]
+            by_run[row, seed] = 100 * documented(run.data.metrics)["eval/avg_at_k"]
     return by_run
 
 

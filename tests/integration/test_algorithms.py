@@ -18,6 +18,7 @@ from tests.tracking.ready_stores import ready_store
 from vapo.commands.fit import run
 from vapo.commands.validate import run as validate
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.tracking.metric_groups import documented, stored_key
 
 TINY = [
     "components.group_sampling.num_prompts=4",
@@ -90,7 +91,7 @@ def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     recorded = client.get_run(summary(folder_of_run)["mlflow_run_id"])
     assert f"{system} " in recorded.info.run_name
     assert recorded.data.tags["system"] == system
-    metrics = recorded.data.metrics
+    metrics = documented(recorded.data.metrics)
     assert set(metrics) <= documented_keys()
     steps = client.get_metric_history(recorded.info.run_id, "actor/policy_loss")
     assert len(steps) == 2 * (1 if system in ONE_STEP else 2)
@@ -105,7 +106,7 @@ def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
     assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
     if system in ONE_STEP:  # on-policy: the ratio is 1 in every step
-        ratios = client.get_metric_history(recorded.info.run_id, "actor/ratio_max")
+        ratios = client.get_metric_history(recorded.info.run_id, stored_key("actor/ratio_max"))
         assert [m.value for m in ratios] == pytest.approx([1.0] * len(steps), abs=1e-5)
 
 
@@ -129,7 +130,7 @@ def test_dynamic_sampling_resumes_to_the_same_weights(
 
 def metric(run_dir: Path, folder: Path, key: str) -> list[float]:
     client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
-    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
+    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], stored_key(key))
     return [point.value for point in history]
 
 

@@ -24,6 +24,7 @@ from vapo.rollouts.engines.transformers.detached import DetachedTransformersSamp
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.system.seeding import derive_seed
+from vapo.tracking.metric_groups import stored_key
 from vapo.training.module import VapoModule
 
 ON = "training.overlap_rollouts=true"
@@ -100,7 +101,7 @@ def history(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    metrics = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
+    metrics = client.get_metric_history(summary(run_dir)["mlflow_run_id"], stored_key(key))
     return [metric.value for metric in metrics]
 
 

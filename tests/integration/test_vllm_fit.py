@@ -18,6 +18,7 @@ from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import real_server, vllm_model
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.tracking.metric_groups import stored_key
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 fit = partial(commands.fit, run=vapo_process)  # the engine ends with its process
@@ -42,7 +43,8 @@ def metric(run: Path, tmp_path: Path, key: str) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    return [m.value for m in client.get_metric_history(summary(run)["mlflow_run_id"], key)]
+    run_id = summary(run)["mlflow_run_id"]
+    return [m.value for m in client.get_metric_history(run_id, stored_key(key))]
 
 
 def start_fit(tmp_path: Path, *args: str) -> subprocess.Popen[str]:

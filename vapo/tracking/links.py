@@ -1,7 +1,8 @@
 """Where MLflow's UI shows a run: addresses, and the command that serves them.
 
-MLflow 3 has a view for agents, which comes first, and one for training. Which one an address
-opens says its query; for an experiment's page without one, the experiment's tag does.
+MLflow 3 has a view for agents, which a browser shows first, and one for training. Which one an
+address opens says its query. The experiment's tag says the same to whatever reads it; MLflow 3.17's
+own pages do so only where its switch between the two views is off.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from vapo.config.schema import TrackingConfig
 from vapo.system.main_process import is_main_process
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
+from vapo.tracking.metric_groups import naming_of
 from vapo.tracking.opening import begin_run, open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import Clock, InputData, Kind, Record
@@ -99,9 +100,8 @@ class RunLogger(Logger):
         self._take_over_journal(self.run_id, earlier)
         self._tables = self.tags.get(TABLES_TAG) or run.data.tags.get(TABLES_TAG, "[]")
         self._read_history()
-        self._delivery = Delivery(
-            MlflowSink(client, self.run_id), self._note, self._journal, redact=self.store.redact
-        )
+        sink = MlflowSink(client, self.run_id, naming_of(run.data.metrics))
+        self._delivery = Delivery(sink, self._note, self._journal, redact=self.store.redact)
         atexit.register(self.close, "KILLED")
         if self.is_resumed:
             self._submit("status", ("RUNNING", self._clock.now_ms()))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vapo.tracking.delivery import OutageError, RefusedError
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.records import Record
 
 if TYPE_CHECKING:
@@ -34,11 +35,14 @@ _OUTAGE_CODES = (
 
 
 class MlflowSink:
-    """Writes records to one MLflow run."""
+    """Writes records to one MLflow run. `naming`: from a metric's key to MLflow's."""
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(
+        self, client: MlflowClient, run_id: str, naming: Callable[[str], str] = stored_key
+    ) -> None:
         self._client = client
         self._run_id = run_id
+        self._naming = naming
 
     def send(self, records: Sequence[Record]) -> None:
         """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
@@ -63,7 +67,11 @@ class MlflowSink:
         client, run_id = self._client, self._run_id
         kind, payload, name = records[0].kind, records[0].payload, records[0].name
         if kind == "metrics":
-            metrics = [Metric(*item) for record in records for item in record.payload]
+            metrics = [
+                Metric(self._naming(key), *item)
+                for record in records
+                for key, *item in record.payload
+            ]
             client.log_batch(run_id, metrics=metrics)
         elif kind == "params":
             params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in payload.items()]

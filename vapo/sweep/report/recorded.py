@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from vapo.config.checkpoints import identity_values
 from vapo.config.flattening import flatten_tree
+from vapo.tracking.metric_groups import documented
 
 SCORE = "eval/avg_at_k"
 CRITIC_INIT = "critic.init"
@@ -65,7 +66,7 @@ def as_recorded(run: Any) -> Recorded:
     run_name = info.run_name or info.run_id
     seed = _first_integer(tags.get("seed"), run.data.params.get("seed"))
     row = tags.get("row") or re.sub(rf"(/|[- ]seed){seed}$", "", run_name)
-    role, score = tags.get("role", "row"), run.data.metrics.get(SCORE)
+    role, score = tags.get("role", "row"), documented(run.data.metrics).get(SCORE)
     return Recorded(
         info.run_id, run_name, row, seed, role, info.status, info.start_time, score, tags
     )

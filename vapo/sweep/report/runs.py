@@ -14,6 +14,7 @@ from vapo.errors import UserError
 from vapo.sweep.folders import pretraining_of
 from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
 from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
+from vapo.tracking.metric_groups import documented, key_in
 from vapo.tracking.stores import Store
 
 if TYPE_CHECKING:
@@ -219,14 +220,14 @@ class Reader:
             run = self.client.get_run(run_id) if run_id else None
         except MlflowException:
             return None
-        return run if run is not None and SCORE in run.data.metrics else None
+        return run if run is not None and SCORE in documented(run.data.metrics) else None
 
     def _record(self, run: Any, row: str, seed: int) -> RunRecord:
         run_id = run.info.run_id
         history = {
-            key: {m.step: m.value for m in self.client.get_metric_history(run_id, key)}
+            key: {m.step: m.value for m in self.client.get_metric_history(run_id, stored)}
             for key in HISTORIES
-            if key in run.data.metrics
+            if (stored := key_in(run.data.metrics, key)) is not None
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
