@@ -42,6 +42,7 @@ from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.sharding import gathered
+from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
@@ -61,6 +62,7 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
     started = time.monotonic()
     quiet_libraries()
     check_launch(config.trainer)
+    check_also(config.tracking)
     tokenizer = checked_tokenizer(config)
     prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
     stored = open_stored(config, tokenizer)

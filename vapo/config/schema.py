@@ -82,6 +82,11 @@ class TrackingConfig:
     experiment: str = option("vapo", "MLflow experiment name")
     run_name: str | None = option(None, "MLflow run name; null: config files, overrides and seed")
     tags: dict[str, str] = option({}, "extra tags of the MLflow run")
+    also: list[Literal["csv", "wandb"]] = option(
+        [],
+        "metrics also as csv files in the run's folder, and in Weights & Biases (wandb): "
+        "docs/tracking.md",
+    )
 
 
 @dataclass

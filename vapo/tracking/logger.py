@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
 from vapo.system.main_process import is_main_process
+from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
 from vapo.tracking.metric_groups import naming_of
@@ -79,14 +80,28 @@ class RunLogger(Logger):
         self._nonfinite: set[str] = set()
         self._clock = Clock()
         self._skip_up_to: Mapping[str, int] = {}
+        self._also: Also | None = None
         if not is_main_process():
             return
+        check_also(tracking)
         if journal is not None:
             set_aside_others(journal, run_id, note)
         self._journal = Journal(journal)
         self.experiment_id = open_store(self.store, tracking.experiment, note)
         self.tags = {**provenance_tags(), **tracking.tags, **tags}
         self._begin(run_name, self.experiment_id)
+        if tracking.also and journal is None:
+            self._note("tracking.also: a command without a run's folder records in MLflow only")
+        elif tracking.also and journal is not None:
+            self._also = self._begin_also(tracking, journal.parent)
+
+    def _begin_also(self, tracking: TrackingConfig, folder: Path) -> Also:
+        try:
+            run_id, name = str(self.run_id), self.run_name
+            return Also(tracking, folder, run_name=name, run_id=run_id, note=self._note)
+        except BaseException:
+            self.close("FAILED")
+            raise
 
     def _begin(self, run_name: str, experiment_id: str) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
@@ -180,6 +195,8 @@ class RunLogger(Logger):
             items.append((key, number, at_ms, step or 0))
         if items:
             self._submit("metrics", items)
+            if self._also is not None:
+                self._also.log_metrics({key: number for key, number, *_ in items}, step or 0)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the resolved config is recorded once, by `log_config`."""
@@ -190,6 +207,8 @@ class RunLogger(Logger):
         MLflow's params are immutable, so a resumed run keeps those it began with; what it was
         resumed with is the artifact config_resumed.yaml.
         """
+        if self._also is not None:
+            self._also.log_config(flat_params)
         if self.is_resumed:
             self.log_text(config_yaml, "config_resumed.yaml")
             return
@@ -237,6 +256,8 @@ class RunLogger(Logger):
             return 0
         if self._report is None:
             atexit.unregister(self.close)
+            if self._also is not None:
+                self._also.close(is_finished=status == "FINISHED")
             self._submit("status", (status, self._clock.now_ms()))
             self._report = self._delivery.close()
             self._journal.close()

@@ -1,0 +1,120 @@
+"""Metrics in CSV files and in Weights & Biases, beside MLflow, by Lightning's own loggers.
+
+MLflow stays the record: a run that one of these fails in says so once and continues without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+
+from vapo.config.schema import TrackingConfig
+from vapo.errors import UserError
+
+WANDB = "wandb"
+# W&B would send the command's arguments, in which a URI may have a password, and the output.
+_SETTINGS = {"x_disable_meta": True, "console": "off", "save_code": False}
+
+
+def check_also(tracking: TrackingConfig) -> None:
+    """Raises: UserError where `tracking.also` needs a package or a key that is not there."""
+    if WANDB not in tracking.also:
+        return
+    if find_spec(WANDB) is None:
+        raise UserError(
+            "tracking.also: wandb is not installed: `pip install wandb` in the environment of "
+            "vapo, or take it out of tracking.also"
+        )
+    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or _is_logged_in()):
+        raise UserError(
+            "tracking.also: no key for Weights & Biases: export WANDB_API_KEY, or "
+            "WANDB_MODE=offline to keep the record in the run's folder until `wandb sync` sends it"
+        )
+
+
+class Also:
+    """The loggers of `tracking.also` of one run.
+
+    Args:
+        folder: the run's; CSV files and W&B's own are written into it.
+        note: one line for the user, where one of them fails during the run.
+
+    Raises: UserError where one of them cannot begin.
+    """
+
+    def __init__(
+        self,
+        tracking: TrackingConfig,
+        folder: Path,
+        *,
+        run_name: str,
+        run_id: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._note = note
+        self._loggers: dict[str, Logger] = {}
+        for name in dict.fromkeys(tracking.also):
+            try:
+                if name == WANDB:
+                    self._loggers[name] = _begin_wandb(tracking, folder, run_name, run_id)
+                else:
+                    self._loggers[name] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
+            except Exception as error:
+                raise UserError(f"tracking.also: {name} cannot begin: {_reason(error)}") from error
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self._each(lambda logger: logger.log_metrics(dict(metrics), step))
+
+    def log_config(self, flat_params: Mapping[str, Any]) -> None:
+        """To W&B; beside the CSV files lies the run's config.yaml."""
+        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), only=[WANDB])
+
+    def close(self, *, is_finished: bool) -> None:
+        """W&B sends the rest, or leaves it in the run's folder where it is offline."""
+        self._each(lambda logger: logger.finalize("success" if is_finished else "failed"))
+        code = 0 if is_finished else 1
+        self._each(lambda logger: logger.experiment.finish(code), only=[WANDB])
+        self._loggers.clear()
+
+    def _each(self, call: Callable[[Any], object], only: Sequence[str] = ()) -> None:
+        for name, logger in list(self._loggers.items()):
+            if only and name not in only:
+                continue
+            try:
+                call(logger)
+            except Exception as error:  # whatever it is, the training must not end of it
+                del self._loggers[name]
+                self._note(
+                    f"tracking.also: {name} failed, and the run continues without it, recorded in "
+                    f"MLflow: {_reason(error)}"
+                )
+
+
+def _begin_wandb(tracking: TrackingConfig, folder: Path, run_name: str, run_id: str) -> WandbLogger:
+    """The run has MLflow's id, so a resumed one continues there too."""
+    logger = WandbLogger(
+        name=run_name,
+        project=tracking.experiment,
+        id=run_id,
+        save_dir=folder,
+        tags=[f"{key}={value}"[:64] for key, value in tracking.tags.items()],
+        settings=_SETTINGS,
+    )
+    _ = logger.experiment  # begins the run now: what is wrong is said at the start
+    return logger
+
+
+def _is_logged_in() -> bool:
+    """Whether `wandb login` left a key in the file of logins."""
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
