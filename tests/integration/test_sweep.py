@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo, vapo_forked
 from tests.integration.forked_runs import ForkedRuns
 from tests.tracking.ready_stores import ready_store
+from vapo.tracking.metric_groups import documented
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [
@@ -76,6 +78,7 @@ def check_mlflow(folder: Path, record: dict[str, Any]) -> None:
     note = parent.data.tags["mlflow.note.content"]
     assert "2 policy iterations of 16 responses" in note
     assert "| row | seeds |" in note
+    assert_scores_of_rows(client, parent, record)
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, "report")}
     assert {"report/table.md", "report/table.csv", "report/report.html"} <= artifacts
     assert {f"report/training_curves_systems.{suffix}" for suffix in ("png", "svg")} <= artifacts
@@ -98,6 +101,22 @@ def check_mlflow(folder: Path, record: dict[str, Any]) -> None:
     assert one.data.tags["model/critic"].partition(" ")[0].endswith("/pretrained_critic")
     assert "model/critic" not in by_row["GRPO"].data.tags
     check_position_table(client, one.info.run_id)
+
+
+def assert_scores_of_rows(client: Any, parent: Any, record: dict[str, Any]) -> None:
+    """The parent has the mean score of each row, and the best."""
+    scores: dict[str, list[float]] = {}
+    for run in record["runs"]:
+        metrics = documented(client.get_run(run["mlflow_run_id"]).data.metrics)
+        scores.setdefault(run["row"], []).append(metrics["eval/avg_at_k"])
+    means = {row: sum(values) / len(values) for row, values in scores.items()}
+    best = max(means.values())
+    assert parent.data.metrics["sweep/best_score"] == pytest.approx(best)
+    assert means[parent.data.tags["best_row"]] == pytest.approx(best)
+    for row, mean in means.items():
+        name = re.sub(r"[^\w. :-]", "_", row)
+        assert parent.data.metrics[f"sweep/{name}"] == pytest.approx(mean)
+    assert parent.data.params["rows"] == ", ".join(row["row"] for row in record["rows"])
 
 
 def check_position_table(client: Any, run_id: str) -> None:

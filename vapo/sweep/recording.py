@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vapo.config import FitConfig
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RECORD = "sweep.json"
+_MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes below
 
 
@@ -65,7 +69,12 @@ class Parent:
         name = self.plan.grid.name
         tags = {**provenance_tags(), "role": "sweep", "sweep": name, "code": code_version()}
         run = self.client.create_run(experiment_id, tags=tags, run_name=f"sweep {name}")
-        return str(run.info.run_id)
+        run_id, plan = str(run.info.run_id), self.plan
+        self.client.log_param(run_id, "_differs", plan.base.sources.differences()[:_MAX_PARAM])
+        self.client.log_param(run_id, "config", " ".join(plan.base.sources.files)[:_MAX_PARAM])
+        rows = ", ".join(row.name for row in plan.grid.rows)
+        self.client.log_param(run_id, "rows", rows[:_MAX_PARAM])
+        return run_id
 
     def child_config(self, task: Task, config: FitConfig) -> FitConfig:
         """The task's config with the MLflow name and tags of its run."""
@@ -108,12 +117,41 @@ class Parent:
     def ended(self, task: Task, outcome: Outcome) -> None:
         self.outcomes[task.identity] = outcome
         self.record()
+        self._log_scores()
         if outcome.was_done and outcome.mlflow_run_id:
             from mlflow.exceptions import MlflowException
 
             with contextlib.suppress(MlflowException):  # gone from the store: the report says so
                 for key, value in self.child_tags(task).items():
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
+
+    def scores(self) -> dict[str, float]:
+        """Of each row the mean over its seeds that have finished."""
+        found: dict[str, list[float]] = {}
+        for (row, _), identity in self.plan.assigned.items():
+            score = self.outcomes.get(identity, Outcome("waiting")).score
+            if score is not None:
+                found.setdefault(row, []).append(score)
+        return {row: fmean(values) for row, values in found.items()}
+
+    def _log_scores(self) -> None:
+        """The table as metrics, at the number of runs that have ended."""
+        from mlflow.entities import Metric, RunTag
+
+        scores = self.scores()
+        if not scores:
+            return
+        best = max(scores, key=lambda row: scores[row])
+        values = {"best_score": scores[best], **scores}
+        now_ms, step = int(time.time() * 1000), len(self.outcomes)
+        self.client.log_batch(
+            self.run_id,
+            metrics=[
+                Metric("sweep/" + re.sub(r"[^\w. :-]", "_", name), score, now_ms, step)
+                for name, score in values.items()
+            ],
+            tags=[RunTag("best_row", best)],
+        )
 
     def abandoned(self, attempt: Path) -> None:
         """Mark a run that was killed before its first checkpoint: another one replaces it."""
