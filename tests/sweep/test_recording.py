@@ -21,8 +21,7 @@ def test_the_parent_has_its_table_and_the_best_score(tmp_path: Path) -> None:
     seen = []
     for (row, seed), score in scores.items():
         task = next(t for t in planned.tasks if (t.row.name, t.seed) == (row, seed))
-        state = "failed" if score is None else "finished"
-        parent.ended(task, Outcome(state, score=score))
+        parent.ended(task, Outcome("finished" if score else "failed", score=score))
         data = parent.client.get_run(parent.run_id).data
         seen.append((data.tags["best_row"], dict(data.metrics)))
     assert [best for best, _ in seen] == ["VAPO", "VAPO", "a/b, c", "a/b, c"]
