@@ -41,6 +41,13 @@ def test_a_name_says_config_changes_and_seed(files: list[Path]) -> None:
     assert name(command="filter") == "filter missed_checks/vapo +grpo seed0"
 
 
+def test_a_name_has_not_the_files_that_a_file_extends(files: list[Path]) -> None:
+    task = write(files[0].parent, "extends: vapo.yaml\nseed: 5", "longer.yaml")
+    config = load_config(FitConfig, [task, files[1]], ["algorithm.entropy_coef=0.1"])
+    assert default_name(config) == "missed_checks/longer +grpo algorithm.entropy_coef=0.1 seed5"
+    assert config.sources.differences() == "algorithm.entropy_coef: 0.5 -> 0.1"
+
+
 def test_a_long_name_is_cut_and_still_its_own(files: list[Path]) -> None:
     many = [
         "algorithm.kl.coef=0.1",
