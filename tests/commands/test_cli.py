@@ -99,13 +99,13 @@ def test_export_and_ui(calls: Calls) -> None:
     assert cli.main(["export", "a.ckpt", "out"]) == 0
     assert cli.main(["export", "a.ckpt", "out", "--network", "critic"]) == 0
     assert cli.main(["ui"]) == 0
-    assert cli.main(["ui", "--tracking_uri", "x", "--host=::1", "--port", "7"]) == 0
+    assert cli.main(["ui", "--tracking_uri", "x", "--host=::1", "--port", "7", "--run", "abc"]) == 0
     export = {"checkpoint": Path("a.ckpt"), "output_dir": Path("out")}
     assert [kwargs for _, _, kwargs in calls] == [
         {**export, "network": "actor"},
         {**export, "network": "critic"},
-        {"tracking_uri": "mlruns", "host": "127.0.0.1", "port": 5000},
-        {"tracking_uri": "x", "host": "::1", "port": 7},
+        {"tracking_uri": "mlruns", "host": "127.0.0.1", "port": 5000, "run": None},
+        {"tracking_uri": "x", "host": "::1", "port": 7, "run": "abc"},
     ]
 
 

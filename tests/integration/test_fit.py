@@ -214,7 +214,7 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
     reader = open_reader(str(store(run.parents[1])))
     collection = reader.chosen([summary(run)["mlflow_run_id"]])
     row = recorded.info.run_name.removesuffix(" seed0")
-    assert row.startswith("vapo +state_tracking/vapo ")
+    assert row.startswith("state_tracking/vapo ")
     assert [(record.row, record.seed) for record in collection.runs] == [(row, 0)]
     assert collection.notes == ()
 
