@@ -146,6 +146,10 @@ def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):
         ("mlruns", "  vapo ui --run abc"),
         ("/data/my runs", "  vapo ui --run abc --tracking_uri '/data/my runs'"),
         (
+            "postgresql://me:secret@host/runs",
+            "  vapo ui --run abc --tracking_uri postgresql://host/runs",
+        ),
+        (
             "http://me:secret@127.0.0.1:5000",
             "  http://127.0.0.1:5000/#/experiments/1/runs/abc/model-metrics"
             "?workflowType=machine_learning",

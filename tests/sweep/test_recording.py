@@ -38,5 +38,6 @@ def test_the_parent_has_its_table_and_the_best_score(tmp_path: Path) -> None:
     params = parent.client.get_run(parent.run_id).data.params
     assert params["rows"] == "VAPO, a/b, c"
     assert plain.replace("=", ": true -> ") in params["_differs"]
+    assert parent.how_to_open().startswith(f"vapo ui --run {parent.run_id} --tracking_uri ")
     again = Parent(planned, tmp_path, "vapo sweep")
     assert again.run_id == parent.run_id, "and its params are left alone"

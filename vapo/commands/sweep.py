@@ -98,7 +98,8 @@ def _work(
         raise
     finally:
         parent.close(status)
-    print(f"parent run {parent.run_id}; sweep folder:\n{sweep_dir}")
+    print(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
+    print(f"sweep folder:\n{sweep_dir}")
     failed = [task.name for task in plan.tasks if outcomes[task.identity].state != "finished"]
     if failed:
         raise UserError(

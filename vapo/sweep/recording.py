@@ -19,6 +19,7 @@ from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
+from vapo.tracking.links import how_to_open
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.stores import locate_store
@@ -44,6 +45,7 @@ class Parent:
         self.path = sweep_dir / RECORD
         self.store = locate_store(tracking.uri)
         experiment_id = open_store(self.store, tracking.experiment, print)
+        self.experiment_id = experiment_id
         from mlflow import MlflowClient
 
         self.client: MlflowClient = MlflowClient(self.store.client_uri)
@@ -55,6 +57,10 @@ class Parent:
         self.client.set_tag(self.run_id, "mlflow.note.content", description)
         self.outcomes: dict[str, Outcome] = {}
         self.record()
+
+    def how_to_open(self) -> str:
+        """The address of its charts on a server, or the command that serves it."""
+        return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
 
     def _find(self, experiment_id: str) -> str | None:
         from mlflow.exceptions import MlflowException

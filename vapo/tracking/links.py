@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 
+from vapo.config.uris import without_credentials
 from vapo.tracking.stores import Store, locate_store
 
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -26,11 +27,14 @@ def run_page(server: str, experiment_id: str, run_id: str, tab: str = "model-met
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:
-    """The address of a run on a server; for another store the command that serves it."""
+    """The address of a run on a server; for another store the command that serves it.
+
+    Without credentials: a command takes them from the environment.
+    """
     store: Store = locate_store(tracking_uri)
     if store.is_http:
         return run_page(store.shown_uri, experiment_id, run_id)
     if store.uri.startswith("databricks"):
         return f"run {run_id} in Databricks"
-    uri = "" if tracking_uri == "mlruns" else f" --tracking_uri {shlex.quote(tracking_uri)}"
-    return f"vapo ui --run {run_id}{uri}"
+    bare = shlex.quote(without_credentials(tracking_uri))
+    return f"vapo ui --run {run_id}{'' if bare == 'mlruns' else f' --tracking_uri {bare}'}"
