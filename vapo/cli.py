@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -78,12 +76,14 @@ def _run_plain(name: str, command: Command, argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:
         print(parser.format_help(), end="")
     else:
-        _load_command(command.module)(**parser.read(argv))
+        options = parser.read(argv)
+        _load_command(name, command)(**options)
 
 
 def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     """A command with config files and overrides among its arguments."""
     import vapo.config
+    from vapo.commands.early_checks import check_early
     from vapo.config.flattening import to_yaml
     from vapo.config.help import describe_keys
     from vapo.config.loading import compose
@@ -102,41 +102,33 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
         if not options[flag]:
             raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}")
     if command.composes_rows:
-        _load_command(command.module)(overrides=overrides, **options)
+        options["overrides"] = overrides
+        check_early(name, None, options)
+        about = ", ".join(map(str, [*options["config"], options["grid"]]))
+        _load_command(name, command, about)(**options)
         return
     if options.pop("profile", False):
         overrides.append("trainer.profile=true")
-    composed = compose(schema, options.pop("config"), overrides)
+    files = options.pop("config")
+    composed = compose(schema, files, overrides)
     if options.pop("print_config"):
         print(to_yaml(composed.tree), end="")
         return
     if command.trains_networks:
         check_learning_rates(composed.config, composed.layers)
+    about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
     try:
-        _load_command(command.module)(composed.config, **options)
+        check_early(name, composed.config, options)
+        _load_command(name, command, about)(composed.config, **options)
     except (UserError, StoppedRun) as error:
         error.args = (composed.config.from_environment.redact(str(error)),)
         raise
 
 
-def _load_command(module: str) -> Callable[..., object]:
-    name = f"vapo.commands.{module}"
-    if name not in sys.modules:
-        _import(name)
-    run: Callable[..., object] = sys.modules[name].run
+def _load_command(name: str, command: Command, about: str = "") -> Callable[..., object]:
+    from vapo.commands.start_lines import load_command
+
+    module = f"vapo.commands.{command.module}"
+    load_command(name, module, command.loads, about)
+    run: Callable[..., object] = sys.modules[module].run
     return run
-
-
-def _import(name: str) -> None:
-    """A fifth faster than with the collector, which would find nothing in a million new objects.
-
-    They stay, so that it never looks through them later, either.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        importlib.import_module(name)
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()

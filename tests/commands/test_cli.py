@@ -21,8 +21,9 @@ Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Stand-ins for the commands, which record how they are called."""
+    """Stand-ins for the commands, which record how they are called, and read no files."""
     made: Calls = []
+    monkeypatch.setattr("vapo.commands.early_checks.check_early", lambda *_: None)
     for name in ("fit", "validate", "filter", "sft", "reward_model", "export", "ui"):
 
         def run(*args: Any, name: str = name, **kwargs: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
-from vapo.commands.filter import _check, _sample, render, summary_metrics
+from vapo.commands.command_rules import check_filter
+from vapo.commands.filter import _sample, render, summary_metrics
 from vapo.commands.pass_rate_file import PassRateFile, default_path, settings_of
 from vapo.config import FitConfig
 from vapo.config.kinds import make
@@ -171,13 +172,13 @@ def test_a_foreign_file_is_not_touched(tmp_path: Path, policy: Path, finished: P
 
 def test_what_filter_does_not_do_is_said_first(tmp_path: Path, policy: Path) -> None:
     config = config_of(tmp_path, policy)
-    _check(config)
+    check_filter(config)
     config.rewards.shuffle = True
     with pytest.raises(UserError, match=r"rewards\.shuffle would make"):
-        _check(config)
+        check_filter(config)
     config.trainer.devices = 2
     with pytest.raises(UserError, match="vapo filter is one process"):
-        _check(config)
+        check_filter(config)
     config.data.train = make(SourceConfig, kind="mixture")
     with pytest.raises(UserError, match="filter one source at a time"):
-        _check(config)
+        check_filter(config)

@@ -18,8 +18,9 @@ from vapo.config.flattening import to_yaml
 from vapo.diagnostics.memory.estimate import estimate_memory
 from vapo.errors import UserError
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
-from vapo.networks.build import check_value_head, critic_path, make_critic
+from vapo.networks.build import check_value_head, make_critic
 from vapo.networks.critic import Critic
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.ensemble import CriticEnsemble, member_of_prompt, members_of, start_heads
 from vapo.networks.export import save_network
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vapo.errors import UserError
+from vapo.runs.checkpoint_folders import checkpoint_name, sound_checkpoint
 from vapo.runs.checkpoint_saving import check_space, expected_bytes
-from vapo.runs.checkpoints import checkpoint_name, read_checkpoint, sound_checkpoint
+from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import (
     DamagedCheckpointError,
     Manifest,

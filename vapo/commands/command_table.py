@@ -35,6 +35,7 @@ class Command:
         needs: flags that have to be given, each with an example. They name files.
         one_of: options of which exactly one has to be given.
         more: the rest of the help's first part.
+        loads: the libraries that take seconds, in the order in which they are imported.
         composes_rows: it gets the config files and overrides themselves, for a grid of configs.
         trains_networks: it trains the actor or the critic that its config names.
     """
@@ -49,6 +50,7 @@ class Command:
     epilog: str | None = None
     composes_rows: bool = False
     trains_networks: bool = False
+    loads: tuple[str, ...] = ()
 
     def make_parser(self, name: str) -> Parser:
         needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
@@ -66,6 +68,10 @@ class Command:
         return parser
 
 
+_NETWORKS = ("torch", "transformers")
+_TRAINER = (*_NETWORKS, "lightning")
+
+
 def _configured(
     module: str,
     doc: str,
@@ -74,6 +80,7 @@ def _configured(
     example: str = "conf/vapo.yaml",
     epilog: str | None = None,
     trains_networks: bool = False,
+    loads: tuple[str, ...] = _NETWORKS,
 ) -> Command:
     """A command with one config, composed of files and overrides."""
     return Command(
@@ -90,6 +97,7 @@ def _configured(
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
         epilog=epilog,
         trains_networks=trains_networks,
+        loads=loads,
     )
 
 
@@ -122,8 +130,7 @@ COMMANDS = {
         "fit", "train a policy",
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
         _checkpoint_option("resume from"),
-        epilog=_EXIT_CODES,
-        trains_networks=True,
+        epilog=_EXIT_CODES, trains_networks=True, loads=_TRAINER,
     ),
     "try": _configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
@@ -152,6 +159,7 @@ COMMANDS = {
         "filter", "write training prompts with their pass rate",
         option("--num_responses K", "responses to each prompt", type=positive, default=8),
         option("--output FILE", "JSONL; default: a name of its own in output_dir"),
+        loads=_TRAINER,
     ),
     "rollouts": _configured(
         "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
@@ -163,6 +171,7 @@ COMMANDS = {
             "for components.value_pretraining.targets truth", type=positive,
         ),
         option("--truth_share S", "... of this share of the groups; default: 1", type=float),
+        loads=_TRAINER,
     ),
     "gates": _configured(
         "gates", "which effects of the paper's ablation a setting can show, before a sweep",
@@ -177,6 +186,7 @@ COMMANDS = {
         ),
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
         trains_networks=True,
+        loads=_TRAINER,
     ),
     "estimate": _configured(
         "estimate", "the memory that a config needs on each GPU",
@@ -196,10 +206,12 @@ COMMANDS = {
     "sft": _configured(
         "sft", "train on demonstrations",
         schema="SftConfig", example="conf/state_tracking/sft.yaml",
+        loads=_TRAINER,
     ),
     "reward-model": _configured(
         "reward_model", "train a reward model, the critic's start",
         schema="RewardModelConfig", example="conf/state_tracking/reward_model.yaml",
+        loads=_TRAINER,
     ),
     "rollout-server": _configured(
         "rollout_server", "serve a vLLM engine to trainers on other devices",
@@ -254,6 +266,7 @@ COMMANDS = {
             ("rollouts", "runs/rollouts.parquet"),
             ("grid", "conf/sweep/critics.yaml"),
         ),
+        loads=_TRAINER,
         more="\n\nEvery critic is trained for components.value_pretraining.num_iterations with "
         "every seed, one after\nthe other in this process; table and figure of the held-out "
         "explained variance are written.\nWhat was trained is not trained again. See "
@@ -276,6 +289,7 @@ COMMANDS = {
             option("--runs ID,ID", "any runs, by id"),
             option("--experiment NAME", "every finished run of an experiment"),
         ),
+        loads=("scipy.stats", "matplotlib"),
     ),
     "import": Command(
         "import_model", "write a pretrained model as a Hugging Face folder, and check it",
@@ -289,6 +303,7 @@ COMMANDS = {
         ),
         epilog="SOURCE is a model folder, a hub id, a .gguf file, or package:NAME for the .gguf "
         "file in\nan installed Python package. GGUF needs the extra 'gguf' (docs/models.md).",
+        loads=_NETWORKS,
     ),
     "export": Command(
         "export", "write the actor or critic of a checkpoint as a Hugging Face folder",
@@ -297,6 +312,7 @@ COMMANDS = {
             _NEW_FOLDER,
             option("--network", "", choices=["actor", "critic"], default="actor"),
         ),
+        loads=_NETWORKS,
     ),
     "ui": Command(
         "ui", "open the MLflow UI on recorded runs",
@@ -324,5 +340,6 @@ COMMANDS = {
                 choices=["transformers", "vllm"], default="transformers",
             ),
         ),
+        loads=("torch",),
     ),
 }  # fmt: skip

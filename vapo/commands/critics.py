@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.command_rules import DATA_KEY, check_critic_row
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
@@ -42,8 +43,6 @@ from vapo.system.quiet import quiet_libraries
 from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.critic_comparison import train_critic
-
-_DATA = "components.value_pretraining.data"
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,9 @@ def run(
     """Train the critics that have no result yet, one after the other; write table and figure."""
     quiet_libraries()
     read = read_grid(grid)
-    base, configs = compose_rows(read, config, [*overrides, f"{_DATA}={rollouts}"])
+    base, configs = compose_rows(read, config, [*overrides, f"{DATA_KEY}={rollouts}"])
     for name, own in configs.items():
-        _check(name, own, rollouts)
+        check_critic_row(name, own, rollouts)
     set_threads(base.trainer)
     folder = output_dir or Path(base.output_dir) / f"critics_{read.name}"
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
@@ -96,7 +95,7 @@ def run(
         for name, own in configs.items()
         for seed in seeds
     ]
-    metadata = read_metadata(rollouts, key=_DATA)
+    metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, own in configs.items():  # before the first critic is trained
         try:
             check_truth(own, rows, metadata, rollouts)
@@ -112,7 +111,11 @@ def run(
         RunLogger(
             recorded_tracking(base),
             run_name=base.tracking.run_name or f"critics-{read.name}",
-            tags={"command": "critics", _DATA: f"{rollouts} ({digest})", **model_tags(base, None)},
+            tags={
+                "command": "critics",
+                DATA_KEY: f"{rollouts} ({digest})",
+                **model_tags(base, None),
+            },
             note=progress.note,
         ) as logger,
     ):
@@ -125,28 +128,6 @@ def run(
         recorded = logger.describe()
     print(f"{text}\n{recorded}\n{folder}")
     return folder
-
-
-def _check(name: str, config: FitConfig, rollouts: Path) -> None:
-    """What this command does not do."""
-    settings, where = config.components.value_pretraining, f"row '{name}' of the grid: "
-    if settings.data != str(rollouts):
-        raise UserError(f"{where}{_DATA}: every critic reads --rollouts; leave the key out")
-    if not config.algorithm.has_critic or resolve(config).value_pretraining_iterations == 0:
-        raise UserError(
-            f"{where}it pretrains no critic: set components.value_pretraining.enabled=true and "
-            "num_iterations above 0, with an estimator that has one"
-        )
-    if (settings.epochs, settings.patience) != (None, None):
-        raise UserError(
-            f"{where}components.value_pretraining.epochs and patience: every critic is trained "
-            "for num_iterations, so that the curves can be compared; leave them out"
-        )
-    if settings.heldout_share == 0:
-        raise UserError(
-            f"{where}components.value_pretraining.heldout_share is 0: there is nothing to "
-            "measure the critics on"
-        )
 
 
 def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:

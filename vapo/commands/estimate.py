@@ -6,13 +6,14 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
 from vapo.config.engines import VllmEngine
 from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.diagnostics.memory.sizes import Continuations, most_continuations
 from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
-from vapo.networks.build import critic_path
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import check_supported, read_model_config
 from vapo.system.quiet import quiet_libraries
 
@@ -34,16 +35,9 @@ def run(
     hardware = _hardware(
         [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens
     )
-    if config.actor.lora is not None:
-        raise UserError(
-            "vapo estimate does not count adapters yet: set actor.lora=null for an upper bound"
-        )
-    if config.critic.head_function is not None:
-        raise UserError(
-            "vapo estimate does not count a value head of your own: set critic.head_function=null"
-        )
+    check_estimate(config)
     quiet_libraries()
-    path = config.actor.path if model_config is None else _folder(model_config)
+    path = config.actor.path if model_config is None else model_config_folder(model_config)
     actor = _read(path)
     check_supported(path, actor)
     critic = None
@@ -96,21 +90,9 @@ def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware) -> str:
     return "\n".join(lines)
 
 
-def _folder(model_config: Path) -> str:
-    folder = model_config.parent if model_config.name == "config.json" else model_config
-    if not (folder / "config.json").is_file():
-        raise UserError(f"--model_config: no config.json at {model_config}")
-    return str(folder)
-
-
 def _read(path: str) -> PreTrainedConfig:
-    try:
+    with only_config_needed():
         return read_model_config(path)
-    except UserError as error:
-        raise UserError(
-            f"{error}\nOnly the model's config.json is needed: name one with --model_config FILE, "
-            "for actor and critic alike"
-        ) from error
 
 
 def render(estimate: Estimate) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.networks.build import critic_path
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.runs.checkpoints import network_state, read_checkpoint

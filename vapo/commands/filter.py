@@ -8,13 +8,12 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.command_rules import check_filter
 from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
-from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
-from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
@@ -32,7 +31,7 @@ from vapo.types import Prompt
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
     """Sample, judge and write what is not written yet; report; the file."""
     quiet_libraries()
-    _check(config)
+    check_filter(config)
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
@@ -74,22 +73,6 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
         f"{path}\n{recorded}\n{path}"
     )
     return path
-
-
-def _check(config: FitConfig) -> None:
-    """What this command does not do, before anything is read."""
-    train, trainer = config.data.train, config.trainer
-    if isinstance(train, Mixture):
-        raise UserError("data.train.kind mixture: filter one source at a time, as data.train")
-    if isinstance(train, GeneratedSource) and train.curriculum:
-        raise UserError("data.train.curriculum: a curriculum has its own difficulty; leave it out")
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo filter is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
-    if config.rewards.shuffle:
-        raise UserError("rewards.shuffle would make pass rates meaningless: set it to false")
 
 
 def _sample(

@@ -15,7 +15,8 @@ from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.config.sources import default_name
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
-from vapo.networks.build import check_head_is_kept, critic_start
+from vapo.networks.build import check_head_is_kept
+from vapo.networks.critic_folders import critic_start
 from vapo.networks.token_inputs import TokenInputs
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
@@ -23,7 +24,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
-from vapo.runs.checkpoints import path_for_lightning
+from vapo.runs.checkpoint_folders import path_for_lightning
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import read_manifest
 from vapo.runs.run_dirs import (

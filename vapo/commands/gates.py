@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.command_rules import check_gates
 from vapo.commands.fit import actor_access
 from vapo.commands.training_checks import checked_tokenizer
 from vapo.commands.validate import load_policy
@@ -25,7 +26,8 @@ from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.start_policy import StartPolicy, sample_start
 from vapo.errors import UserError
-from vapo.networks.build import check_head_is_kept, critic_start
+from vapo.networks.build import check_head_is_kept
+from vapo.networks.critic_folders import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer
@@ -64,7 +66,7 @@ def run(
     """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
     started = time.monotonic()
     quiet_libraries()
-    _check(config)
+    check_gates(config)
     inputs = read_inputs(config, answer_now)
     tokenizer, budget = inputs.tokenizer, config.rollouts.max_response_tokens
     folder = output_dir or Path(config.output_dir) / "gates"
@@ -145,24 +147,6 @@ def measured(
         folder=folder,
     )
     return figures, curves, len(start.batch)
-
-
-def _check(config: FitConfig) -> None:
-    """What this command does not do, before anything is read."""
-    trainer = config.trainer
-    if not config.algorithm.has_critic:
-        raise UserError(
-            f"algorithm.advantage_estimator is {config.algorithm.advantage_estimator}, which has "
-            "no critic: vapo gates measures what a critic can show; give the config of a system "
-            "that has one, as conf/vapo.yaml"
-        )
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo gates is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
-    if config.rewards.shuffle:
-        raise UserError("rewards.shuffle deals the rewards out anew: set it to false")
 
 
 def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:

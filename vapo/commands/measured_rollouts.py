@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from vapo.advantages.token_rewards import critic_rewards
+from vapo.commands.command_rules import check_measuring
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.diagnostics.value_truth.points import noise_of_mean
-from vapo.errors import UserError
 from vapo.rollouts.continuations import Continuer, Prefix, state_of
 from vapo.rollouts.measured_prefixes import MeasuredPrefix
 from vapo.rollouts.segments import step_starts
@@ -63,25 +63,9 @@ def measuring_of(
 
     Raises: UserError naming the option.
     """
+    check_measuring(config, value_truth, truth_share)
     if value_truth is None:
-        if truth_share is not None:
-            raise UserError(
-                f"--truth_share {truth_share:g} is the share of the groups whose prefixes are "
-                "continued: give --value_truth K, too"
-            )
         return None
-    if value_truth < 2:
-        raise UserError(
-            f"--value_truth {value_truth}: the noise of a value is estimated from at least 2 "
-            "continuations; give 4, say"
-        )
-    if config.value_truth.max_tokens is not None:
-        raise UserError(
-            "value_truth.max_tokens bounds measurements of vapo validate and vapo fit, not this "
-            "file: leave it out, and lower --truth_share"
-        )
-    if truth_share is not None and not 0 < truth_share <= 1:
-        raise UserError(f"--truth_share {truth_share:g} must be above 0 and at most 1")
     return Measuring(value_truth, 1.0 if truth_share is None else truth_share)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.command_rules import check_rollouts
 from vapo.commands.measured_rollouts import (
     Measuring,
     describe_stored_truth,
@@ -67,7 +68,7 @@ def run(
 ) -> Path:
     """Sample, score and write what is not written yet; the file."""
     quiet_libraries()
-    _check(config)
+    check_rollouts(config)
     measuring = measuring_of(config, value_truth, truth_share)
     set_threads(config.trainer)
     check_engine(config)
@@ -116,18 +117,6 @@ def run(
         f"train a critic on them with components.value_pretraining.data={path}\n{recorded}\n{path}"
     )
     return path
-
-
-def _check(config: FitConfig) -> None:
-    """What this command does not do, before anything is read."""
-    trainer = config.trainer
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo rollouts is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
-    if config.rewards.shuffle:
-        raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
 
 
 def metadata_of(

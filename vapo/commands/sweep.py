@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from vapo.commands.early_checks import check_run, of_row
 from vapo.config.written import written_source
 from vapo.errors import UserError
 from vapo.sweep.describe import describe_plan, describe_size
@@ -44,6 +45,7 @@ def run(
     plan = make_plan(read_grid(grid), config, overrides, seeds)
     default_dir = Path(plan.base.output_dir) / f"sweep_{plan.grid.name}"
     folder = (sweep_dir or default_dir).expanduser().absolute()
+    _check_rows(plan, folder)
     command = command_line(config, grid, seeds, overrides)
     if dry_run:
         done = sum(TaskFolder(folder, task).finished() is not None for task in plan.tasks)
@@ -60,6 +62,14 @@ def run(
             gpus = [] if plan.base.trainer.accelerator == "cpu" else visible_gpus()
             local = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
             _work(plan, folder, command, local, jobs, not no_report)
+
+
+def _check_rows(plan: Plan, sweep_dir: Path) -> None:
+    """Check the files of every row that has a run to do, before the first of them is begun."""
+    tasks = [t for t in plan.tasks if TaskFolder(sweep_dir, t).finished() is None]
+    for name in dict.fromkeys(task.row.name for task in tasks):
+        with of_row(name):
+            check_run(plan.row_configs[name])
 
 
 def _work(

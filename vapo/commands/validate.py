@@ -9,8 +9,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
+from vapo.commands.command_rules import check_value_truth
 from vapo.config import FitConfig
-from vapo.config.continuation_rules import unlike_the_rollouts
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
     check_request,
@@ -28,7 +28,6 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
-from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.loading import load_causal_lm, load_tokenizer
@@ -154,6 +153,7 @@ def _checked(
     config: FitConfig, value_page: str | None, value_truth: int | None, ckpt_path: str | None
 ) -> tuple[FitConfig, Path | None]:
     """The config with the number of continuations, and the page's path; before anything loads."""
+    check_value_truth(config, value_truth)
     page = None if value_page is None else Path(value_page)
     if page is not None:
         check_request(page, config)
@@ -164,10 +164,6 @@ def _checked(
             check_head_is_kept(config)
     if value_truth is None:
         return config, page
-    if value_truth < 2:
-        raise UserError("--value_truth: one continuation says nothing of its noise; give 2 or more")
-    if (problem := unlike_the_rollouts(config, "--value_truth", in_training=False)) is not None:
-        raise UserError(problem.message)
     truth = replace(config.value_truth, num_continuations=value_truth)
     return replace(config, value_truth=truth), page
 

@@ -22,13 +22,17 @@ def function_is_importable(config: Any) -> Problem | None:
 
 
 def _first_verdict(config: Any, check: Callable[[Any, str], Problem | None]) -> Problem | None:
-    """A check of `rewards`, and of every source of a mixture."""
-    parts: list[tuple[str, Any]] = [("rewards", config.rewards)]
+    problems = (check(settings, key) for key, settings in verifier_blocks(config))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
+    """The blocks that choose a verifier, by their keys: `rewards`, and every mixture's sources."""
+    blocks: list[tuple[str, Any]] = [("rewards", config.rewards)]
     for name in ("train", "heldout"):
         sources = sources_of(config.data, name).items()
-        parts += [item for item in sources if isinstance(item[1], MixtureSource)]
-    problems = (check(settings, key) for key, settings in parts)
-    return next((problem for problem in problems if problem is not None), None)
+        blocks += [item for item in sources if isinstance(item[1], MixtureSource)]
+    return blocks
 
 
 def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:

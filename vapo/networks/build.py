@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +12,7 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.ensemble import CriticEnsemble
 from vapo.networks.loading import (
     load_causal_lm,
@@ -30,35 +30,6 @@ from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
 
 Network = TypeVar("Network", Actor, Critic)
-
-
-def critic_start(config: FitConfig) -> str:
-    """The folder that the critic starts from, or the one that holds a folder of each critic."""
-    init = config.critic.init
-    if init == "reward_model":
-        assert config.critic.reward_model_path is not None
-        return config.critic.reward_model_path
-    return config.actor.path if init == "policy" else init
-
-
-def critic_path(config: FitConfig, member: int = 0) -> str:
-    """The model folder that a member of the critics starts from.
-
-    Several critics start from one folder, or from what value pretraining has saved of as many.
-
-    Raises: UserError: the folder has another number of critics than critic.count.
-    """
-    start, count = critic_start(config), config.critic.count
-    folder = Path(start).expanduser()
-    if (folder / "config.json").is_file() or not (folder / "0/config.json").is_file():
-        return start
-    saved = sum(1 for _ in folder.glob("[0-9]*/config.json"))
-    if saved != count:
-        raise UserError(
-            f"{start}: the folder has {saved} critics, and critic.count is {count}: set "
-            f"critic.count={saved}, or start from one of them, as {folder / '0'}"
-        )
-    return str(folder / str(member))
 
 
 def check_critic(config: FitConfig) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,23 +27,13 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from vapo.config.critic import CriticConfig
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.networks.model_folders import check_model_folder, folder_with_config, local_folder
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.networks.value_head import begin_head, class_with_bias, has_classifier, plan_head
-from vapo.networks.weight_files import check_weight_files
 
 logger = logging.getLogger(__name__)
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError)
 # Names under which architectures rescale or bend the logits after `lm_head`, and the value
 # that changes nothing.
@@ -72,14 +61,7 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
         config = read_model_config(path)
     except UserError as error:
         raise UserError(f"{key}: {error}" if key else str(error)) from None
-    folder = _local_folder(path)
-    if folder:
-        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise UserError(
-                f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
-                "save one into it with tokenizer.save_pretrained"
-            )
-        check_weight_files(folder)
+    check_model_folder(path, has_tokenizer=True)
     with refusals(path, "tokenizer"), quiet():
         tokenizer = read_tokenizer(path)
     if tokenizer.eos_token_id is None:
@@ -171,21 +153,8 @@ def load_value_model(
 # ---- reading ------------------------------------------------------------------------------
 
 
-def _local_folder(path: str) -> Path | None:
-    """The folder that `path` names, or None for a hub id."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
-        raise UserError(f"{path}: no such model folder{nearest_path(folder) or '; check the path'}")
-    return None
-
-
 def read_model_config(path: str) -> PreTrainedConfig:
-    folder = _local_folder(path)
-    if folder and not (folder / "config.json").is_file():
-        raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
+    folder_with_config(path)
     with refusals(path, "config.json"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     _remove_configured_dropout(path, config)
@@ -219,7 +188,7 @@ def refusals(path: str, what: str) -> Iterator[None]:
         yield
     except _LOADING_ERRORS as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        hint = "" if _local_folder(path) else " (no such folder here, so it was read as a hub id)"
+        hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"
         if "safetensors" in reason or "model.bin" in reason:
             hint += "; weights must be safetensors, as model.save_pretrained writes them"
         raise UserError(f"{path}: cannot load the {what}{hint}: {reason}") from error

@@ -34,7 +34,7 @@ def check_weight_files(folder: Path) -> None:
         if not file.is_file():
             raise UserError(f"{file} is missing, which {_INDEX} names; copy the folder again")
         try:
-            with safe_open(file, framework="pt") as weights:
+            with safe_open(file, framework="numpy") as weights:
                 list(weights.keys())
         except (SafetensorError, OSError) as error:
             raise UserError(

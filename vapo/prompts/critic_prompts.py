@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.critic import PrivilegedPrompt
 from vapo.errors import UserError
-from vapo.networks.build import critic_path
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import read_model_config
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.prompts.load import PromptSplit

@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vapo.types import Prompt
+if TYPE_CHECKING:
+    from vapo.types import Prompt
 
 _END_BYTES = 1 << 20
 

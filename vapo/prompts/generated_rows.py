@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 from typing import Any
 
 from vapo.config.data import CurriculumStage, GeneratedSource
@@ -63,6 +64,18 @@ def _row(
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
+def check_reasoning_gym(key: str) -> None:
+    """Raises: UserError: reasoning_gym is not installed. It is not imported."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise _not_installed(key)
+
+
+def _not_installed(key: str) -> UserError:
+    return UserError(
+        f"{key}.kind is reasoning_gym, which is not installed: {install_command('reasoning')}"
+    )
+
+
 def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
     """Import reasoning_gym and check that it has the source's dataset."""
     try:
@@ -70,9 +83,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
         import reasoning_gym.factory
         from reasoning_gym.factory import DATASETS
     except ImportError:
-        raise UserError(
-            f"{key}.kind is reasoning_gym, which is not installed: {install_command('reasoning')}"
-        ) from None
+        raise _not_installed(key) from None
     if source.task not in DATASETS:
         close = difflib.get_close_matches(str(source.task), list(DATASETS), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "see reasoning_gym's gallery"

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -22,13 +23,16 @@ from vapo.config.data import (
     ParquetSource,
     ProceduralSource,
     PromptSource,
+    ReasoningGymSource,
 )
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
-from vapo.prompts.generated_rows import procedural_rows, reasoning_gym_rows
+from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, reasoning_gym_rows
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
+
+_BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 
 
 def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
@@ -50,6 +54,29 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
     if source.deduplicate:
         rows = first_of_each(rows, left_out)
     return list(islice(rows, source.num_examples))
+
+
+def check_source(source: PromptSource, *, key: str) -> None:
+    """Check that a source is there and that its first row has the columns, without reading on.
+
+    A hub's dataset is left to `read_rows`, which may have to load it over the network; a
+    generator's options are tried on one row.
+
+    Raises:
+        UserError: as `read_rows` does.
+    """
+    if isinstance(source, ReasoningGymSource):
+        check_reasoning_gym(key)
+    elif isinstance(source, ProceduralSource):
+        procedural_rows(replace(source, num_examples=1), key)
+    elif isinstance(source, FileSource):
+        read = _records(source)
+        if read is _huggingface_records:
+            _check_dataset_path(source.path, key)
+            return
+        first = islice(read(source, key), 1)
+        for place, record in passing(first, source, key, LeftOut()):
+            _row_from_record(record, place, source, key)
 
 
 def _records(source: FileSource) -> Callable[[Any, str], Iterator[tuple[str, Any]]]:
@@ -125,7 +152,9 @@ def _parquet_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
     file = _existing_file(source.path, key)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            records = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            records = (
+                row for batch in table.iter_batches(_BATCH_ROWS) for row in batch.to_pylist()
+            )
             for number, record in enumerate(records, start=1):
                 yield f"{file}: row {number}", record
     except (pyarrow.ArrowException, OSError) as error:
@@ -139,16 +168,21 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Iterator[tuple[
         yield f"{name}: row {number}", record
 
 
+def _check_dataset_path(path: str, key: str) -> None:
+    """Raises: UserError: the dataset's path is that of a file of another kind."""
+    if Path(path).is_file():
+        raise UserError(
+            f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "
+            f"set {key}.kind to jsonl or parquet"
+        )
+
+
 def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
     import datasets
 
     path = source.path
     folder = Path(path)
-    if folder.is_file():
-        raise UserError(
-            f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "
-            f"set {key}.kind to jsonl or parquet"
-        )
+    _check_dataset_path(path, key)
     saved = any((folder / f).exists() for f in ("dataset_dict.json", "state.json"))
     try:
         if not saved:

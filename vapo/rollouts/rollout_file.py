@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -18,7 +18,9 @@ import pyarrow.parquet as parquet
 from vapo.errors import UserError
 from vapo.rollouts.measured_prefixes import MeasuredPrefix, truth_columns
 from vapo.system.atomic_files import write_whole
-from vapo.types import Rollout, Verdict
+
+if TYPE_CHECKING:
+    from vapo.types import Rollout, Verdict
 
 SCHEMA_VERSION = 2  # 1 had no truth_ columns
 METADATA_KEY = b"vapo.rollouts"

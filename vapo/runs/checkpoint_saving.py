@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vapo.errors import InterruptedRunError
-from vapo.runs.checkpoints import SHARDS_NAME, STATE_NAME
+from vapo.runs.checkpoint_folders import SHARDS_NAME, STATE_NAME
 from vapo.runs.manifests import Manifest, describe_file
 from vapo.system.atomic_files import replace_folder, sync
 from vapo.system.distributed import gather_objects, leave_together, rank

@@ -23,8 +23,9 @@ from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import config_identity, identity_values
 from vapo.config.flattening import flatten_deciding, flatten_tree, to_yaml
 from vapo.config.layers import read_text
+from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
-from vapo.runs.checkpoints import FOLDERS, check, is_sharded, sound_checkpoint
+from vapo.runs.checkpoint_folders import FOLDERS, check, is_sharded, sound_checkpoint
 from vapo.runs.manifests import read_manifest
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 from vapo.system.atomic_files import write_text
@@ -262,16 +263,33 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
 
     Raises: UserError when there is none.
     """
-    path = _named_checkpoint(output_dir, ckpt_path)
-    checkpoint = sound_checkpoint(path, warn) if path.name == LAST and not path.is_file() else None
+    path = look_for_checkpoint(output_dir, ckpt_path)
+    checkpoint = sound_checkpoint(path, warn) if _may_give_way(path) else None
     if checkpoint is None:
-        if not path.exists():
-            raise UserError(f"--ckpt_path: no checkpoint {path}")
         checkpoint = path.resolve()
         check(checkpoint)
     if ckpt_path in ("last", "best"):
         warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
     return checkpoint
+
+
+def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
+    """The path that `find_checkpoint` means, of which only the manifest is read: takes no time.
+
+    Raises: UserError when there is none, or it is not a whole checkpoint.
+    """
+    path = _named_checkpoint(output_dir, ckpt_path)
+    if _may_give_way(path) and any(path.parent.glob(FOLDERS)):
+        return path
+    if not path.exists():
+        raise UserError(f"--ckpt_path: no checkpoint {path}{nearest_path(path)}")
+    read_manifest(path.resolve())
+    return path
+
+
+def _may_give_way(path: Path) -> bool:
+    """Whether an older checkpoint is taken where this one is damaged."""
+    return path.name == LAST and not path.is_file()
 
 
 def _named_checkpoint(output_dir: str, ckpt_path: str) -> Path:

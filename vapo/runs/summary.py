@@ -19,6 +19,7 @@ from vapo.config.uris import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds
+from vapo.system.writable import why_not_writable
 from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
 
@@ -107,11 +108,22 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
             except FileExistsError:
                 run_dir = base / f"{stem}-{attempt}"
     except OSError as error:
-        raise UserError(
-            f"output_dir: cannot make a folder in {base}: {error.strerror}; choose another one, "
-            "as output_dir=runs/vapo"
-        ) from error
+        raise _cannot_make(base, error.strerror) from error
     return run_dir
+
+
+def check_output_dir(output_dir: str | Path) -> None:
+    """Raises: UserError: no run's folder can be made there. Nothing is made."""
+    base = Path(output_dir).expanduser().absolute()
+    if reason := why_not_writable(base):
+        raise _cannot_make(base, reason)
+
+
+def _cannot_make(base: Path, reason: str | None) -> UserError:
+    return UserError(
+        f"output_dir: cannot make a folder in {base}: {reason}; choose another one, as "
+        "output_dir=runs/vapo"
+    )
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:

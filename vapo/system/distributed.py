@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from torch import Tensor
 
 from vapo.config.schema import TrainerConfig
@@ -23,6 +22,9 @@ def check_launch(trainer: TrainerConfig) -> None:
 
     Raises: UserError naming the keys and their values.
     """
+    # three seconds, which a command that starts no processes does without
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
     if TorchElasticEnvironment.detect():
         launcher, count, per_host = "torchrun", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     elif SLURMEnvironment.detect():

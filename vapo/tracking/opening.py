@@ -14,7 +14,7 @@ from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKI
 from vapo.errors import UserError
 from vapo.tracking.links import EXPERIMENT_TAGS
 from vapo.tracking.sink import active_run
-from vapo.tracking.stores import Store
+from vapo.tracking.stores import Store, cannot_write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -151,10 +151,7 @@ def _only_one_opener(store: Store) -> Iterator[None]:
         with tempfile.TemporaryFile(dir=folder):
             lock = (folder / f".{store.database.name}.lock").open("w")
     except OSError as error:
-        raise UserError(
-            f"tracking.uri: cannot write in {folder}: {error.strerror}; choose another folder, "
-            "as tracking.uri=mlruns"
-        ) from error
+        raise cannot_write(folder, error.strerror) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

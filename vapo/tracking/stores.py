@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.config.uris import SplitUri, split_uri
 from vapo.errors import UserError
+from vapo.system.writable import why_not_writable
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -137,6 +138,22 @@ def locate_store(uri: str) -> Store:
         return Store(uri)
     database = Path(uri).expanduser().absolute() / DATABASE_NAME
     return Store(f"sqlite:///{database}", database)
+
+
+def check_writable(store: Store) -> None:
+    """Raises: UserError: the folder of a local store cannot be written. Nothing is made."""
+    if store.database is not None:
+        folder = store.database.parent
+        if reason := why_not_writable(folder):
+            raise cannot_write(folder, reason)
+
+
+def cannot_write(folder: Path, reason: str | None) -> UserError:
+    """The error of a local store's folder."""
+    return UserError(
+        f"tracking.uri: cannot write in {folder}: {reason}; choose another folder, as "
+        "tracking.uri=mlruns"
+    )
 
 
 def _check_server(uri: str) -> None:

@@ -25,7 +25,7 @@ from vapo.diagnostics.memory.sizes import (
     worst_microbatch,
 )
 from vapo.errors import UserError
-from vapo.networks.build import critic_path
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head

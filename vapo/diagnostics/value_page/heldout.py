@@ -30,12 +30,11 @@ from vapo.evaluation import EvaluationResult
 from vapo.networks.actor import Actor
 from vapo.networks.build import (
     check_tokenizers,
-    critic_path,
-    critic_start,
     make_actor,
     make_critic,
 )
 from vapo.networks.critic import Critic
+from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.background_saving import BackgroundSaves
+from vapo.runs.checkpoint_folders import FOLDERS, checkpoint_name, iteration_of
 from vapo.runs.checkpoint_saving import (
     check_space,
     expected_bytes,
@@ -22,7 +23,6 @@ from vapo.runs.checkpoint_saving import (
     together,
     write_checkpoint,
 )
-from vapo.runs.checkpoints import FOLDERS, checkpoint_name, iteration_of
 from vapo.runs.compatibility import adapter_options, parameters_of, value_head_options
 from vapo.runs.manifests import Manifest
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell

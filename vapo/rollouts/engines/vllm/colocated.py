@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,19 +18,14 @@ from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
+from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
 from vapo.rollouts.engines.watchdog import Watchdog
-from vapo.system.extras import install_command
-
-INSTALL = (
-    f"on a GPU machine `{install_command('vllm')}`, without a GPU `make vllm` (docs/rollouts.md)"
-)
 
 
 def check_options(options: ColocatedVllm) -> None:
     """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
-    if find_spec("vllm") is None:
-        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
+    check_installed()
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
             from vllm import EngineArgs

@@ -1,0 +1,43 @@
+"""The folders that a config's critic starts from. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vapo.config import FitConfig
+from vapo.errors import UserError
+
+
+def critic_start(config: FitConfig) -> str:
+    """The folder that the critic starts from, or the one that holds a folder of each critic."""
+    init = config.critic.init
+    if init == "reward_model":
+        assert config.critic.reward_model_path is not None
+        return config.critic.reward_model_path
+    return config.actor.path if init == "policy" else init
+
+
+def critic_start_key(config: FitConfig) -> str:
+    """The config's key that names that folder."""
+    keys = {"reward_model": "critic.reward_model_path", "policy": "actor.path"}
+    return keys.get(config.critic.init, "critic.init")
+
+
+def critic_path(config: FitConfig, member: int = 0) -> str:
+    """The model folder that a member of the critics starts from.
+
+    Several critics start from one folder, or from what value pretraining has saved of as many.
+
+    Raises: UserError: the folder has another number of critics than critic.count.
+    """
+    start, count = critic_start(config), config.critic.count
+    folder = Path(start).expanduser()
+    if (folder / "config.json").is_file() or not (folder / "0/config.json").is_file():
+        return start
+    saved = sum(1 for _ in folder.glob("[0-9]*/config.json"))
+    if saved != count:
+        raise UserError(
+            f"{start}: the folder has {saved} critics, and critic.count is {count}: set "
+            f"critic.count={saved}, or start from one of them, as {folder / '0'}"
+        )
+    return str(folder / str(member))

@@ -1,0 +1,58 @@
+"""A model's folder, checked before anything is loaded: is it there, and complete? No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vapo.config.nearest_path import nearest_path
+from vapo.errors import UserError
+from vapo.networks.weight_files import check_weight_files
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+
+
+def local_folder(path: str) -> Path | None:
+    """The folder that `path` names, or None for a hub id. Raises: UserError: there is none."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
+        raise UserError(f"{path}: no such model folder{nearest_path(folder) or '; check the path'}")
+    return None
+
+
+def folder_with_config(path: str) -> Path | None:
+    """The same, with a config.json in it. Raises: UserError: there is none."""
+    folder = local_folder(path)
+    if folder and not (folder / "config.json").is_file():
+        raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
+    return folder
+
+
+def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
+    """Check the files of a model folder; a hub id is left to the loader.
+
+    Args:
+        has_tokenizer: whether the tokenizer is read from it too.
+
+    Raises:
+        UserError: no such folder, or a file of it missing, damaged or a pickle.
+    """
+    folder = folder_with_config(path)
+    if folder is None:
+        return
+    if has_tokenizer and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
+            "save one into it with tokenizer.save_pretrained"
+        )
+    check_weight_files(folder)

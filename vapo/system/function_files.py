@@ -1,0 +1,138 @@
+"""Is a user's function there? Its file is read as text; none of the user's code is run.
+
+`user_functions.import_function` imports it later, where it is needed: a verifier only in the
+processes that judge. What cannot be told from the text is left to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from vapo.errors import UserError
+
+_OPEN = ("__getattr__", "globals", "setattr", "exec")
+"""A module that names one of these may have functions that its text does not show."""
+
+
+def check_function(path: str, *, key: str, folder: str | None = None) -> None:
+    """Look for the function that the config's `key` names, as `package.module:function`.
+
+    Args:
+        folder: looked into beside Python's own path and the current folder.
+
+    Raises:
+        UserError: no such module or file, or no such name in it; names what is most alike.
+    """
+    where, _, name = path.rpartition(":")
+    what = f"{key}: cannot import {path}"
+    folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
+    if where.endswith(".py"):
+        file: Path | None = _file(where, folders, what)
+    else:
+        file = _module_file(where, folders, what)
+    if file is None:
+        return
+    names = names_in(file, what)
+    first = name.partition(".")[0]
+    if names is not None and first not in names:
+        functions = sorted(own for own in names if not own.startswith("_"))
+        raise UserError(f"{what}: {file} has no {first}{_hint(first, functions)}")
+
+
+def _file(name: str, folders: list[str], what: str) -> Path:
+    places = [Path(folder, os.path.expanduser(name)) for folder in folders]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        looked = ", ".join(map(str, dict.fromkeys(places)))
+        raise UserError(f"{what}: there is no such file; looked for {looked}{_near(name, folders)}")
+    return found
+
+
+def _module_file(module: str, folders: list[str], what: str) -> Path | None:
+    """The source of a module, found as an import finds it; None where that takes an import."""
+    top, *inner = module.split(".")
+    if top == "__main__":
+        return None
+    spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, folders)
+    if spec is None:
+        raise UserError(
+            f"{what}: there is no module {top}; looked in {', '.join(dict.fromkeys(folders))} and "
+            f"on Python's path{_near(top, folders)}"
+        )
+    for name in inner:
+        parent, places = spec, spec.submodule_search_locations
+        if places is None:
+            raise UserError(f"{what}: {parent.name} ({parent.origin}) is a module, not a package")
+        spec = PathFinder.find_spec(f"{parent.name}.{name}", list(places))
+        if spec is None:
+            _check_submodule(parent, name, what)
+            return None
+    source = Path(spec.origin or "")
+    return source if spec.has_location and source.suffix == ".py" else None
+
+
+def _check_submodule(parent: ModuleSpec, name: str, what: str) -> None:
+    """Refuse one without a file, unless the package's own code may make a module of that name."""
+    if parent.origin is None or not Path(parent.origin).is_file():
+        places = list(parent.submodule_search_locations or [])
+    elif any(word in _text(Path(parent.origin), what) for word in ("__path__", "sys.modules")):
+        return
+    else:
+        places = [str(Path(parent.origin).parent)]
+    raise UserError(
+        f"{what}: {parent.name} ({', '.join(places)}) has no module {name}{_near(name, places)}"
+    )
+
+
+def names_in(file: Path, what: str) -> set[str] | None:
+    """The names that a module's text binds; None where it may bind others.
+
+    Raises: UserError: it is no Python.
+    """
+    text = _text(file, what)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise UserError(f"{what}: {place} is not Python: {reason}") from None
+    if any(word in text for word in _OPEN):
+        return None
+    bound = set(_bound(tree))
+    return None if "*" in bound else bound
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Names bound in a block, and in the blocks inside it; too many rather than too few."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _text(file: Path, what: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:  # Python lets a file declare another encoding
+        return file.read_text(encoding="latin-1")
+    except OSError as error:
+        raise UserError(f"{what}: {file} cannot be read ({error.strerror})") from None
+
+
+def _near(name: str, folders: list[str]) -> str:
+    files = [f.name for folder in folders for f in sorted(Path(folder).glob("*.py"))]
+    return _hint(f"{Path(name).stem}.py", files)
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
