@@ -30,12 +30,12 @@ from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
-from vapo.system.sharding import make_strategy
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.watch import Watch
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Microbatch
 from vapo.training.module import VapoModule
+from vapo.training.strategy import make_strategy
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 NUM_ROLLOUTS = 16

@@ -14,10 +14,10 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.system.distributed import rank
 from vapo.system.progress import Progress
-from vapo.system.sharding import make_strategy
 from vapo.training.callbacks.recording import Recording
 from vapo.training.iteration import IterationRunner
 from vapo.training.module import VapoModule
+from vapo.training.strategy import make_strategy
 from vapo.types import EvaluatedBatch, IterationStart, TrainingBatch
 
 # (actor, critic) of each iteration's two minibatches: whether a token has a loss of theirs

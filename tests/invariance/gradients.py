@@ -24,11 +24,11 @@ from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.networks.critic import start_head
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
-from vapo.system.sharding import make_strategy
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.iteration import mean_over_ranks
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
+from vapo.training.strategy import make_strategy
 
 NUM_ROLLOUTS = 16
 ROOT = Path(__file__).parents[2]

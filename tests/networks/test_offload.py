@@ -14,8 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from vapo.config.schema import OptimizerConfig, TrainerConfig
-from vapo.system.sharding import Sharding, make_strategy
 from vapo.training.optimizers import make_optimizer
+from vapo.training.strategy import Sharding, make_strategy
 
 GPU = torch.device("meta")
 

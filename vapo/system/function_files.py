@@ -67,27 +67,25 @@ def _module_file(module: str, folders: list[str], what: str) -> Path | None:
         )
     for name in inner:
         parent, places = spec, spec.submodule_search_locations
-        if places is None:
-            raise UserError(f"{what}: {parent.name} ({parent.origin}) is a module, not a package")
-        spec = PathFinder.find_spec(f"{parent.name}.{name}", list(places))
+        spec = PathFinder.find_spec(f"{parent.name}.{name}", list(places or []))
         if spec is None:
-            _check_submodule(parent, name, what)
+            _check_no_submodule(parent, name, what)
             return None
     source = Path(spec.origin or "")
     return source if spec.has_location and source.suffix == ".py" else None
 
 
-def _check_submodule(parent: ModuleSpec, name: str, what: str) -> None:
-    """Refuse one without a file, unless the package's own code may make a module of that name."""
-    if parent.origin is None or not Path(parent.origin).is_file():
-        places = list(parent.submodule_search_locations or [])
-    elif any(word in _text(Path(parent.origin), what) for word in ("__path__", "sys.modules")):
+def _check_no_submodule(parent: ModuleSpec, name: str, what: str) -> None:
+    """Refuse it, unless the parent's own code may make a module of that name, as `os` does."""
+    places = list(parent.submodule_search_locations or [])
+    if not places and not parent.has_location:  # built in or frozen
         return
-    else:
-        places = [str(Path(parent.origin).parent)]
-    raise UserError(
-        f"{what}: {parent.name} ({', '.join(places)}) has no module {name}{_near(name, places)}"
-    )
+    if parent.has_location and parent.origin is not None:
+        text = _text(Path(parent.origin), what)
+        if "__path__" in text or "sys.modules" in text:
+            return
+    where = ", ".join(places) or parent.origin
+    raise UserError(f"{what}: {parent.name} ({where}) has no module {name}{_near(name, places)}")
 
 
 def names_in(file: Path, what: str) -> set[str] | None:

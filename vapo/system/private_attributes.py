@@ -5,19 +5,14 @@ A test fails when one of them goes, and when another one is touched elsewhere.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
-from lightning.fabric.utilities.device_dtype_mixin import _update_properties
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-
-class _NoSignals(_SignalConnector):
-    def register_signal_handlers(self) -> None:
-        pass
+if TYPE_CHECKING:  # a second that commands without a Trainer do without
+    import lightning as L
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:
@@ -26,7 +21,13 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
     With several processes the first can hang, and no option turns them off;
     `vapo.runs.stopping` takes the signals instead.
     """
-    trainer._signal_connector = _NoSignals(trainer)
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+    class NoSignals(_SignalConnector):
+        def register_signal_handlers(self) -> None:
+            pass
+
+    trainer._signal_connector = NoSignals(trainer)
 
 
 def checkpoint_state(trainer: L.Trainer) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def set_device(module: torch.nn.Module, device: torch.device) -> None:
 
     For CPU offload: the buffers and the computation are on the device.
     """
+    from lightning.fabric.utilities.device_dtype_mixin import _update_properties
+
     _update_properties(module, device=device)
 
 

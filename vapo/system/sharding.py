@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,70 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from vapo.config.schema import TrainerConfig
-from vapo.system.private_attributes import make_root, set_device
-
-
-def make_strategy(trainer: TrainerConfig) -> str | Strategy:
-    """Lightning's strategy of the config: one process, or every parameter sharded over all."""
-    if trainer.strategy == "auto":
-        return "auto"
-    return Sharding(
-        offloads=trainer.cpu_offload,
-        data_parallel_size=trainer.devices * trainer.num_nodes,
-        tensor_parallel_size=1,
-        save_distributed_checkpoint=trainer.sharded_checkpoints,
-    )
-
-
-class Sharding(ModelParallelStrategy):
-    """Leaves offloaded shards and their optimizer states in host memory.
-
-    Lightning would move both to the GPU. What is summed over ranks there (the gradient's norm,
-    gathered weights for a checkpoint) goes through gloo.
-    """
-
-    def __init__(self, *, offloads: bool, **options: Any) -> None:
-        backend = "cpu:gloo,cuda:nccl" if offloads and torch.cuda.is_available() else None
-        super().__init__(**options, process_group_backend=backend)
-        self.offloads = offloads
-        self._host_states: list[Any] = []
-
-    def model_to_device(self) -> None:
-        if not self.offloads:
-            super().model_to_device()
-            return
-        assert self.model is not None
-        move_buffers(self.model, self.root_device)
-        set_device(self.model, self.root_device)
-
-    def setup_optimizers(self, trainer: L.Trainer) -> None:
-        super().setup_optimizers(trainer)
-        if self.offloads:  # hidden until `setup` has moved what it finds
-            self._host_states = [optimizer.state for optimizer in self.optimizers]
-            for optimizer in self.optimizers:
-                optimizer.state = defaultdict(dict)
-
-    def setup(self, trainer: L.Trainer) -> None:
-        super().setup(trainer)
-        for optimizer, state in zip(self.optimizers, self._host_states, strict=False):
-            optimizer.state = state
-
-
-def lightning_precision(trainer: TrainerConfig) -> Any:
-    """Lightning's precision: a sharded run computes in bf16 by FSDP's own policy instead."""
-    return "32-true" if trainer.strategy == "fsdp" else trainer.precision
-
-
-def data_mesh(module: L.LightningModule) -> DeviceMesh | None:
-    """The mesh of the module's processes, over which parameters are sharded; None: they are not."""
-    if not is_sharded(module.trainer.strategy):
-        return None
-    assert module.device_mesh is not None
-    return module.device_mesh["data_parallel"]
-
-
-def is_sharded(strategy: Strategy) -> bool:
-    return isinstance(strategy, ModelParallelStrategy)
+from vapo.system.private_attributes import make_root
 
 
 def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:

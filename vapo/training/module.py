@@ -25,7 +25,7 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
-from vapo.system.sharding import data_mesh, is_sharded, reshard, set_gradient_sync
+from vapo.system.sharding import reshard, set_gradient_sync
 from vapo.system.timing import timed
 from vapo.training.bad_minibatch import inspect_minibatch
 from vapo.training.faults import Faults, finite_over_ranks
@@ -39,6 +39,7 @@ from vapo.training.optimizers import (
     stepper,
 )
 from vapo.training.schedule import lr_of_phase
+from vapo.training.strategy import data_mesh, is_sharded
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)

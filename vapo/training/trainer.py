@@ -16,7 +16,6 @@ from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Stopping
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
-from vapo.system.sharding import lightning_precision, make_strategy
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages, ValueTruths
@@ -29,6 +28,7 @@ from vapo.training.callbacks.watch import Watch
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.module import VapoModule
 from vapo.training.schedule import phases_differ
+from vapo.training.strategy import lightning_precision, make_strategy
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:

@@ -17,10 +17,10 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.system.sharding import lightning_precision, make_strategy
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
+from vapo.training.strategy import lightning_precision, make_strategy
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
