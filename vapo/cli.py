@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vapo import __version__
-from vapo.commands.command_line import did_you_mean, split_overrides
+from vapo.commands.command_line import split_overrides
+from vapo.commands.command_names import command_hint
 from vapo.commands.command_table import COMMANDS, Command
 from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process
@@ -46,8 +47,7 @@ def _dispatch(argv: list[str]) -> None:
     elif name == "--version":
         print(f"vapo {__version__}")
     elif name not in COMMANDS:
-        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
-        raise UserError(f"unknown command '{name}'{hint or '; see `vapo --help`'}")
+        raise UserError(f"unknown command '{name}'{command_hint(name, COMMANDS)}")
     elif COMMANDS[name].schema is None:
         _run_plain(name, COMMANDS[name], rest)
     else:

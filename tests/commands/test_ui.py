@@ -1,8 +1,12 @@
 import os
+import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
@@ -11,14 +15,23 @@ from vapo.commands import ui
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.logger import RunLogger
+from vapo.tracking.stores import locate_store
+
+SERVER = """
+import os, pathlib, signal, sys, time
+mark = pathlib.Path(sys.argv[1])
+is_own_session = os.getsid(0) == os.getpid()  # no Ctrl-C of the terminal reaches it
+said = os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"], is_own_session
+mark.with_suffix(".new").write_text(str(said))
+mark.with_suffix(".new").rename(mark)
+sys.exit(int(sys.argv[2])) if len(sys.argv) > 2 else time.sleep(60)
+"""
 
 
-@pytest.fixture(autouse=True)
-def called(monkeypatch):
-    """The command that would have replaced this process."""
-    calls: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(os, "execv", lambda path, command: calls.append((path, command)))
-    return calls
+def stand_in(monkeypatch, mark, *more):
+    """A process in the place of MLflow's server, which starts in ten seconds."""
+    command = [sys.executable, "-c", SERVER, str(mark), *more]
+    monkeypatch.setattr(ui, "server_command", lambda *_: command)
 
 
 @pytest.fixture
@@ -34,21 +47,51 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_becomes_the_server_of_the_folders_database(store, free_port, called, monkeypatch, capsys):
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
-    ui.run(str(store), "127.0.0.1", free_port)
-    ((path, command),) = called
-    assert path == sys.executable
+def test_the_server_of_the_folders_database(store):
+    command = ui.server_command(locate_store(str(store)), "127.0.0.1", 5001)
     assert command[:4] == [sys.executable, "-m", "mlflow", "server"]
     options = dict(zip(command[4::2], command[5::2], strict=True))
     assert options == {
         "--backend-store-uri": f"sqlite:///{store}/mlflow.db",
         "--default-artifact-root": f"file://{store}/artifacts",
         "--host": "127.0.0.1",
-        "--port": str(free_port),
+        "--port": "5001",
         "--workers": "1",
+        "--uvicorn-opts": "--log-level=warning",
     }
-    assert f"http://127.0.0.1:{free_port}/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, number):
+    mark = store / "up"
+    stand_in(monkeypatch, mark)
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
+    servers = []
+
+    def interrupt():
+        while not mark.exists():
+            time.sleep(0.01)
+        servers.extend(psutil.Process().children())
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    ui.run(str(store), "127.0.0.1", free_port)
+    thread.join()
+    assert mark.read_text() == str(("false", True))
+    assert servers
+    assert not any(server.is_running() for server in servers)
+    assert signal.getsignal(number) is before
+    out, err = capfd.readouterr()
+    assert f"http://127.0.0.1:{free_port}/" in out
+    assert err == ""
+
+
+def test_a_server_that_ends_by_itself_is_an_error(store, free_port, monkeypatch):
+    stand_in(monkeypatch, store / "up", "3")
+    with pytest.raises(UserError, match="ended with exit code 3"):
+        ui.run(str(store), "127.0.0.1", free_port)
 
 
 def test_a_missing_store_is_an_error(tmp_path, free_port):
@@ -72,7 +115,7 @@ def test_a_server_has_its_own_ui(free_port):
 
 
 def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
-    tmp_path, free_port, called, capsys
+    tmp_path, free_port, monkeypatch, capsys
 ):
     uri = str(ready_store(tmp_path / "mlruns"))
     with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="one") as logger:
@@ -80,8 +123,8 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
     tags = client.get_experiment(logger.experiment_id).tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
+    stand_in(monkeypatch, tmp_path / "up", "0")
     ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
-    assert called
     assert (
         f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs/{logger.run_id}"
         "/model-metrics?workflowType=machine_learning\n"

@@ -72,12 +72,13 @@ def split_overrides(
 
 
 def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -> None:
-    from vapo.config.options import is_key, nearest_key
+    from vapo.config.foreign_names import meant_key
+    from vapo.config.options import is_key
 
     if is_key(flag[2:], entries):
         return
     hint = did_you_mean(flag, flags)
-    if not hint and (nearest := nearest_key(flag[2:], entries)):
+    if not hint and (nearest := meant_key(flag[2:], entries)):
         hint = f"; did you mean '--{nearest}'?"
     raise UserError(f"command line: unknown option '{flag}'{hint or '; see --help'}")
 

@@ -117,8 +117,6 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
-_STORE = option("--tracking_uri URI", "", default="mlruns")
-_HOST = option("--host", "", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 
 COMMANDS = {
@@ -215,7 +213,7 @@ COMMANDS = {
     ),
     "rollout-server": _configured(
         "rollout_server", "serve a vLLM engine to trainers on other devices",
-        _HOST,
+        option("--host", "address to listen on", default="127.0.0.1"),
         option("--port", "0: any", type=int, default=8100),
         option(
             "--allowed_host NAME",
@@ -275,7 +273,10 @@ COMMANDS = {
     "report": Command(
         "report", "table and figures of a sweep, or of any recorded runs",
         (
-            _STORE,
+            option(
+                "--tracking_uri URI", "where the runs are recorded: a folder or an MLflow URI",
+                default="mlruns",
+            ),
             option("--output_dir DIR", "", type=Path, default=Path("runs/report")),
             option("--full_system ROW", "the row to compare with"),
             option(
@@ -317,9 +318,18 @@ COMMANDS = {
     "ui": Command(
         "ui", "open the MLflow UI on recorded runs",
         (
-            _STORE, _HOST, option("--port", "", type=int, default=5000),
+            option(
+                "--tracking_uri URI", "the folder or database that tracking.uri named",
+                default="mlruns",
+            ),
+            option(
+                "--host", "address to listen on", default="127.0.0.1",
+            ),
+            option("--port", "port to listen on", type=int, default=5000),
             option("--run RUN_ID", "print the address of this run's charts"),
         ),
+        more=" The page's address is printed; Ctrl-C ends the server. A\ntracking server has a "
+        "page of its own at its own address.",
     ),
     "deliver": Command(
         "deliver", "send records that a tracking store did not take while it was away",

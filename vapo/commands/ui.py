@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from vapo.errors import UserError
 from vapo.system.ports import check_port
@@ -13,9 +17,11 @@ from vapo.tracking.stores import Store, locate_store
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
-    """Become the MLflow server of this store, until Ctrl-C.
+    """Serve MLflow's pages of this store until Ctrl-C, which is its usual end.
 
     `run`: the id of the run whose page's address is printed, instead of the experiments' page.
+
+    Raises: UserError: there is no such store, the port is taken, or the server ended by itself.
     """
     store = locate_store(tracking_uri)
     _check_store(store)
@@ -26,11 +32,34 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
         page = run_page(server, experiment_id, run)
     other = port + 1 if port < 65535 else 5000
     check_port(host, port, fix=f"choose another port, as --port {other}")
-    os.environ.update(server_environment(store))
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     print(f"  {page}", flush=True)
-    command = server_command(store, host, port)
-    os.execv(command[0], command)
+    environment = {**os.environ, **server_environment(store)}
+    if code := _serve(server_command(store, host, port), environment):
+        raise UserError(f"MLflow's server ended with exit code {code}; what it said is above")
+
+
+def _serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The server's exit code; 0 where it was ended by Ctrl-C, SIGTERM or a closed terminal.
+
+    The server is in a session of its own: the Ctrl-C of a terminal goes to every process in the
+    foreground, and each of MLflow's would print a traceback of its own.
+    """
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
+    server = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for number in ends:  # another one now would leave the server behind
+            signal.signal(number, signal.SIG_IGN)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def server_command(store: Store, host: str, port: int) -> list[str]:
@@ -44,7 +73,9 @@ def server_command(store: Store, host: str, port: int) -> list[str]:
         command += ["--backend-store-uri", store.uri]
     if store.artifact_location:
         command += ["--default-artifact-root", store.artifact_location]
-    return [*command, "--host", host, "--port", str(port), "--workers", "1"]
+    # no line for every request, and none of how the server ends
+    quiet = ["--uvicorn-opts", "--log-level=warning"]
+    return [*command, "--host", host, "--port", str(port), "--workers", "1", *quiet]
 
 
 def server_environment(store: Store) -> dict[str, str]:

@@ -15,8 +15,9 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
+from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.nearest_path import nearest_path
-from vapo.config.options import Entry, Option, Section, nearest_key
+from vapo.config.options import Entry, Option, Section
 from vapo.errors import UserError
 
 COMMAND_LINE = "command line"
@@ -223,7 +224,7 @@ def _check_block(
         if key == EXTENDS:  # a file's own has been taken out
             raise UserError(f"{place}: {key} is a key of a config file, at its top")
         if entry is None or (isinstance(name, str) and "." in name):
-            raise UserError(f"{place}: unknown key '{key}'{_hint(key, str(name), entries)}")
+            raise UserError(f"{place}: unknown key '{key}'{_hint(key, value, entries)}")
         if isinstance(entry, Section):
             if isinstance(value, Mapping):
                 _check_block(layer, value, f"{key}.", entries)
@@ -236,11 +237,16 @@ def _check_block(
             raise UserError(f"{place}: {key}: {reason}")
 
 
-def _hint(key: str, name: str, entries: Mapping[str, Entry]) -> str:
-    if "." in name and key in entries:
+def _hint(key: str, value: Any, entries: Mapping[str, Entry]) -> str:
+    if key in entries:
         return "; in a file, write dotted keys as nested blocks"
-    close = nearest_key(key, entries)
-    return f"; did you mean '{close}'?" if close else "; `vapo fit --help` lists every key"
+    hint, leaf = did_you_mean_key(key, entries), key
+    while not hint and isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        leaf = f"{leaf}.{name}"
+    if leaf != key:  # another library's block: what is in it?
+        hint = did_you_mean_key(leaf, entries)
+    return hint or "; `vapo fit --help` lists every key"
 
 
 def _type_reason(option: Option, value: Any) -> str | None:
