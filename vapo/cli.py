@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vapo import __version__
+from vapo.commands.command import Command
 from vapo.commands.command_line import split_overrides
 from vapo.commands.command_names import command_hint
-from vapo.commands.command_table import COMMANDS, Command
+from vapo.commands.command_table import COMMANDS
 from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process
 

@@ -32,10 +32,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument '{unknown[0]}'{hint}")
         return vars(options)
 
+    def actions(self) -> list[argparse.Action]:
+        """Every option and positional argument."""
+        return self._actions
+
     def flags(self) -> dict[str, bool]:
         """Every spelling of every flag, and whether it takes a value."""
-        actions = self._actions
-        return {flag: action.nargs != 0 for action in actions for flag in action.option_strings}
+        return {flag: a.nargs != 0 for a in self.actions() for flag in a.option_strings}
 
 
 def split_overrides(

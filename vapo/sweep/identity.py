@@ -15,7 +15,9 @@ from vapo.prompts.fingerprint import fingerprint
 _PACKAGE = Path(vapo.__file__).parent
 # Parts of the package that no training process loads: changing them reruns nothing.
 _AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
-               "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
+               "commands/command.py", "commands/command_names.py",
+               "commands/early_checks.py", "commands/start_lines.py", "commands/completion.py",
+               "commands/ui.py", "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
                "commands/critics.py", "commands/trying.py", "commands/trials.py",
                "commands/trial_hints.py", "commands/given_responses.py",
                "commands/sampled_trials.py")  # fmt: skip
