@@ -34,9 +34,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Full names of everything a file imports, at any depth; relative imports are resolved."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports_of(path: Path, *, at_the_top: bool = False) -> Iterator[str]:
+    """Full names of everything a file imports, at any depth; relative imports are resolved.
+
+    `at_the_top`: only what is imported together with the file.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if at_the_top else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,6 +106,27 @@ def test_functional_loads_nothing_else(name: str, after_functional: dict[str, se
 )
 def test_config_and_command_line_are_light(statement: str) -> None:
     assert not modules_after(statement) & set(HEAVY)
+
+
+def loaded_with(module: str) -> set[str]:
+    """All that a module's import brings along: what it and the files of ours import at the top."""
+    files = {module_name(path): path for path in sources()}
+    seen, left = set[str](), [module]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in files:
+            left += imports_of(files[name], at_the_top=True)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["validate", "estimate", "export", "import_model", "doctor"])
+def test_commands_that_train_nothing_do_not_load_lightning(name: str) -> None:
+    loaded = loaded_with(f"vapo.commands.{name}")
+    assert "torch" in loaded
+    assert not {module for module in loaded if module.partition(".")[0] == "lightning"}
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["fit", "--help"], ["export", "--help"]])

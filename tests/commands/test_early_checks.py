@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from vapo import cli
+from vapo.commands.command_table import COMMANDS
 from vapo.commands.early_checks import check_early
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
@@ -116,6 +118,25 @@ def test_other_processes_of_a_run_say_nothing(
     monkeypatch.setenv("RANK", "1")
     load_command("fit", "xml.dom.xmlbuilder", ["xml.dom.minicompat"], "a.yaml")
     assert capsys.readouterr().err == ""
+
+
+WRONG = {
+    "sft": "model_path=./none",
+    "reward-model": "policy_path=./none",
+    "critics": "--rollouts=./none",
+}
+
+
+@pytest.mark.parametrize("name", [n for n, c in COMMANDS.items() if c.schema and n != "sweep"])
+def test_every_command_with_a_config_checks_before_it_loads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep does it for each of its rows, above."""
+    monkeypatch.setattr(cli, "_load_command", lambda *_: pytest.fail("it was loaded"))
+    files = [word for flag, file in COMMANDS[name].needs for word in (f"--{flag}", file)]
+    wrong = WRONG.get(name, "actor.path=./none")
+    assert cli.main([name, *files, wrong]) == 2
+    assert "none" in capsys.readouterr().err
 
 
 def fit_config(*overrides: str) -> FitConfig:

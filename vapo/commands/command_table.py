@@ -9,7 +9,7 @@ from vapo.commands.command import Command, Option, option
 from vapo.commands.command_line import key_and_value, positive, seeds
 
 _NETWORKS = ("torch", "transformers")
-_TRAINER = (*_NETWORKS, "lightning")
+_TRAINER = (*_NETWORKS, "torchmetrics", "lightning")
 
 
 def _configured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
     Raises: UserError within seconds if the store cannot be written or does not answer.
     """
     with _only_one_opener(store):
+        if "mlflow" not in sys.modules:
+            note("loading mlflow, to record the run ...")
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
         with _answering(store) as client:
