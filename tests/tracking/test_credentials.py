@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -101,17 +103,23 @@ def test_errors_are_shown_without_the_password(text: str) -> None:
 def test_the_ui_has_a_databases_password_in_its_environment_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda path, command: calls.append(command))
+    calls: list[tuple[list[str], dict[str, str]]] = []
+
+    def start(command: list[str], env: dict[str, str], **_: Any) -> Any:
+        calls.append((command, env))
+        return real_popen([sys.executable, "-c", ""], start_new_session=True)
+
+    real_popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "of before")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ui.run(DATABASE, "127.0.0.1", port)
-    (command,) = calls
+    ((command, environment),) = calls
     assert command[:4] == [sys.executable, "-m", "mlflow", "server"]
     assert not [word for word in command if "pa55word" in word or "store-uri" in word]
-    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == DATABASE
+    assert environment["MLFLOW_BACKEND_STORE_URI"] == DATABASE
     out = capsys.readouterr().out
     assert "postgresql://127.0.0.1:1/db" in out
     assert "pa55word" not in out

@@ -20,7 +20,7 @@ def _configured(
     example: str = "conf/vapo.yaml",
     epilog: str | None = None,
     trains_networks: bool = False,
-    loads: tuple[str, ...] = _NETWORKS,
+    loads: tuple[str, ...] = (),
 ) -> Command:
     """A command with one config, composed of files and overrides."""
     return Command(
@@ -92,6 +92,7 @@ COMMANDS = {
             "also sample K continuations from prefixes, and compare what they earn with that "
             "critic's values (docs/value_truth.md)", type=positive,
         ),
+        loads=_NETWORKS,
     ),
     "filter": _configured(
         "filter", "write training prompts with their pass rate",
@@ -140,6 +141,7 @@ COMMANDS = {
         option(
             "--mean_prompt_tokens N", "for the hours; default: data.max_prompt_tokens", type=float
         ),
+        loads=_NETWORKS,
     ),
     "sft": _configured(
         "sft", "train on demonstrations",
@@ -160,6 +162,7 @@ COMMANDS = {
             "another name by which trainers call this host; may be repeated",
             dest="allowed_hosts", action="append", default=[],
         ),
+        loads=_NETWORKS,
     ),
     "sweep": Command(
         "sweep", "run a grid of configs and seeds, as the paper's ablation table",
