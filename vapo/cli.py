@@ -115,11 +115,11 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     if options.pop("print_config"):
         print(to_yaml(composed.tree), end="")
         return
-    if command.trains_networks:
-        check_learning_rates(composed.config, composed.layers)
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
     try:
         check_early(name, composed.config, options)
+        if command.trains_networks:
+            check_learning_rates(composed.config, composed.layers)
         _load_command(name, command, about)(composed.config, **options)
     except (UserError, StoppedRun) as error:
         error.args = (composed.config.from_environment.redact(str(error)),)

@@ -70,7 +70,8 @@ def test_a_wrong_path_is_an_error_without_torch(argv: list[str], said: str) -> N
 def test_a_grid_is_checked_without_torch(tmp_path: Path) -> None:
     """Every row of it, before the first is begun."""
     grid = tmp_path / "grid.yaml"
-    grid.write_text("rows:\n- row: whole\n- row: odd\n  overrides: {critic.init: ./none}\n")
+    overrides = "{critic.init: ./none, critic.optimizer.lr: 1.0e-4}"
+    grid.write_text(f"rows:\n- row: whole\n- row: odd\n  overrides: {overrides}\n")
     argv = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid), "--dry_run"]
     code, err, modules = in_a_process(*argv, f"output_dir={tmp_path}")
     assert code == 2
