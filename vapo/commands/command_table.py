@@ -57,6 +57,7 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 
 COMMANDS = {
@@ -155,7 +156,7 @@ COMMANDS = {
     ),
     "rollout-server": _configured(
         "rollout_server", "serve a vLLM engine to trainers on other devices",
-        option("--host", "address to listen on", default="127.0.0.1"),
+        _HOST,
         option("--port", "0: any", type=int, default=8100),
         option(
             "--allowed_host NAME",
@@ -265,9 +266,7 @@ COMMANDS = {
                 "--tracking_uri URI", "the folder or database that tracking.uri named",
                 default="mlruns",
             ),
-            option(
-                "--host", "address to listen on", default="127.0.0.1",
-            ),
+            _HOST,
             option("--port", "port to listen on", type=int, default=5000),
             option("--run RUN_ID", "print the address of this run's charts"),
         ),
