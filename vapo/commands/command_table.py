@@ -57,6 +57,7 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 
@@ -217,10 +218,7 @@ COMMANDS = {
     "report": Command(
         "report", "table and figures of a sweep, or of any recorded runs",
         (
-            option(
-                "--tracking_uri URI", "where the runs are recorded: a folder or an MLflow URI",
-                default="mlruns",
-            ),
+            _STORE,
             option("--output_dir DIR", "", type=Path, default=Path("runs/report")),
             option("--full_system ROW", "the row to compare with"),
             option(
@@ -262,16 +260,12 @@ COMMANDS = {
     "ui": Command(
         "ui", "open the MLflow UI on recorded runs",
         (
-            option(
-                "--tracking_uri URI", "the folder or database that tracking.uri named",
-                default="mlruns",
-            ),
+            _STORE,
             _HOST,
             option("--port", "port to listen on", type=int, default=5000),
             option("--run RUN_ID", "print the address of this run's charts"),
         ),
-        more=" The page's address is printed; Ctrl-C ends the server. A\ntracking server has a "
-        "page of its own at its own address.",
+        more=" Ctrl-C ends the server.",
     ),
     "deliver": Command(
         "deliver", "send records that a tracking store did not take while it was away",
@@ -287,10 +281,7 @@ COMMANDS = {
     "completion": Command(
         "completion", "complete commands, options and config keys with the shell's Tab key",
         (
-            option(
-                "shell", "words: what the shell's script asks",
-                choices=["bash", "zsh", "fish", "words"],
-            ),
+            option("shell", "words: for the scripts", choices=["bash", "zsh", "fish", "words"]),
             option("--line TEXT", "words: what is typed after `vapo`, so far", default=""),
         ),
         epilog='bash: put `eval "$(vapo completion bash)"` into ~/.bashrc\n'
@@ -300,10 +291,7 @@ COMMANDS = {
     "doctor": Command(
         "doctor", "say which sampling engines work here, and what is missing",
         (
-            option(
-                "--engine", "must work",
-                choices=["transformers", "vllm"], default="transformers",
-            ),
+            option("--engine", "must work", choices=["transformers", "vllm"], default="transformers"),
         ),
         loads=("torch",),
     ),

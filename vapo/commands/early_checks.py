@@ -79,6 +79,14 @@ def _fit(config: FitConfig, options: Options) -> None:
             check_resumable(found.resolve(), config)
 
 
+def _try(config: FitConfig, options: Options) -> None:
+    if options["responses"] is None:  # given ones need neither policy nor prompts
+        _check_engine(config)
+        _check_policy(config)
+        check_prompts(config.data)
+        check_functions(config)
+
+
 def _validate(config: FitConfig, options: Options) -> None:
     check_value_truth(config, options["value_truth"])
     _check_engine(config)
@@ -223,7 +231,7 @@ def check_functions(config: Config) -> None:
     """The verifiers, and the user's own estimator and value head: is what they name there?"""
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
-            check_function(block.function, key=f"{key}.function", folder=_folder(block, "function"))
+            check_function(block.function, key=f"{key}.function", folder=block.function_folder)
         elif isinstance(block, RewardModelVerifier):
             with _named(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
@@ -233,17 +241,11 @@ def check_functions(config: Config) -> None:
         return
     algorithm, critic = config.algorithm, config.critic
     if isinstance(algorithm, OwnEstimatorOptions):
-        key, name = "algorithm.estimator_function", "estimator_function"
-        check_function(algorithm.estimator_function, key=key, folder=_folder(algorithm, name))
+        path, folder = algorithm.estimator_function, algorithm.estimator_function_folder
+        check_function(path, key="algorithm.estimator_function", folder=folder)
     if critic.head_function is not None:
-        key, name = "critic.head_function", "head_function"
-        check_function(critic.head_function, key=key, folder=_folder(critic, name))
-
-
-def _folder(block: object, key: str) -> str | None:
-    """The folder in which a block's function is looked for first, where the block has one."""
-    folder: str | None = getattr(block, f"{key}_folder", None)
-    return folder
+        path, folder = critic.head_function, critic.head_function_folder
+        check_function(path, key="critic.head_function", folder=folder)
 
 
 def _check_stored(config: FitConfig) -> None:
@@ -262,6 +264,7 @@ def _check_store(config: Config) -> None:
 
 _CHECKS: dict[str, Callable[[Any, Options], None]] = {
     "fit": _fit,
+    "try": _try,
     "validate": _validate,
     "filter": _filter,
     "rollouts": _rollouts,
