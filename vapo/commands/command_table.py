@@ -291,7 +291,9 @@ COMMANDS = {
     "doctor": Command(
         "doctor", "say which sampling engines work here, and what is missing",
         (
-            option("--engine", "must work", choices=["transformers", "vllm"], default="transformers"),
+            option(
+                "--engine", "must work", choices=["transformers", "vllm"], default="transformers"
+            ),
         ),
         loads=("torch",),
     ),
