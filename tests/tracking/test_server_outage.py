@@ -24,7 +24,9 @@ def log_steps(logger: RunLogger, steps: range) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_of_an_outage_arrive_in_order_and_once(request, tmp_path: Path, monkeypatch):
+def test_metrics_of_an_outage_arrive_in_order_and_once(
+    request, tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.setattr(delivery_module, "_LONGEST_RETRY_S", 2.0)
     server = Server(tmp_path)
     request.addfinalizer(server.stop)
@@ -57,6 +59,7 @@ def test_metrics_of_an_outage_arrive_in_order_and_once(request, tmp_path: Path, 
     server.start()
     assert main(["deliver", str(run_dir)]) == 0
     assert main(["deliver", str(run_dir)]) == 0
+    assert "View run" not in capsys.readouterr().out, "MLflow's own link, to another view"
     client = MlflowClient(locate_store(server.uri).uri)
     for key, value in (("actor/entropy", None), ("critic/value_loss", 1.0)):
         history = client.get_metric_history(logger.run_id, key)

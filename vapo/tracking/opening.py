@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-# MLflow's own retries would hold a request for minutes; `delivery` tries again instead.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# MLflow's own retries would hold a request for minutes; `delivery` tries again instead. And the
+# links to a run that it prints at the run's end open the view for agents (see `links`).
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 # What MLflow and its libraries would print of a failure is said in one line of our own.
 _LOG_LEVELS = {
     "alembic": logging.WARNING,
@@ -96,7 +101,7 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     store.hand_over_credentials()
-    for name, value in _PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
