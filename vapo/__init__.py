@@ -1,3 +1,50 @@
-"""VAPO (arXiv 2504.05118): value-based reinforcement learning for reasoning models."""
+"""VAPO (arXiv 2504.05118): value-based reinforcement learning for reasoning models.
+
+The names below are stable. They are loaded when they are first used, so that `import vapo`, and
+with it the commands, does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vapo.api import Run, fit, load_config, open_run, report, training_parts, validate
+    from vapo.config import FitConfig
+    from vapo.errors import UserError
+    from vapo.training.datamodule import RolloutDataModule
+    from vapo.training.module import VapoModule
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "FitConfig",
+    "RolloutDataModule",
+    "Run",
+    "UserError",
+    "VapoModule",
+    "fit",
+    "load_config",
+    "open_run",
+    "report",
+    "training_parts",
+    "validate",
+]
+
+_ELSEWHERE = {
+    "FitConfig": "vapo.config",
+    "RolloutDataModule": "vapo.training.datamodule",
+    "UserError": "vapo.errors",
+    "VapoModule": "vapo.training.module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'vapo' has no attribute {name!r}")
+    return getattr(import_module(_ELSEWHERE.get(name, "vapo.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -25,6 +25,7 @@ ROOMS = (
     "training",
     "sweep",
     "commands",
+    "api",
     "cli",
     "__main__",
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 
-from vapo.commands.training_checks import checked_tokenizer
+from vapo.commands.training_checks import CheckedInputs, checked_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.config.sources import default_name
@@ -17,13 +19,11 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.networks.token_inputs import TokenInputs
-from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import ActorAccess, make_sampler
+from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoint_folders import path_for_lightning
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import read_manifest
@@ -38,16 +38,14 @@ from vapo.runs.run_dirs import (
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, write_summary
 from vapo.sweep.identity import code_version
-from vapo.system.distributed import check_launch, leave_together
+from vapo.system.distributed import leave_together
 from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
-from vapo.system.sharding import gathered
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
-from vapo.training.callbacks.weight_sync import actor_weights
+from vapo.training.actor_access import actor_access
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
 from vapo.training.trainer import RunCallbacks, make_trainer
@@ -55,18 +53,20 @@ from vapo.training.trainer import RunCallbacks, make_trainer
 _FOLDER_CHARS = 48  # so that the folder's path has room on a line of 80 columns
 
 
-def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
-    """Train; returns the folder of the run.
+def run(
+    config: FitConfig,
+    *,
+    ckpt_path: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+) -> Path:
+    """Train; returns the folder of the run. `callbacks` and `loggers` are the user's own.
 
     Raises: StoppedRun, once the run's summary is written, when the run ended itself.
     """
     started = time.monotonic()
-    quiet_libraries()
-    check_launch(config.trainer)
     check_also(config.tracking)
-    tokenizer = checked_tokenizer(config)
-    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
-    stored = open_stored(config, tokenizer)
+    inputs = checked_inputs(config)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
     if checkpoint is None:
@@ -78,21 +78,30 @@ def run(config: FitConfig, *, ckpt_path: str | None = None) -> Path:
         closing(open_run_dir(config, folder_name(config), resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        return train(config, run_dir, checkpoint, tokenizer, prompts, stored, stopping, started)
+        own = OwnParts(callbacks, loggers)
+        return train(config, run_dir, checkpoint, inputs, own, stopping, started)
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What a user adds to a run from Python."""
+
+    callbacks: Sequence[Callback] = ()
+    loggers: Sequence[Logger] = ()
 
 
 def train(
     config: FitConfig,
     run_dir: RunDir,
     checkpoint: Path | None,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSplit,
-    stored: StoredRollouts | None,
+    inputs: CheckedInputs,
+    own: OwnParts,
     stopping: Stopping,
     started: float,
 ) -> Path:
     """The run itself, once everything has been checked."""
     budget = config.rollouts.max_response_tokens
+    tokenizer, prompts, stored = inputs.tokenizer, inputs.prompts, inputs.stored
     with (
         Progress() as progress,
         Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
@@ -103,6 +112,7 @@ def train(
             tags=run_tags(config),
             note=progress.note,
             journal=run_dir.path / "tracking",
+            loggers=own.loggers,
         ) as logger,
     ):
         progress.poll = stopping.poll
@@ -122,6 +132,7 @@ def train(
             safe_point=stopping.safe_point,
         )
         callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)
+        callbacks.add(own.callbacks)
         trainer = make_trainer(config, module, callbacks, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
@@ -251,20 +262,3 @@ def run_tags(config: FitConfig) -> dict[str, str]:
         },
         **model_tags(config, critic),
     }
-
-
-def actor_access(module: VapoModule) -> ActorAccess:
-    """What a sampling engine needs of the module's own actor."""
-
-    def logprobs(inputs: TokenInputs) -> Tensor:
-        with module.trainer.precision_plugin.forward_context():
-            return inputs.scatter(module.actor(inputs, temperature=1.0)[0])
-
-    return ActorAccess(
-        model=module.actor.model,
-        device=module.device,
-        weights=lambda: actor_weights(module),
-        logprobs=logprobs,
-        gather=lambda: gathered(module.actor),
-        local_rank=module.local_rank,
-    )

@@ -16,7 +16,6 @@ from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.command_rules import check_gates
-from vapo.commands.fit import actor_access
 from vapo.commands.training_checks import checked_tokenizer
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
@@ -40,6 +39,7 @@ from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
+from vapo.training.actor_access import actor_access
 from vapo.training.gate_figures import measure, policy_iterations
 from vapo.training.probes import ProbeSetting
 from vapo.types import Prompt

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.networks.build import check_critic, check_tokenizers
 from vapo.networks.loading import load_tokenizer
+from vapo.prompts.critic_prompts import with_critic_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rollouts.engines.selection import check_engine
+from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.system.devices import pick_device, set_threads
+from vapo.system.distributed import check_launch
+from vapo.system.quiet import quiet_libraries
+
+
+@dataclass(frozen=True)
+class CheckedInputs:
+    """What a training reads before its networks; `stored`: rollouts for value pretraining."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSplit
+    stored: StoredRollouts | None
+
+
+def checked_inputs(config: FitConfig) -> CheckedInputs:
+    """Check the config against the machine, and read tokenizer, prompts and stored rollouts.
+
+    Raises: UserError: one of them does not fit the config or the machine.
+    """
+    quiet_libraries()
+    check_launch(config.trainer)
+    tokenizer = checked_tokenizer(config)
+    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
+    return CheckedInputs(tokenizer, prompts, open_stored(config, tokenizer))
 
 
 def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:

@@ -38,11 +38,12 @@ def check_also(tracking: TrackingConfig) -> None:
 
 
 class Also:
-    """The loggers of `tracking.also` of one run.
+    """The loggers of `tracking.also` of one run, and the user's own.
 
     Args:
         folder: the run's; CSV files and W&B's own are written into it.
         note: one line for the user, where one of them fails during the run.
+        own: loggers that the user made; they get metrics and config, too.
 
     Raises: UserError where one of them cannot begin.
     """
@@ -55,9 +56,11 @@ class Also:
         run_name: str,
         run_id: str,
         note: Callable[[str], None],
+        own: Sequence[Logger] = (),
     ) -> None:
         self._note = note
         self._loggers: dict[str, Logger] = {}
+        self._own = [f"{type(logger).__name__} {i}" for i, logger in enumerate(own, start=1)]
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
@@ -66,13 +69,15 @@ class Also:
                     self._loggers[name] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
             except Exception as error:
                 raise UserError(f"tracking.also: {name} cannot begin: {_reason(error)}") from error
+        self._loggers |= dict(zip(self._own, own, strict=True))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         self._each(lambda logger: logger.log_metrics(dict(metrics), step))
 
     def log_config(self, flat_params: Mapping[str, Any]) -> None:
-        """To W&B; beside the CSV files lies the run's config.yaml."""
-        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), only=[WANDB])
+        """To W&B and the user's own; beside the CSV files lies the run's config.yaml."""
+        own = [WANDB, *self._own]
+        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), only=own)
 
     def close(self, *, is_finished: bool) -> None:
         """W&B sends the rest, or leaves it in the run's folder where it is offline."""

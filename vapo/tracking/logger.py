@@ -67,6 +67,7 @@ class RunLogger(Logger):
         tags: Mapping[str, str] = {},
         note: Callable[[str], None] = print,
         journal: Path | None = None,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         super().__init__()
         self.store = locate_store(tracking.uri)
@@ -92,13 +93,17 @@ class RunLogger(Logger):
         self._begin(run_name, self.experiment_id)
         if tracking.also and journal is None:
             self._note("tracking.also: a command without a run's folder records in MLflow only")
-        elif tracking.also and journal is not None:
-            self._also = self._begin_also(tracking, journal.parent)
+        elif journal is not None and (tracking.also or loggers):
+            self._also = self._begin_also(tracking, journal.parent, loggers)
 
-    def _begin_also(self, tracking: TrackingConfig, folder: Path) -> Also:
+    def _begin_also(
+        self, tracking: TrackingConfig, folder: Path, loggers: Sequence[Logger]
+    ) -> Also:
         try:
             run_id, name = str(self.run_id), self.run_name
-            return Also(tracking, folder, run_name=name, run_id=run_id, note=self._note)
+            return Also(
+                tracking, folder, run_name=name, run_id=run_id, note=self._note, own=loggers
+            )
         except BaseException:
             self.close("FAILED")
             raise

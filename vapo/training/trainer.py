@@ -4,6 +4,7 @@ for a short training that leaves nothing behind."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -81,22 +82,34 @@ class RunCallbacks:
         if config.trainer.profile:
             self.in_order.append(Profiling(run_dir.path, progress))
 
+    def add(self, own: Sequence[Callback]) -> None:
+        """The user's own: before a checkpoint is written, which then has what they did."""
+        place = self.in_order.index(self.checkpointing)
+        self.in_order[place:place] = own
+
+
+def trainer_options(config: FitConfig, module: VapoModule) -> dict[str, Any]:
+    """The arguments of `L.Trainer` that follow from the config: one epoch is one iteration."""
+    return {
+        "accelerator": config.trainer.accelerator,
+        "devices": config.trainer.devices,
+        "num_nodes": config.trainer.num_nodes,
+        "strategy": make_strategy(config.trainer),
+        "precision": lightning_precision(config.trainer),
+        "max_epochs": num_pretraining_iterations(module) + config.training.num_iterations,
+        "use_distributed_sampler": False,
+        "reload_dataloaders_every_n_epochs": int(phases_differ(config)),
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }
+
 
 def make_trainer(
     config: FitConfig, module: VapoModule, callbacks: RunCallbacks, logger: RunLogger
 ) -> L.Trainer:
-    """Make the Trainer of a run: one epoch is one iteration."""
+    """Make the Trainer of a run."""
     trainer = L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=config.trainer.devices,
-        num_nodes=config.trainer.num_nodes,
-        strategy=make_strategy(config.trainer),
-        precision=lightning_precision(config.trainer),
-        max_epochs=num_pretraining_iterations(module) + config.training.num_iterations,
-        use_distributed_sampler=False,
-        reload_dataloaders_every_n_epochs=int(phases_differ(config)),
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
+        **trainer_options(config, module),
         logger=logger,
         callbacks=callbacks.in_order,
         enable_progress_bar=False,

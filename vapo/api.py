@@ -1,0 +1,208 @@
+"""The Python interface: what the commands do, as functions that return what they found.
+
+`import vapo` gives all of it; torch is loaded once the first of them is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vapo.config import FitConfig, loading
+from vapo.config.layers import show
+from vapo.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.loggers import Logger
+
+    from vapo.training.parts import TrainingParts
+
+PathLike = str | Path
+
+
+def load_config(*files: PathLike, overrides: Sequence[str] | Mapping[str, Any] = ()) -> FitConfig:
+    """A checked config from YAML files and overrides; the last wins.
+
+    Args:
+        files: as `--config`; a file may extend others.
+        overrides: `["seed=3", "actor.optimizer.lr=1e-6"]`, or a mapping of dotted keys to values.
+
+    Raises:
+        UserError: whatever is wrong with them, in one message that names the key and its place.
+    """
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
+    return loading.load_config(FitConfig, [Path(file) for file in files], list(overrides))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, and what it holds.
+
+    Attributes:
+        folder: config, checkpoints, the pretrained critic and `summary.json`.
+        summary: what `summary.json` says; `score_before` and `score_after` are held-out avg@k.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def score_before(self) -> float | None:
+        """The held-out score of the policy that the run began with."""
+        return self.summary["score_before"]
+
+    @property
+    def score_after(self) -> float | None:
+        """The held-out score after the last iteration."""
+        return self.summary["score_after"]
+
+    @property
+    def config(self) -> FitConfig:
+        """The config that the run was made with, every key resolved."""
+        path = self.folder / "config.yaml"
+        return loading.from_yaml(FitConfig, path.read_text(encoding="utf-8"), source=str(path))
+
+    def metrics(self) -> dict[str, list[tuple[int, float]]]:
+        """The run's MLflow record: key of docs/metrics.md -> (step, value), in order of steps."""
+        from vapo.tracking.recorded_metrics import recorded_metrics
+        from vapo.tracking.stores import locate_store
+
+        return recorded_metrics(locate_store(self._tracking_uri), self.summary["mlflow_run_id"])
+
+    def value_pages(self) -> list[Path]:
+        """The value pages of a run that is recorded in a local folder, oldest first."""
+        from vapo.tracking.stores import locate_store
+
+        store = locate_store(self._tracking_uri)
+        folder = store.artifact_folder(self.summary["mlflow_run_id"], "value_pages")
+        return [] if folder is None else sorted(folder.glob("*.html"))
+
+    @property
+    def _tracking_uri(self) -> str:
+        return str(self.summary["tracking_uri"])
+
+
+def open_run(folder: PathLike) -> Run:
+    """A finished run by its folder. Raises: UserError when it has no summary."""
+    path = Path(folder) / "summary.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a run writes it when it ends")
+    return Run(Path(folder), json.loads(path.read_text(encoding="utf-8")))
+
+
+def fit(
+    config: FitConfig,
+    *,
+    ckpt_path: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+) -> Run:
+    """Train as `vapo fit` does: evaluation, checkpoints, value pages and MLflow included.
+
+    Args:
+        ckpt_path: `last`, `best` or a path: the checkpoint to resume from.
+        callbacks: Lightning callbacks of your own; their hooks run after ours and before the
+            checkpoint of the iteration is written, which keeps their state.
+        loggers: Lightning loggers that get the metrics beside MLflow.
+
+    Raises:
+        UserError: config, data or machine do not fit, before anything is trained.
+        StoppedRun: the run ended itself, once its summary was written.
+    """
+    from vapo.commands import fit as command
+
+    return open_run(command.run(config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers))
+
+
+def validate(
+    config: FitConfig,
+    *,
+    ckpt_path: str | None = None,
+    value_page: PathLike | None = None,
+    value_truth: int | None = None,
+) -> dict[str, float]:
+    """Score a policy on held-out prompts, as `vapo validate` does; the metrics by name.
+
+    Args:
+        value_page: where to write a page that shows the critic's values.
+        value_truth: continuations of each measured prefix; the truth's figures are in the result.
+
+    Raises:
+        UserError: config, data or machine do not fit.
+    """
+    from vapo.commands import validate as command
+
+    page = None if value_page is None else str(value_page)
+    return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
+
+
+def report(
+    *,
+    sweep: str | None = None,
+    runs: Sequence[str] = (),
+    experiment: str | None = None,
+    tracking_uri: str = "mlruns",
+    output_dir: PathLike = "runs/report",
+) -> Path:
+    """Write table and figures of recorded runs, as `vapo report` does; returns the folder.
+
+    Args:
+        sweep, runs, experiment: exactly one of them: a sweep's id, MLflow run ids, or the name of
+            an experiment.
+
+    Raises:
+        UserError: no such run, experiment or store, or not exactly one of them given.
+    """
+    from vapo.commands import report as command
+
+    if sum(map(bool, (sweep, runs, experiment))) != 1:
+        raise UserError("vapo.report needs one of sweep=, runs=, experiment=")
+    return command.run(
+        sweep=sweep,
+        runs=",".join(runs) or None,
+        experiment=experiment,
+        tracking_uri=tracking_uri,
+        output_dir=Path(output_dir),
+    )
+
+
+@contextmanager
+def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
+    """The module, data and callbacks of a config, for a Lightning Trainer of your own.
+
+    Nothing is recorded, evaluated or checkpointed but by what you add. Use as
+
+        with vapo.training_parts(config) as parts:
+            trainer = L.Trainer(**parts.trainer_options, callbacks=[*parts.callbacks, MyOwn()])
+            trainer.fit(parts.module, parts.datamodule)
+
+    Verifier processes and the sampling engine end with the context.
+
+    Raises:
+        UserError: config, data or machine do not fit.
+    """
+    from vapo.commands.training_checks import checked_inputs
+    from vapo.training.parts import training_parts as parts_of
+
+    inputs = checked_inputs(config)
+    with parts_of(
+        config,
+        tokenizer=inputs.tokenizer,
+        prompts=inputs.prompts,
+        stored=inputs.stored,
+        folder=Path(config.output_dir),
+    ) as parts:
+        yield parts
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as an override says it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, (list, dict)) else show(value)
