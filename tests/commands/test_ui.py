@@ -67,11 +67,12 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     stand_in(monkeypatch, mark)
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     servers = []
+    others = set(psutil.Process().children())  # of other tests
 
     def interrupt():
         while not mark.exists():
             time.sleep(0.01)
-        servers.extend(psutil.Process().children())
+        servers.extend(set(psutil.Process().children()) - others)
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)

@@ -141,7 +141,7 @@ def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         "rows:\n"
-        "  - {row: broken, overrides: {actor.path: nowhere}}\n"
+        "  - {row: broken, overrides: {actor.path: nowhere, actor.optimizer.lr: 1e-5}}\n"
         "  - {row: whole, overrides: {components.value_pretraining.enabled: false}}\n"
     )
     done = sweep(
