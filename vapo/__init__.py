@@ -10,7 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vapo.api import Run, fit, load_config, open_run, report, training_parts, validate
+    from vapo.api import (
+        Run,
+        fit,
+        load_config,
+        open_run,
+        report,
+        run_sweep,
+        training_parts,
+        validate,
+    )
     from vapo.config import FitConfig
     from vapo.errors import UserError
     from vapo.training.datamodule import RolloutDataModule
@@ -28,6 +37,7 @@ __all__ = [
     "load_config",
     "open_run",
     "report",
+    "run_sweep",
     "training_parts",
     "validate",
 ]

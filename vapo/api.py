@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.config import FitConfig, loading
 from vapo.config.layers import show
 from vapo.errors import UserError
+from vapo.system.user_functions import function_path
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -31,12 +32,13 @@ def load_config(*files: PathLike, overrides: Sequence[str] | Mapping[str, Any] =
     Args:
         files: as `--config`; a file may extend others.
         overrides: `["seed=3", "actor.optimizer.lr=1e-6"]`, or a mapping of dotted keys to values.
+            The value of a key that names a function, as `rewards.function`, may be the function.
 
     Raises:
         UserError: whatever is wrong with them, in one message that names the key and its place.
     """
     if isinstance(overrides, Mapping):
-        overrides = [f"{key}={_as_yaml(value)}" for key, value in overrides.items()]
+        overrides = [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
     return loading.load_config(FitConfig, [Path(file) for file in files], list(overrides))
 
 
@@ -142,6 +144,39 @@ def validate(
     return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
 
 
+def run_sweep(
+    *files: PathLike,
+    grid: PathLike,
+    seeds: Sequence[int],
+    sweep_dir: PathLike,
+    overrides: Sequence[str] = (),
+    jobs: int = 1,
+) -> Path:
+    """Run a grid of configs with every seed, as `vapo sweep` does; returns the report's folder.
+
+    Each run is a process of its own. Called again, it runs what has not been run. The folder has
+    `table.md`, `table.csv`, `report.html` and the figures.
+
+    Args:
+        files: as `--config`, the base of every row.
+        jobs: runs at a time.
+
+    Raises:
+        UserError: the grid or a row is wrong, or, at the end, a run failed.
+    """
+    from vapo.commands import sweep as command
+
+    command.run(
+        config=[Path(file) for file in files],
+        grid=Path(grid),
+        seeds=seeds,
+        overrides=overrides,
+        jobs=jobs,
+        sweep_dir=Path(sweep_dir),
+    )
+    return Path(sweep_dir) / "report"
+
+
 def report(
     *,
     sweep: str | None = None,
@@ -201,8 +236,10 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
         yield parts
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(key: str, value: Any) -> str:
     """A value as an override says it."""
+    if callable(value):
+        return function_path(value, key=key)
     if isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, (list, dict)) else show(value)

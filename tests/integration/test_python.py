@@ -37,6 +37,10 @@ class EpochCounter(Callback):
         return {"epochs": self.epochs}
 
 
+def make_head() -> None:
+    """Only its name is used."""
+
+
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -80,11 +84,13 @@ def test_overrides_are_a_list_or_a_mapping() -> None:
         "tracking.run_name": None,
         "data.train.options": {"min_steps": 7},
         "rewards.pattern": "#(.+)",
+        "critic.head_function": make_head,
     }
     listed = [
         *("seed=3", "actor.optimizer.lr=1e-6", "data.chat_template=true"),
         *("critic.anchors=[0.5, 1.0]", "tracking.run_name=null"),
         *("data.train.options={min_steps: 7}", "rewards.pattern=#(.+)"),
+        f"critic.head_function={__name__}:make_head",
     ]
     by_mapping = vapo.load_config("conf/vapo.yaml", overrides=mapping)
     assert by_mapping == vapo.load_config("conf/vapo.yaml", overrides=listed)
