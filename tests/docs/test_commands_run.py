@@ -26,7 +26,13 @@ SMALLER = [
     "evaluation.k=1",
     "rewards.num_workers=1",
 ]
-PAGES = ("README.md", "docs/resuming.md", "docs/data_and_rewards.md", "docs/models.md")
+PAGES = (
+    "README.md",
+    "docs/algorithms.md",
+    "docs/resuming.md",
+    "docs/data_and_rewards.md",
+    "docs/models.md",
+)
 
 
 def small(command: Command) -> list[str]:

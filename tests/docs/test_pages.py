@@ -30,7 +30,7 @@ def test_the_pages_are_read() -> None:
     """The tests below say something: known commands of each kind of block are found."""
     found = {str(command) for command in COMMANDS}
     assert "README.md: make fit" in found
-    assert "README.md: vapo fit --config conf/vapo.yaml --print_config" in found
+    assert "docs/algorithms.md: vapo fit --config conf/vapo.yaml --print_config" in found
     assert "docs/resuming.md: vapo fit --config conf/vapo.yaml checkpoints.resume=auto" in found
     assert "docs/rollouts.md: vapo fit --config conf/vapo.yaml rollouts.engine=vllm" in found
     assert "conf/recipes/smollm2_cpu.yaml: vapo fit --config conf/recipes/smollm2_cpu.yaml" in found
