@@ -71,7 +71,7 @@ class Run:
         return loading.from_yaml(FitConfig, path.read_text(encoding="utf-8"), source=str(path))
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """The run's MLflow record: key of docs/metrics.md -> (step, value), in order of steps."""
+        """The run's MLflow record: key of docs/metrics.md -> (optimizer step, value)."""
         from vapo.tracking.recorded_metrics import recorded_metrics
         from vapo.tracking.stores import locate_store
 

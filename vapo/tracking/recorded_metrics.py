@@ -9,7 +9,7 @@ MetricHistory = dict[str, list[tuple[int, float]]]
 
 
 def recorded_metrics(store: Store, run_id: str) -> MetricHistory:
-    """Key of docs/metrics.md -> (step, value), in order of the steps."""
+    """Key of docs/metrics.md -> (optimizer step, value), in order of the steps."""
     from mlflow import MlflowClient
 
     store.hand_over_credentials()
