@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.conftest import grid, plan
+from tests.sweep.conftest import Shown, grid, plan
 from vapo.errors import UserError
+from vapo.sweep.display import SweepDisplay
 from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_of
 from vapo.sweep.launch import LocalLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
@@ -20,14 +21,14 @@ from vapo.sweep.work import Work
 ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {product: {algorithm.eps_low: [0.1]}}]}"
 
 
-def work(planned: Plan, folder: Path, notes: list[str] | None = None, jobs: int = 2) -> Work:
+def work(planned: Plan, folder: Path, shown: Shown | None = None, jobs: int = 2) -> Work:
     return Work(
         planned.tasks,
         folder,
         LocalLauncher(jobs),
         jobs,
         prepare=lambda task, config: config,
-        note=(notes if notes is not None else []).append,
+        display=SweepDisplay(stream=shown or Shown()),
     )
 
 
@@ -44,13 +45,13 @@ def names(planned: Plan, outcomes: dict[str, Outcome]) -> dict[str, str]:
 @pytest.mark.usefixtures("fake_fit")
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))
-    notes: list[str] = []
-    outcomes = work(planned, tmp_path, notes).run()
+    shown = Shown()
+    outcomes = work(planned, tmp_path, shown).run()
     assert set(names(planned, outcomes).values()) == {"finished"}
     assert len(starts(tmp_path)) == 3
-    assert notes[-1].startswith("[3/3] ")
-    assert "; about " in next(note for note in notes if note.startswith("[1/3] "))
-    again = work(planned, tmp_path, notes).run()
+    assert shown.lines[-1].startswith("[3/3] ")
+    assert "; about " in next(line for line in shown.lines if line.startswith("[1/3] "))
+    again = work(planned, tmp_path, shown).run()
     assert len(starts(tmp_path)) == 3
     assert all(outcome.was_done and outcome.score == 0.5 for outcome in again.values())
     more = plan(grid(tmp_path, ROWS), seeds=[0, 1])
@@ -78,8 +79,8 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
 def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -> None:
     text = "rows: [{row: a}, {row: b, overrides: {components.value_pretraining.enabled: false}}]"
     planned = plan(grid(tmp_path, text), seeds=[13, 0])
-    notes: list[str] = []
-    states = names(planned, work(planned, tmp_path, notes).run())
+    shown = Shown()
+    states = names(planned, work(planned, tmp_path, shown).run())
     assert states == {
         "value pretraining of a/13": "failed",
         "a/13": "blocked",
@@ -88,7 +89,7 @@ def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -
         "a/0": "finished",
         "b/0": "finished",
     }
-    assert any("| the reward model is not there" in note for note in notes)
+    assert any("| the reward model is not there" in line for line in shown.lines)
     before = len(starts(tmp_path))
     work(planned, tmp_path).run()
     assert len(starts(tmp_path)) == before + 2, "failed runs are tried again, finished ones not"

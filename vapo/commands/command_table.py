@@ -172,8 +172,16 @@ COMMANDS = {
             option("--config FILE", "YAML file of the base config; may be repeated", **_FILES),
             option("--grid FILE", "the rows, as conf/sweep/ablation.yaml", type=Path),
             option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+            option(
+                "--rows NAME,NAME", "only these rows of the grid; may be repeated",
+                action="append", default=[],
+            ),
             option("--jobs N", "runs at a time; default: 1, on a cluster all", type=positive),
-            option("--dry_run", "print the plan and stop", **_SWITCH),
+            option(
+                "--dry_run",
+                "print the plan, the tokens that it samples at most and how long such runs took, "
+                "and stop", **_SWITCH,
+            ),
             option("--launcher", "", choices=["local", "slurm"], default="local"),
             option(
                 "--slurm KEY=VALUE", "a parameter of submitit; may be repeated",
@@ -218,8 +226,14 @@ COMMANDS = {
     "report": Command(
         "report", "table and figures of a sweep, or of any recorded runs",
         (
-            _STORE,
-            option("--output_dir DIR", "", type=Path, default=Path("runs/report")),
+            option(
+                "--tracking_uri URI",
+                "default: mlruns; of SWEEP_FOLDER, the store that its runs were recorded in",
+            ),
+            option(
+                "--output_dir DIR", "default: runs/report; of SWEEP_FOLDER, SWEEP_FOLDER/report",
+                type=Path,
+            ),
             option("--full_system ROW", "the row to compare with"),
             option(
                 "--policy_steps N",
@@ -231,6 +245,10 @@ COMMANDS = {
             option("--sweep PARENT_RUN_ID", "a sweep; also written there"),
             option("--runs ID,ID", "any runs, by id"),
             option("--experiment NAME", "every finished run of an experiment"),
+            option(
+                "sweep_dir SWEEP_FOLDER", "the folder of a sweep; also written to its parent run",
+                type=Path, nargs="?",
+            ),
         ),
         loads=("scipy.stats", "matplotlib"),
     ),

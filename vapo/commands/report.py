@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.sweep.report.figures import draw_all
+from vapo.sweep.report.folder import read_sweep_folder
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table
@@ -23,22 +24,31 @@ def run(
     sweep: str | None = None,
     runs: str | None = None,
     experiment: str | None = None,
-    tracking_uri: str = "mlruns",
-    output_dir: Path = Path("runs/report"),
+    sweep_dir: Path | None = None,
+    tracking_uri: str | None = None,
+    output_dir: Path | None = None,
     full_system: str | None = None,
     policy_steps: int | None = None,
 ) -> Path:
     """Write the report; returns its folder.
 
     Args:
-        sweep, runs, experiment: exactly one of them says which runs are meant; `runs` as `ID,ID`.
+        sweep, runs, experiment, sweep_dir: exactly one of them says which runs are meant; `runs`
+            as `ID,ID`, `sweep_dir` the folder of a sweep.
+        tracking_uri: None: of a sweep's folder, where its runs were recorded; else mlruns.
+        output_dir: None: of a sweep's folder, its own folder `report`; else runs/report.
         policy_steps: the table is of that time in the runs, and stays out of the parent run,
             whose report is of their ends.
 
-    Raises: UserError: no such run, experiment or store.
+    Raises: UserError: no such folder, run, experiment or store.
     """
-    reader = open_reader(tracking_uri)
-    if sweep:
+    found = None if sweep_dir is None else read_sweep_folder(sweep_dir, tracking_uri)
+    output_dir = output_dir or (Path("runs/report") if found is None else found.path / "report")
+    reader = open_reader(found.tracking_uri if found else tracking_uri or "mlruns")
+    if found:
+        parent = f"{found.path / 'sweep.json'}: parent run"
+        collection = reader.sweep(found.parent_run_id, full_system, named=parent)
+    elif sweep:
         collection = reader.sweep(sweep, full_system)
     elif runs:
         collection = reader.chosen([part for part in runs.split(",") if part], full_system)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from vapo.commands.early_checks import check_run, of_row
 from vapo.config.written import written_source
 from vapo.errors import UserError
+from vapo.sweep.budget import describe_budget
 from vapo.sweep.describe import describe_plan, describe_size
-from vapo.sweep.folders import TaskFolder, locked
-from vapo.sweep.grid import read_grid
+from vapo.sweep.folders import Outcome, TaskFolder, locked
+from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
 from vapo.sweep.slurm import SlurmLauncher
@@ -26,6 +27,7 @@ def run(
     grid: Path,
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
+    rows: Sequence[str] = (),
     jobs: int | None = None,
     dry_run: bool = False,
     launcher: Literal["local", "slurm"] = "local",
@@ -36,22 +38,24 @@ def run(
     """Run what has not been run, and write the report into the parent run.
 
     Args:
+        rows: names of rows, each text one or several with commas between them; none: all rows.
         jobs: None: 1 on this host, no limit on a cluster.
 
     Raises: UserError at the end if runs failed; the others have been run.
     """
     if slurm and launcher != "slurm":
         raise UserError("--slurm has no effect without --launcher slurm")
-    plan = make_plan(read_grid(grid), config, overrides, seeds)
+    whole_grid = read_grid(grid)
+    plan = make_plan(choose_rows(whole_grid, rows), config, overrides, seeds)
     default_dir = Path(plan.base.output_dir) / f"sweep_{plan.grid.name}"
     folder = (sweep_dir or default_dir).expanduser().absolute()
     _check_rows(plan, folder)
-    command = command_line(config, grid, seeds, overrides)
+    command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
-        done = sum(TaskFolder(folder, task).finished() is not None for task in plan.tasks)
-        print(describe_plan(plan, command))
-        print(f"\n{done} of {len(plan.tasks)} processes have finished already in {folder}")
+        print("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
         return
+    if whole_grid.full_system != plan.grid.full_system:
+        print(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")
     with locked(folder) as lock:
         if launcher == "slurm":
             jobs = jobs or len(plan.tasks)
@@ -78,6 +82,7 @@ def _work(
     from vapo.sweep.recording import Parent
 
     print(describe_size(plan))
+    print(f"logs: {sweep_dir}/runs/<row>-<seed>_<identity>/log.txt")
     if git_state(Path(__file__).parent).get("git/dirty") == "true":
         print("note: the checkout has uncommitted changes; the code's digest identifies the runs")
     parent = Parent(plan, sweep_dir, command)
@@ -110,19 +115,31 @@ def _work(
         parent.close(status)
     print(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
     print(f"sweep folder:\n{sweep_dir}")
-    failed = [task.name for task in plan.tasks if outcomes[task.identity].state != "finished"]
-    if failed:
-        raise UserError(
-            f"{len(failed)} of {len(plan.tasks)} runs did not finish: {', '.join(failed)}; the "
-            "same command tries them again"
-        )
+    _check_finished(plan, sweep_dir, outcomes)
+
+
+def _check_finished(plan: Plan, sweep_dir: Path, outcomes: Mapping[str, Outcome]) -> None:
+    """Raises: UserError with the runs that did not finish, and the logs of those that failed."""
+    missing = [task for task in plan.tasks if outcomes[task.identity].state != "finished"]
+    if not missing:
+        return
+    failed = [task for task in missing if outcomes[task.identity].state == "failed"]
+    logs = [f"  {task.name}: {TaskFolder(sweep_dir, task).log}" for task in failed]
+    names = ", ".join(task.name for task in missing)
+    text = f"{len(missing)} of {len(plan.tasks)} runs did not finish: {names}; the same command "
+    raise UserError("\n".join([f"{text}tries them again; logs of those that failed:", *logs]))
 
 
 def command_line(
-    files: Sequence[Path], grid: Path, seeds: Sequence[int], overrides: Sequence[str]
+    files: Sequence[Path],
+    grid: Path,
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    rows: Sequence[str] = (),
 ) -> str:
     """The command that repeats this sweep; credentials come from the environment then."""
     words = ["vapo", "sweep", *(word for file in files for word in ("--config", str(file)))]
     words += ["--grid", str(grid), "--seeds", ",".join(map(str, seeds))]
+    words += [word for text in rows for word in ("--rows", text)]
     parted = (override.partition("=") for override in overrides)
     return shlex.join([*words, *(f"{key}={written_source(text)}" for key, _, text in parted)])

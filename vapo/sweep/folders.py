@@ -15,7 +15,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,11 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task. `reason`: the end of a failed run's log."""
+    """What became of a task. `reason`: the end of a failed run's log.
+
+    `seconds` are those of its last process, so of a part of the run if that resumed from a
+    checkpoint.
+    """
 
     state: State
     seconds: float = 0.0
@@ -41,6 +45,7 @@ class Outcome:
     run_dir: str | None = None
     reason: str = ""
     was_done: bool = False
+    was_resumed: bool = False
 
 
 class TaskFolder:
@@ -83,9 +88,9 @@ class TaskFolder:
                 return outcome
         return None
 
-    def end(self, returncode: int, seconds: float) -> Outcome:
+    def end(self, returncode: int, seconds: float, *, was_resumed: bool = False) -> Outcome:
         """Read what the process left, and record it."""
-        outcome = self._read(returncode, seconds)
+        outcome = replace(self._read(returncode, seconds), was_resumed=was_resumed)
         task = {"name": self.task.name, "identity": self.task.identity}
         contents = {**task, "outcome": asdict(outcome), "code": code_version()}
         write_text(self.path / "status.json", json.dumps(contents, indent=2) + "\n")

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -189,6 +189,44 @@ def read_grid(path: Path) -> Grid:
             f"{', '.join(names)}"
         )
     return Grid(path.stem, file.description.strip(), file.full_system, tuple(rows))
+
+
+def choose_rows(grid: Grid, chosen: Sequence[str]) -> Grid:
+    """The grid with only these rows, in its own order; nothing chosen: all of them.
+
+    Each text names one row, or several with commas between them; a row's own name may have
+    commas. Without its full system the grid has no comparison.
+
+    Raises: UserError for a name that is no row's, with the nearest that is.
+    """
+    if not chosen:
+        return grid
+    known = [row.name for row in grid.rows]
+    names = {name for text in chosen for name in _split_names(text, known)}
+    full_system = grid.full_system if grid.full_system in names else None
+    rows = tuple(row for row in grid.rows if row.name in names)
+    return dataclasses.replace(grid, full_system=full_system, rows=rows)
+
+
+def _split_names(text: str, known: Sequence[str]) -> Iterator[str]:
+    """The longest known name first: `eps_low 0.1, eps_high 0.2` is one row's."""
+    parts = text.split(",")
+    while parts:
+        ends = range(len(parts), 0, -1)
+        candidates = {end: ",".join(parts[:end]).strip() for end in ends}
+        end = next((end for end in ends if candidates[end] in known), None)
+        if end is None:
+            raise UserError(f"--rows: {_no_such_row(candidates[1], known)}")
+        yield candidates[end]
+        del parts[:end]
+
+
+def _no_such_row(name: str, known: Sequence[str]) -> str:
+    """What to say of a name; letters of the other case count as near."""
+    by_lower = {row.lower(): row for row in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    hint = f"did you mean '{by_lower[close[0]]}'? " if close else ""
+    return f"the grid has no row '{name}'; {hint}rows: {', '.join(known)}"
 
 
 _T = TypeVar("_T", bound=BaseModel)

@@ -11,20 +11,15 @@ from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
+from vapo.sweep.display import SweepDisplay
+from vapo.sweep.durations import seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
-from vapo.sweep.launch import Handle, Launcher, fit_command
+from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
+from vapo.sweep.running import Running
 from vapo.system.progress_display import format_seconds
 
 _POLL_S = 0.2
-
-
-@dataclass
-class Running:
-    task: Task
-    folder: TaskFolder
-    handle: Handle
-    started: float
 
 
 @dataclass
@@ -41,10 +36,9 @@ class Work:
     prepare: Callable[[Task, FitConfig], FitConfig]
     ended: Callable[[Task, Outcome], None] = lambda task, outcome: None
     abandoned: Callable[[Path], None] = lambda attempt: None
-    note: Callable[[str], None] = print
+    display: SweepDisplay = field(default_factory=SweepDisplay)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
 
     def run(self) -> dict[str, Outcome]:
         """Outcome by identity. On Ctrl-C or SIGTERM the running processes are stopped first."""
@@ -54,10 +48,11 @@ class Work:
                 self._settle(task, outcome)
         waiting = [task for task in self.tasks if task.identity not in self.outcomes]
         try:
-            with _sigterm_as_interrupt():
+            with _sigterm_as_interrupt(), self.display:
                 while waiting or self.running:
                     self._start_ready(waiting)
                     self._collect()
+                    self.display.update(self.running, self._counts(), self._seconds_left)
                     if self.running:
                         time.sleep(_POLL_S)
         except BaseException:
@@ -71,7 +66,7 @@ class Work:
             needed = None if task.needs is None else self.outcomes.get(task.needs)
             if needed is not None and needed.state != "finished":
                 waiting.remove(task)
-                self._settle(task, Outcome("blocked", reason="its value pretraining failed"))
+                self._settle(task, Outcome("blocked", reason=self._why_blocked(task)))
             elif len(self.running) < self.jobs and (task.needs is None or needed is not None):
                 waiting.remove(task)
                 self._start(task)
@@ -90,8 +85,16 @@ class Work:
             folder.log,
             devices=task.config.trainer.devices,
         )
-        self.running.append(Running(task, folder, handle, time.monotonic()))
-        self.note(f"        {task.name} {'resumes from a checkpoint' if checkpoint else 'started'}")
+        self.running.append(Running(task, folder, handle, was_resumed=checkpoint is not None))
+        how = "resumes from a checkpoint" if checkpoint else "started"
+        self.display.line(f"        {task.name} {how}")
+
+    def _why_blocked(self, task: Task) -> str:
+        needed = next(one for one in self.tasks if one.identity == task.needs)
+        said = "its value pretraining failed"
+        if needed.row.name != task.row.name:
+            said += f" ({needed.name})"
+        return f"{said}; log: {TaskFolder(self.sweep_dir, needed).log}"
 
     def _config(self, task: Task, folder: TaskFolder) -> FitConfig:
         config = replace(task.config, output_dir=str(folder.output_dir))
@@ -108,29 +111,39 @@ class Work:
             if returncode is not None:
                 self.running.remove(run)
                 seconds = time.monotonic() - run.started
-                self._settle(run.task, run.folder.end(returncode, seconds))
+                outcome = run.folder.end(returncode, seconds, was_resumed=run.was_resumed)
+                self._settle(run.task, outcome)
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self.outcomes[task.identity] = outcome
-        self.note(f"{self._position()} {task.name} {_describe(outcome)}{self._left()}")
-        if outcome.reason and outcome.state == "failed":
+        left = self._seconds_left()
+        about = "" if left is None else f"; about {format_seconds(left)} left"
+        self.display.line(f"{self._position()} {task.name} {_describe(outcome)}{about}")
+        if outcome.state == "failed":
+            lines = [f"    | {line}" for line in outcome.reason.splitlines()]
             log = TaskFolder(self.sweep_dir, task).log
-            self.note("\n".join(f"    | {line}" for line in outcome.reason.splitlines()))
-            self.note(f"    | all of it: {log}")
+            self.display.line("\n".join([*lines, f"    | the whole log: {log}"]))
         self.ended(task, outcome)
 
     def _position(self) -> str:
         width = len(str(len(self.tasks)))
         return f"[{len(self.outcomes):>{width}}/{len(self.tasks)}]"
 
-    def _left(self) -> str:
-        """From the mean of the runs of this session; value pretrainings count as runs."""
-        own = [o.seconds for o in self.outcomes.values() if not o.was_done and o.seconds]
-        remaining = len(self.tasks) - len(self.outcomes)
-        if not own or not remaining:
-            return ""
-        seconds = sum(own) / len(own) * remaining / min(self.jobs, remaining)
-        return f"; about {format_seconds(seconds)} left"
+    def _counts(self) -> str:
+        """`3 of 14 finished, 1 failed, 2 running, 8 to come`."""
+        states = [outcome.state for outcome in self.outcomes.values()]
+        not_started = len(self.tasks) - len(states) - len(self.running)
+        numbers = {
+            "failed": states.count("failed"),
+            "blocked by them": states.count("blocked"),
+            "running": len(self.running),
+            "to come": not_started,
+        }
+        parts = [f"{number} {what}" for what, number in numbers.items() if number]
+        return ", ".join([f"{states.count('finished')} of {len(self.tasks)} finished", *parts])
+
+    def _seconds_left(self) -> float | None:
+        return seconds_left(self.tasks, self.outcomes, self.running, self.jobs)
 
 
 def _describe(outcome: Outcome) -> str:

@@ -240,6 +240,23 @@ class Journal:
         return self.folder / record.payload
 
 
+def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
+    """The records after byte `start` of a journal that another process writes, and where they end.
+
+    A last line that is not whole yet is left to the next call. A journal shorter than `start`
+    was begun anew, and is read from its beginning.
+
+    Raises: OSError if it cannot be read.
+    """
+    with (folder / JOURNAL_NAME).open("rb") as file:
+        if os.fstat(file.fileno()).st_size < start:
+            start = 0
+        file.seek(start)
+        whole = file.read().rpartition(b"\n")
+    text = whole[0] + whole[1]
+    return list(filter(None, map(_parse, text.splitlines()))), start + len(text)
+
+
 def read_target(folder: Path) -> dict[str, Any] | None:
     """What `Journal.bind` noted: `tracking_uri` and `mlflow_run_id`; None if nothing readable."""
     try:

@@ -102,15 +102,21 @@ class Reader:
         self.client: MlflowClient = MlflowClient(store.client_uri)
         self.store = store
 
-    def sweep(self, parent_run_id: str, full_system: str | None = None) -> Collection:
-        """A sweep's runs, by its record; raises UserError if the run is no sweep's parent."""
-        parent = self._run(parent_run_id, "--sweep")
+    def sweep(
+        self, parent_run_id: str, full_system: str | None = None, *, named: str = "--sweep"
+    ) -> Collection:
+        """A sweep's runs, by its record; raises UserError if the run is no sweep's parent.
+
+        `named`: where the id is from, for the errors.
+        """
+        parent = self._run(parent_run_id, named)
         try:
             record = json.loads(self._artifact(parent_run_id, "sweep.json"))
         except (LookupError, ValueError):
             raise UserError(
-                f"--sweep {parent_run_id}: this run has no sweep.json, so it is not the parent of "
-                "a sweep; give the id that `vapo sweep` printed, or use --runs"
+                f"{named} {parent_run_id}: this run in {self.store.shown_uri} has no sweep.json, "
+                "so it is not the parent of a sweep; give the id that `vapo sweep` printed, or use "
+                "--runs"
             ) from None
         lost = "finished, but not in the store or without an evaluation"
         runs, pretrainings, missing = [], [], []
@@ -239,7 +245,12 @@ class Reader:
         try:
             return self.client.get_run(run_id)
         except MlflowException:
-            raise UserError(f"{flag} {run_id}: no such run in {self.store.shown_uri}") from None
+            hint = "; another store is given with --tracking_uri"
+            if (Path(run_id) / "sweep.json").is_file():
+                hint = f"; for the folder of a sweep: vapo report {run_id}"
+            raise UserError(
+                f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}"
+            ) from None
 
     def _artifact(self, run_id: str, name: str) -> str:
         """Raises: LookupError when there is none."""

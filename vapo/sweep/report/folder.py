@@ -1,0 +1,71 @@
+"""A sweep's folder as what a report is of: its parent run, and the store that has its runs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vapo.errors import UserError
+from vapo.tracking.journal import read_target
+
+RECORD = "sweep.json"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    path: Path
+    parent_run_id: str
+    tracking_uri: str
+
+
+def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
+    """The sweep of a folder; a `tracking_uri` of None is the one that its runs recorded.
+
+    Raises: UserError that names the folder and what it lacks, with the nearest that has it.
+    """
+    path = folder.expanduser().absolute()
+    if not path.is_dir():
+        what = "is not a folder" if path.exists() else "there is no such folder"
+        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path.parent, path.name)}")
+    record = path / RECORD
+    if not record.is_file():
+        raise UserError(
+            f"SWEEP_FOLDER {path}: there is no {RECORD} in it, so it is not the folder of a "
+            f"sweep{_hint(path)}"
+        )
+    try:
+        parent_run_id = str(json.loads(record.read_text())["parent_run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"SWEEP_FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
+            "printed, as --sweep ID"
+        ) from None
+    uri = tracking_uri or _recorded_uri(path)
+    if uri is None:
+        raise UserError(
+            f"SWEEP_FOLDER: no run in {path / 'runs'} says where it was recorded: give "
+            "--tracking_uri"
+        )
+    return SweepFolder(path, parent_run_id, uri)
+
+
+def _recorded_uri(path: Path) -> str | None:
+    """Where the latest of its runs were recorded, without credentials."""
+    found = sorted(path.glob("runs/*/fit/*/tracking"), key=lambda one: one.stat().st_mtime)
+    targets = (read_target(tracking) for tracking in reversed(found))
+    return next((str(target["tracking_uri"]) for target in targets if target), None)
+
+
+def _hint(folder: Path, name: str = "") -> str:
+    """Sweeps near a folder: those in it (the ones nearest to a name, if given), or around it."""
+    around = next((one for one in folder.parents if (one / RECORD).is_file()), None)
+    inside = sorted(record.parent.name for record in folder.glob(f"*/{RECORD}"))
+    if name:
+        inside = difflib.get_close_matches(name, inside) or inside
+    if around is not None:
+        return f"; the sweep around it is {around}"
+    if inside:
+        return f"; sweeps in {folder}: {', '.join(inside)}"
+    return "; `vapo sweep` prints its folder, and --sweep takes the id of its parent run"
