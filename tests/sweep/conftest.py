@@ -34,27 +34,6 @@ else:
 """
 
 
-class Shown:
-    """A stream that is no terminal, and the lines that were printed on it."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str, /) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        return None
-
-    def isatty(self) -> bool:
-        return False
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-
 @pytest.fixture
 def fake_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fake_fit.py"

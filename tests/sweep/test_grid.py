@@ -15,7 +15,7 @@ from vapo.config import Components, FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.sweep import grid as grid_module
-from vapo.sweep.grid import read_grid
+from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.plan import differences, set_key
 
 SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
@@ -206,6 +206,50 @@ def test_errors_name_the_place(tmp_path: Path, text: str, part: str) -> None:
     assert part in str(error.value)
     assert "grid.yaml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+MANY = """\
+full_system: VAPO
+rows:
+  - {row: VAPO}
+  - product: {algorithm.eps_low: [0.1, 0.2], components.clip_higher.eps_high: [0.3]}
+  - {row: GRPO}
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows", "full_system"),
+    [
+        ([], ["VAPO", "eps_low 0.1, eps_high 0.3", "eps_low 0.2, eps_high 0.3", "GRPO"], "VAPO"),
+        (["GRPO, VAPO"], ["VAPO", "GRPO"], "VAPO"),
+        (["GRPO", "GRPO"], ["GRPO"], None),
+        (["GRPO,eps_low 0.2, eps_high 0.3"], ["eps_low 0.2, eps_high 0.3", "GRPO"], None),
+        (["eps_low 0.1, eps_high 0.3", "VAPO"], ["VAPO", "eps_low 0.1, eps_high 0.3"], "VAPO"),
+    ],
+)
+def test_rows_are_chosen_by_name(
+    tmp_path: Path, chosen: list[str], rows: list[str], full_system: str | None
+) -> None:
+    found = choose_rows(grid(tmp_path, MANY), chosen)
+    assert ([row.name for row in found.rows], found.full_system) == (rows, full_system)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("vapo", "the grid has no row 'vapo'; did you mean 'VAPO'? rows: VAPO, eps_low 0.1, "),
+        ("VAPO,GPRO", "no row 'GPRO'; did you mean 'GRPO'?"),
+        ("eps_low 0.1", "no row 'eps_low 0.1'; did you mean 'eps_low 0.1, eps_high 0.3'?"),
+        ("something else", "no row 'something else'; rows: VAPO"),
+        ("VAPO,", "no row ''; rows"),
+    ],
+)
+def test_a_row_that_is_not_there_is_told_with_the_nearest(
+    tmp_path: Path, chosen: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=r"^--rows: ") as error:
+        choose_rows(grid(tmp_path, MANY), [chosen])
+    assert said in str(error.value)
 
 
 def test_a_rows_wrong_config_names_the_row(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.conftest import Shown, grid, plan
+from tests.sweep.conftest import grid, plan
 from vapo.errors import UserError
 from vapo.sweep.display import SweepDisplay
 from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_of
+from vapo.sweep.grid import choose_rows
 from vapo.sweep.launch import LocalLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
 from vapo.sweep.slurm import SlurmLauncher
@@ -21,14 +23,14 @@ from vapo.sweep.work import Work
 ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {product: {algorithm.eps_low: [0.1]}}]}"
 
 
-def work(planned: Plan, folder: Path, shown: Shown | None = None, jobs: int = 2) -> Work:
+def work(planned: Plan, folder: Path, shown: io.StringIO | None = None, jobs: int = 2) -> Work:
     return Work(
         planned.tasks,
         folder,
         LocalLauncher(jobs),
         jobs,
         prepare=lambda task, config: config,
-        display=SweepDisplay(stream=shown or Shown()),
+        display=SweepDisplay(stream=shown or io.StringIO()),
     )
 
 
@@ -45,12 +47,14 @@ def names(planned: Plan, outcomes: dict[str, Outcome]) -> dict[str, str]:
 @pytest.mark.usefixtures("fake_fit")
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))
-    shown = Shown()
+    shown = io.StringIO()
     outcomes = work(planned, tmp_path, shown).run()
     assert set(names(planned, outcomes).values()) == {"finished"}
     assert len(starts(tmp_path)) == 3
-    assert shown.lines[-1].startswith("[3/3] ")
-    assert "; about " in next(line for line in shown.lines if line.startswith("[1/3] "))
+    assert shown.getvalue().splitlines()[-1].startswith("[3/3] ")
+    assert "; about " in next(
+        line for line in shown.getvalue().splitlines() if line.startswith("[1/3] ")
+    )
     again = work(planned, tmp_path, shown).run()
     assert len(starts(tmp_path)) == 3
     assert all(outcome.was_done and outcome.score == 0.5 for outcome in again.values())
@@ -60,6 +64,26 @@ def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     changed = plan(grid(tmp_path, ROWS), "algorithm.eps_low=0.19")
     work(changed, tmp_path).run()
     assert len(starts(tmp_path)) == 7  # only the row that the override reaches
+
+
+@pytest.mark.usefixtures("fake_fit")
+def test_the_rest_of_the_rows_runs_later_and_nothing_twice(tmp_path: Path) -> None:
+    rows = "{row: plain, overrides: {components.value_pretraining.enabled: false}}"
+    whole = grid(tmp_path, ROWS.replace("]}}]}", f"]}}}}, {rows}]}}"))
+    plain = plan(choose_rows(whole, ["plain"]))
+    assert [task.name for task in plain.tasks] == ["plain/0"], "and no value pretraining"
+    work(plain, tmp_path).run()
+    one = plan(choose_rows(whole, ["eps_low 0.1"]))
+    assert [task.name for task in one.tasks] == [
+        "value pretraining of eps_low 0.1/0",
+        "eps_low 0.1/0",
+    ]
+    work(one, tmp_path).run()
+    assert len(starts(tmp_path)) == 3
+    shown = io.StringIO()
+    work(plan(whole), tmp_path, shown).run()
+    assert len(starts(tmp_path)) == 4, "the other rows share the value pretraining"
+    assert shown.getvalue().count(" was finished before") == 3
 
 
 @pytest.mark.usefixtures("fake_fit")
@@ -79,7 +103,7 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
 def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -> None:
     text = "rows: [{row: a}, {row: b, overrides: {components.value_pretraining.enabled: false}}]"
     planned = plan(grid(tmp_path, text), seeds=[13, 0])
-    shown = Shown()
+    shown = io.StringIO()
     states = names(planned, work(planned, tmp_path, shown).run())
     assert states == {
         "value pretraining of a/13": "failed",
@@ -89,7 +113,11 @@ def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -
         "a/0": "finished",
         "b/0": "finished",
     }
-    assert any("| the reward model is not there" in line for line in shown.lines)
+    text = shown.getvalue()
+    assert "\n    | the reward model is not there\n    | exit code 1\n    | the whole log: " in text
+    failed = TaskFolder(tmp_path, planned.tasks[0])
+    assert text.count(f"| the whole log: {failed.log}\n") == 1
+    assert f"a/13 not started: its value pretraining failed; log: {failed.log}\n" in text
     before = len(starts(tmp_path))
     work(planned, tmp_path).run()
     assert len(starts(tmp_path)) == before + 2, "failed runs are tried again, finished ones not"
@@ -102,8 +130,10 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     checkpoint = folder.output_dir / "20250101-000000_fake/checkpoints/last.ckpt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    work(planned, tmp_path).run()
+    outcomes = work(planned, tmp_path).run()
     assert starts(tmp_path).count(str(checkpoint)) == 1
+    resumed = [t.name for t in planned.tasks if outcomes[t.identity].was_resumed]
+    assert resumed == [planned.tasks[0].name]
     assert fit_command(Path("c.yaml"), checkpoint)[-2:] == ["--ckpt_path", str(checkpoint)]
 
 

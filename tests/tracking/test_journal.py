@@ -17,7 +17,7 @@ from tests.tracking.killed_run import NUM_STEPS
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.delivery import Delivery, OutageError, RefusedError
-from vapo.tracking.journal import Journal
+from vapo.tracking.journal import JOURNAL_NAME, Journal, read_from
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Clock, InputData, Record
 from vapo.tracking.sink import MlflowSink
@@ -270,3 +270,24 @@ def test_a_resumed_run_skips_what_was_recorded(tracking, tmp_path: Path):
     values = [(p.step, p.value) for p in client.get_metric_history(logger.run_id, "a_1_")]
     assert values == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (3, 33.0), (4, 4.0), (5, 5.0)]
     assert [p.step for p in client.get_metric_history(logger.run_id, "b")] == [2, 3, 4, 5]
+
+
+def test_another_process_reads_on_where_it_stopped(tmp_path: Path) -> None:
+    journal = journal_with(tmp_path, *RECORDS[:2])
+    found, end = read_from(tmp_path)
+    assert [record.kind for record in found] == ["params", "metrics"]
+    assert found[1].payload == RECORDS[1].payload
+    assert read_from(tmp_path, end) == ([], end)
+    journal.append(RECORDS[4])
+    with (tmp_path / JOURNAL_NAME).open("ab") as file:
+        file.write(b'{"kind": "tags", "pay')
+    found, after = read_from(tmp_path, end)
+    assert [record.payload for record in found] == [{"k": "v"}], "and not half a line"
+    with (tmp_path / JOURNAL_NAME).open("ab") as file:
+        file.write(b'load": {"l": "m"}, "name": ""}\n')
+    assert [record.payload for record in read_from(tmp_path, after)[0]] == [{"l": "m"}]
+    journal.close()
+    (tmp_path / JOURNAL_NAME).write_bytes(b"")
+    assert read_from(tmp_path, after) == ([], 0), "it was begun anew"
+    with pytest.raises(FileNotFoundError):
+        read_from(tmp_path / "nowhere")

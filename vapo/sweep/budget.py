@@ -23,10 +23,11 @@ def describe_budget(plan: Plan, sweep_dir: Path) -> list[str]:
     """The dry run's last lines: tokens at most, what has finished, how long such runs took."""
     left = [task for task in plan.tasks if TaskFolder(sweep_dir, task).finished() is None]
     lines = ["At most, if every response is as long as it may be, the sampled tokens are:"]
-    for name, firsts in (("value pretrainings", True), ("runs", False)):
+    for name, firsts in (("value pretraining", True), ("run", False)):
         tasks = [task for task in plan.tasks if task.is_pretraining == firsts]
         if tasks:
-            lines.append(f"- {len(tasks)} {name}: {_describe_tokens(tasks)}")
+            plural = "s" * (len(tasks) > 1)
+            lines.append(f"- {len(tasks)} {name}{plural}: {_describe_tokens(tasks)}")
     if len(left) < len(plan.tasks) and left:
         lines.append(f"- of these not finished, {len(left)}: {_describe_tokens(left)}")
     lines += _not_counted(plan)
@@ -111,7 +112,7 @@ def describe_times(plan: Plan, sweep_dir: Path) -> list[str]:
         if format_seconds(most) != took:
             took += f" to {format_seconds(most)}"
         others = sum(not one.is_planned for one in found)
-        note = f", {others} of them of another seed, config or code" if others else ""
+        note = f" ({others} of another seed, config or code)" if others else ""
         lines.append(f"- {name}: {len(found)} finished, took {took}{note}")
     return ["", "How long it took before, in this folder:", *lines] if lines else []
 

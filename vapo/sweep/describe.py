@@ -20,10 +20,14 @@ def describe_size(plan: Plan) -> str:
     first = sum(task.is_pretraining for task in plan.tasks)
     seeds = ", ".join(map(str, plan.seeds))
     return (
-        f"sweep {plan.grid.name}: {len(plan.grid.rows)} rows, seed{'s' * (len(plan.seeds) > 1)} "
-        f"{seeds}: {len(plan.tasks) - first} runs and {first} value pretrainings, "
-        "each a process of its own"
+        f"sweep {plan.grid.name}: {_count(len(plan.grid.rows), 'row')}, "
+        f"seed{'s' * (len(plan.seeds) > 1)} {seeds}: {_count(len(plan.tasks) - first, 'run')} and "
+        f"{_count(first, 'value pretraining')}, each a process of its own"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def describe_plan(plan: Plan, command: str) -> str:

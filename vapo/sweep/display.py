@@ -101,6 +101,8 @@ class SweepDisplay:
 
     def _render(self) -> RenderableType:
         """The block on a terminal: the running ones, each with its time; then the whole sweep."""
+        if not self._counts:
+            return Group()
         now = self._clock()
         grid = Table.grid(padding=(0, 2))
         for name, how_far, started in list(self._runs):

@@ -28,7 +28,7 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
     path = folder.expanduser().absolute()
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "there is no such folder"
-        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path.parent, path.name)}")
+        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
     record = path / RECORD
     if not record.is_file():
         raise UserError(
@@ -58,14 +58,15 @@ def _recorded_uri(path: Path) -> str | None:
     return next((str(target["tracking_uri"]) for target in targets if target), None)
 
 
-def _hint(folder: Path, name: str = "") -> str:
-    """Sweeps near a folder: those in it (the ones nearest to a name, if given), or around it."""
-    around = next((one for one in folder.parents if (one / RECORD).is_file()), None)
-    inside = sorted(record.parent.name for record in folder.glob(f"*/{RECORD}"))
-    if name:
-        inside = difflib.get_close_matches(name, inside) or inside
+def _hint(path: Path) -> str:
+    """Sweeps near a path that is none: the one around it, those in it or beside it."""
+    around = next((one for one in path.parents if (one / RECORD).is_file()), None)
     if around is not None:
         return f"; the sweep around it is {around}"
-    if inside:
-        return f"; sweeps in {folder}: {', '.join(inside)}"
+    folder = path if path.is_dir() else path.parent
+    names = sorted(record.parent.name for record in folder.glob(f"*/{RECORD}"))
+    if folder != path:
+        names = difflib.get_close_matches(path.name, names) or names
+    if names:
+        return f"; sweeps in {folder}: {', '.join(names)}"
     return "; `vapo sweep` prints its folder, and --sweep takes the id of its parent run"

@@ -1,0 +1,103 @@
+"""`vapo report SWEEP_FOLDER`: the sweep of a folder, and what is said where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.conftest import grid, plan
+from tests.tracking.ready_stores import ready_store
+from vapo.cli import main
+from vapo.errors import UserError
+from vapo.sweep.folders import Outcome
+from vapo.sweep.recording import Parent
+from vapo.sweep.report.folder import SweepFolder, read_sweep_folder
+from vapo.tracking.journal import Journal
+from vapo.tracking.records import Record
+from vapo.tracking.sink import MlflowSink
+
+ROWS = "{full_system: a, rows: [{row: a}, {row: b, overrides: {algorithm.eps_low: 0.1}}]}"
+
+
+def sweep_folder(path: Path, uri: str | None = "mlruns", parent: str = "f00") -> Path:
+    """A folder with a sweep's record, and a run that was recorded at `uri`."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "sweep.json").write_text(json.dumps({"parent_run_id": parent}))
+    if uri is not None:
+        journal = Journal(path / "runs/a-0_123/fit/20250101-000000_a-0/tracking")
+        journal.bind(uri, "one")
+        journal.close()
+    return path
+
+
+def finished(parent: Parent, folder: Path, score: float) -> None:
+    """One row's run in the store, and its journal in the sweep's folder."""
+    task = parent.plan.tasks[0]
+    experiment_id = parent.client.get_run(parent.run_id).info.experiment_id
+    run_id = str(parent.client.create_run(experiment_id, tags=parent.child_tags(task)).info.run_id)
+    MlflowSink(parent.client, run_id).send([Record("metrics", [["eval/avg_at_k", score, 1, 1]])])
+    sweep_folder(folder, parent.store.shown_uri)
+    parent.ended(task, Outcome("finished", 1.0, score, run_id, str(folder)))
+
+
+def test_the_report_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, plain = tmp_path / "sweep_grid", "components.value_pretraining.enabled=false"
+    folder.mkdir()
+    uri = f"tracking.uri={ready_store(tmp_path / 'somewhere')}"
+    parent = Parent(plan(grid(tmp_path, ROWS), uri, plain), folder, "vapo sweep")
+    finished(parent, folder, 0.25)
+    monkeypatch.chdir(tmp_path)  # where there is no mlruns
+    assert main(["report", "sweep_grid"]) == 0
+    said = capsys.readouterr()
+    assert "| **a** | **1** | **25.0** |" in said.out
+    assert said.out.splitlines()[-1] == str(folder / "report")
+    assert (folder / "report/table.csv").is_file()
+    artifacts = parent.client.list_artifacts(parent.run_id, "report")
+    assert "report/table.md" in {file.path for file in artifacts}
+    other = ready_store(tmp_path / "other")
+    assert main(["report", "sweep_grid", "--tracking_uri", str(other)]) == 2
+    where = f"{folder}/sweep.json: parent run {parent.run_id}: no such run in sqlite:///{other}"
+    assert where in capsys.readouterr().err
+    assert main(["report", "--sweep", "sweep_grid", "--tracking_uri", str(other)]) == 2
+    assert "; for the folder of a sweep: vapo report sweep_grid" in capsys.readouterr().err
+
+
+def test_a_folder_names_the_parent_and_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep_folder(tmp_path / "one", "http://store:5000")
+    monkeypatch.chdir(tmp_path)
+    assert read_sweep_folder(Path("one"), None) == SweepFolder(path, "f00", "http://store:5000")
+    assert read_sweep_folder(path, "mine").tracking_uri == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("runs/sweep_ablatoin", "runs/sweep_ablatoin: there is no such folder; sweeps in "
+         "TMP/runs: sweep_ablation"),
+        ("runs", "TMP/runs: there is no sweep.json in it, so it is not the folder of a sweep; "
+         "sweeps in TMP/runs: sweep_ablation, zz"),
+        ("runs/sweep_ablation/runs/a-0_123", "the sweep around it is TMP/runs/sweep_ablation"),
+        ("runs/sweep_ablation/sweep.json", "is not a folder; the sweep around it is TMP/runs/sw"),
+        ("empty", "TMP/empty: there is no sweep.json in it, so it is not the folder of a sweep; "
+         "`vapo sweep` prints its folder"),
+        ("runs/zz", "no run in TMP/runs/zz/runs says where it was recorded: give --tracking_uri"),
+        ("broken", "TMP/broken/sweep.json is not the record of a sweep: give the id"),
+        ("list", "TMP/list/sweep.json is not the record of a sweep: give the id"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_is_wrong_and_where(tmp_path: Path, given: str, said: str) -> None:
+    sweep_folder(tmp_path / "runs/sweep_ablation")
+    sweep_folder(tmp_path / "runs/zz", None)
+    for name, text in (("broken", "{"), ("list", "[]")):
+        sweep_folder(tmp_path / name, None)
+        (tmp_path / name / "sweep.json").write_text(text)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"^SWEEP_FOLDER") as error:
+        read_sweep_folder(tmp_path / given, None)
+    assert said.replace("TMP", str(tmp_path)) in str(error.value)
