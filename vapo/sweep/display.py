@@ -100,7 +100,7 @@ class SweepDisplay:
         return f"{text}, about {format_seconds(max(0.0, self._expected_end - now))} left"
 
     def _render(self) -> RenderableType:
-        """The block on a terminal: the running ones, each with its time; then the whole sweep."""
+        """The block on a terminal: the whole sweep, then the running ones, each with its time."""
         if not self._counts:
             return Group()
         now = self._clock()
@@ -108,5 +108,5 @@ class SweepDisplay:
         for name, how_far, started in list(self._runs):
             time_s = Text(format_seconds(now - started), style="dim")
             grid.add_row(Text(f"  {name}"), Text(how_far, style="green"), time_s)
-        last = Text(self._counts, style="bold").append(f" | {self._times(now)}", style="dim")
-        return Group(grid, last)
+        whole = Text(self._counts, style="bold").append(f" | {self._times(now)}", style="dim")
+        return Group(whole, grid)
