@@ -16,6 +16,7 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo, vapo_forked
 from tests.integration.forked_runs import ForkedRuns
 from tests.tracking.ready_stores import ready_store
+from vapo.tracking.journal import read_from
 from vapo.tracking.metric_groups import documented
 
 # Seconds of training for each row; starting the processes takes the time.
@@ -158,3 +159,12 @@ def test_a_failing_row_is_reported_and_the_others_run(tmp_path: Path) -> None:
     assert "whole/0 finished" in done.stdout
     assert "| whole | 1 |" in done.stdout
     assert "2 of 3 runs did not finish: value pretraining of broken/0, broken/0" in done.stderr
+    [log] = tmp_path.glob("runs/sweep_grid/runs/value-pretraining-of-broken-0_*/log.txt")
+    assert f"    | the whole log: {log}\n" in done.stdout
+    assert done.stderr.endswith(f"\n  value pretraining of broken/0: {log}\n")
+    assert f"logs: {tmp_path}/runs/sweep_grid/runs/<row>" in done.stdout
+    [journal] = tmp_path.glob("runs/sweep_grid/runs/whole-0_*/fit/*/tracking")
+    metrics = [item for r in read_from(journal)[0] if r.kind == "metrics" for item in r.payload]
+    recorded = {key: value for key, value, *_ in metrics}
+    assert recorded["progress/iteration"] == 1.0, "what the sweep's progress shows"
+    assert 0 <= recorded["eval/avg_at_k"] <= 1

@@ -237,7 +237,10 @@ def test_rows_are_chosen_by_name(
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ("vapo", "the grid has no row 'vapo'; did you mean 'VAPO'? rows: VAPO, eps_low 0.1, "),
+        (
+            "vapo",
+            "the grid has no row 'vapo'; did you mean 'VAPO'? rows: VAPO; eps_low 0.1, eps_hi",
+        ),
         ("VAPO,GPRO", "no row 'GPRO'; did you mean 'GRPO'?"),
         ("eps_low 0.1", "no row 'eps_low 0.1'; did you mean 'eps_low 0.1, eps_high 0.3'?"),
         ("something else", "no row 'something else'; rows: VAPO"),

@@ -226,7 +226,7 @@ def _no_such_row(name: str, known: Sequence[str]) -> str:
     by_lower = {row.lower(): row for row in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     hint = f"did you mean '{by_lower[close[0]]}'? " if close else ""
-    return f"the grid has no row '{name}'; {hint}rows: {', '.join(known)}"
+    return f"the grid has no row '{name}'; {hint}rows: {'; '.join(known)}"
 
 
 _T = TypeVar("_T", bound=BaseModel)
