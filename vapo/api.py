@@ -182,28 +182,32 @@ def report(
     sweep: str | None = None,
     runs: Sequence[str] = (),
     experiment: str | None = None,
-    tracking_uri: str = "mlruns",
-    output_dir: PathLike = "runs/report",
+    sweep_dir: PathLike | None = None,
+    tracking_uri: str | None = None,
+    output_dir: PathLike | None = None,
 ) -> Path:
     """Write table and figures of recorded runs, as `vapo report` does; returns the folder.
 
     Args:
-        sweep, runs, experiment: exactly one of them: a sweep's id, MLflow run ids, or the name of
-            an experiment.
+        sweep, runs, experiment, sweep_dir: exactly one of them: a sweep's id, MLflow run ids, the
+            name of an experiment, or a sweep's folder.
+        tracking_uri: None: of a sweep's folder, where its runs were recorded; else mlruns.
+        output_dir: None: of a sweep's folder, its own folder `report`; else runs/report.
 
     Raises:
-        UserError: no such run, experiment or store, or not exactly one of them given.
+        UserError: no such folder, run, experiment or store, or not exactly one of them given.
     """
     from vapo.commands import report as command
 
-    if sum(map(bool, (sweep, runs, experiment))) != 1:
-        raise UserError("vapo.report needs one of sweep=, runs=, experiment=")
+    if sum(map(bool, (sweep, runs, experiment, sweep_dir))) != 1:
+        raise UserError("vapo.report needs one of sweep=, runs=, experiment=, sweep_dir=")
     return command.run(
         sweep=sweep,
         runs=",".join(runs) or None,
         experiment=experiment,
+        sweep_dir=None if sweep_dir is None else Path(sweep_dir),
         tracking_uri=tracking_uri,
-        output_dir=Path(output_dir),
+        output_dir=None if output_dir is None else Path(output_dir),
     )
 
 

@@ -171,6 +171,9 @@ def test_what_is_left_is_expected_from_the_runs_that_have_finished(tmp_path: Pat
     assert left() == pytest.approx(4 * 80.0 + 24.0)
     end("VAPO/0", 100.0)
     assert left() == pytest.approx(3 * 100.0 + 24.0)
+    end("low [a]/1", 900.0, was_done=True)
+    assert left() == pytest.approx(2 * 100.0 + 24.0), "an earlier session counts no more"
+    del outcomes[tasks["low [a]/1"].identity]
     end("low [a]/0", 60.0)
     assert left() == pytest.approx(100.0 + 60.0 + 24.0)
     assert left(2) == pytest.approx((100.0 + 60.0 + 24.0) / 2)

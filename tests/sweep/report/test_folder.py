@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import vapo
 from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
 from vapo.cli import main
@@ -62,6 +63,8 @@ def test_the_report_of_a_folder(
     assert main(["report", "sweep_grid", "--tracking_uri", str(other)]) == 2
     where = f"{folder}/sweep.json: parent run {parent.run_id}: no such run in sqlite:///{other}"
     assert where in capsys.readouterr().err
+    with pytest.raises(UserError, match="no such run in"):
+        vapo.report(sweep_dir="sweep_grid", tracking_uri=str(other))
     assert main(["report", "--sweep", "sweep_grid", "--tracking_uri", str(other)]) == 2
     assert "; for the folder of a sweep: vapo report sweep_grid" in capsys.readouterr().err
 
