@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -53,9 +53,10 @@ quick: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not learning and not gpu and not vllm and not kills and not soak" $(ARGS)
 
-lint: install ## ruff: rules and format
+lint: install ## ruff (rules and format) and codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: install ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
@@ -63,6 +64,10 @@ format: install ## let ruff fix what it can
 
 types: install ## mypy over package and tests
 	$(BIN)/mypy
+
+# The variable turns off a notice about a later major version, which pyproject.toml leaves out.
+docs: install ## build the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)

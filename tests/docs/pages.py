@@ -14,6 +14,7 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "AGENTS.md",
+        ROOT / "CHANGELOG.md",
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "experiments").rglob("README.md"),
     ]

@@ -1,0 +1,126 @@
+"""The documentation's site: what it generates, and that links work there and on a code host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from docs.hooks import config_reference
+from docs.hooks.plain_docstrings import laid_out
+from tests.config.fits import ROOT
+from vapo.config.options import Option, describe
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    build(config)
+    return folder
+
+
+class _Addresses(HTMLParser):
+    """What a page loads or links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.ids.add(found.get("id", ""))
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag in ("img", "script", "iframe", "source") and "src" in found:
+            self.loaded.append(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.loaded.append(found["href"])
+
+
+def _read(page: Path) -> _Addresses:
+    addresses = _Addresses()
+    addresses.feed(page.read_text())
+    return addresses
+
+
+def _pages(site: Path) -> Iterator[Path]:
+    return (page for page in site.rglob("*.html") if page.name != "404.html")
+
+
+def test_a_page_loads_nothing_from_outside(site: Path) -> None:
+    seen = 0
+    for page in _pages(site):
+        for address in _read(page).loaded:
+            assert "//" not in address, (page.name, address)
+            assert (page.parent / address.partition("?")[0]).exists(), (page.name, address)
+            seen += 1
+    assert seen > 100
+
+
+def test_every_link_leads_to_a_file_and_a_heading_of_the_site(site: Path) -> None:
+    read = {page.resolve(): _read(page) for page in _pages(site)}
+    seen = 0
+    for page, addresses in read.items():
+        for link in addresses.links:
+            path, _, anchor = link.partition("#")
+            if "://" in path or path.startswith("mailto:"):
+                continue
+            other = (page.parent / path).resolve() if path not in ("", ".") else page
+            assert other.exists(), (page.name, link)
+            if anchor and other in read:
+                assert anchor in read[other].ids, (page.name, link)
+                seen += 1
+    assert seen > 100
+
+
+def test_links_out_of_the_folder_lead_to_copies(site: Path) -> None:
+    ablation = (site / "ablation.html").read_text()
+    assert 'href="repository/experiments/LOG.html"' in ablation
+    assert 'src="repository/experiments/ablation/missed_checks/positions_systems.png"' in ablation
+    source = (site / "repository/vapo/config/checkpoints.py.html").read_text()
+    assert "keep_rollouts" in source
+
+
+def test_the_reference_has_every_key_of_every_schema() -> None:
+    page = config_reference.page().replace("<wbr>", "")
+    rows = dict(re.findall(r"^\| <code>(\S+)</code> \| (.*) \|$", page, re.MULTILINE))
+    wanted = {
+        key
+        for schema in config_reference.SCHEMAS
+        for key, entry in describe(schema).items()
+        if isinstance(entry, Option)
+    }
+    assert set(rows) == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "cells"),
+    [
+        ("components.length_adaptive_gae.alpha", ("`0.05`", "float, &#62; 0", "(paper: 0.05)")),
+        ("actor.path", ("required", "text", "Hugging Face folder")),
+        ("critic.head.num_bins", ("`101`", "int, &#62;= 2", "`critic.head.kind` is `categorical`")),
+        ("critic.frozen", ("`[]`", "list", "as self&#95;attn.")),
+    ],
+)
+def test_a_row_has_default_type_range_and_meaning(key: str, cells: tuple[str, ...]) -> None:
+    page = config_reference.page().replace("<wbr>", "")
+    (row,) = re.findall(rf"^\| <code>{re.escape(key)}</code> .*$", page, re.MULTILINE)
+    assert row.count(" | ") == 3
+    for cell in cells:
+        assert cell in row
+
+
+def test_a_docstring_becomes_paragraphs_and_an_example() -> None:
+    text = "One.\n\nSource: a,\nb.\nUnits: c.\nRaises: d.\n\n>>> f(1)\n2\n"
+    assert laid_out(text) == (
+        "One.\n\nSource: a,\nb.\n\nUnits: c.\n\nRaises: d.\n\n```pycon\n>>> f(1)\n2\n```\n"
+    )
