@@ -108,6 +108,17 @@ def test_config_keys_in_running_text() -> None:
     assert seen > 100
 
 
+def test_every_key_for_a_user_of_trl_exists() -> None:
+    """Also the keys without a dot, and the blocks; `none` stands where there is nothing alike."""
+    page = (ROOT / "docs/ppo_after_trl.md").read_text()
+    rows = re.findall(r"^\| `[^|]*\| ([^|]*) \|", page.split("## Key by key")[1], re.MULTILINE)
+    assert len(rows) > 30
+    for ours in rows:
+        keys = [span.partition("=")[0] for span in re.findall(r"`([^`]+)`", ours)]
+        assert keys or ours == "none", ours
+        assert all(is_key(key, describe(FitConfig)) for key in keys), ours
+
+
 OTHERS = {  # Lightning's, and a function of ours
     "trainer.global_step",
     "rewards.overlong.soft_overlong_punishment",
