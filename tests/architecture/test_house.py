@@ -43,7 +43,9 @@ def test_constraints_pin_every_dependency_inside_its_range() -> None:
     assert "vapo" not in locked
 
 
-@pytest.mark.parametrize("target", ["fit", "test", "lint", "types", "ui", "learning", "gpu"])
+@pytest.mark.parametrize(
+    "target", ["fit", "test", "lint", "types", "docs", "ui", "learning", "gpu"]
+)
 def test_every_command_installs_first(target: str) -> None:
     assert "pip install" in make("--dry-run", "--always-make", target)
 

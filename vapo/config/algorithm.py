@@ -213,7 +213,7 @@ class AlgorithmConfig:
     dynamic_sampling_attempts: int = option(
         0,
         "DAPO: drop prompts whose responses are all right or all wrong and sample others until "
-        "the batch is full, at most so many times an iteration; 0: off, keep every prompt",
+        "the batch is full, at most this often per iteration; 0: off, keep every prompt",
         ge=0,
     )
     gamma: float = option(1.0, "discount (paper: 1.0)", ge=0, le=1)

@@ -22,7 +22,9 @@ class CheckpointConfig:
         "there is none; --ckpt_path wins over it",
     )
     keep: int = option(
-        2, "the newest so many are kept, and the best: if one is damaged, the next is taken", ge=2
+        2,
+        "this many of the newest are kept, and the best: if one is damaged, the next is taken",
+        ge=2,
     )
     keep_rollouts: bool = option(
         True,

@@ -18,8 +18,8 @@ class ValuePretraining:
     """Train the critic on Monte-Carlo returns of the fixed initial policy (VAPO 4.1)."""
 
     enabled: bool = _option(True, "off: 0 iterations")
-    num_iterations: int = _option(50, "at most so many rollout batches (paper: 50 steps)", ge=0)
-    min_iterations: int = _option(1, "the stop rule is not asked before", ge=0)
+    num_iterations: int = _option(50, "at most this many rollout batches (paper: 50 steps)", ge=0)
+    min_iterations: int = _option(1, "the stop rule is not checked before this iteration", ge=0)
     stop_explained_variance: float | None = _option(
         None,
         "stop once explained variance is at least this and value loss (if given) is good; "
@@ -44,7 +44,9 @@ class ValuePretraining:
         "null: each iteration samples its own",
     )
     epochs: int | None = _option(
-        None, "data: end after so many passes over its rollouts; null: num_iterations decides", ge=1
+        None,
+        "data: end after this many passes over its rollouts; null: num_iterations decides",
+        ge=1,
     )
     heldout_share: float = _option(
         0.1,
@@ -55,7 +57,7 @@ class ValuePretraining:
     )
     patience: int | None = _option(
         None,
-        "data: end after so many passes without a better explained variance on the held-out "
+        "data: end after this many passes without a better explained variance on the held-out "
         "prompts; null: never",
         ge=1,
     )

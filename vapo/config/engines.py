@@ -50,7 +50,7 @@ class ColocatedVllm(EngineOptions):
     )
     tensor_parallel_size: int = option(
         1,
-        "so many neighbouring processes share one engine, each with a part of every "
+        "this many neighbouring processes share one engine, each with a part of every "
         "layer; for a policy whose weights and KV cache are too large for one device",
         ge=1,
     )

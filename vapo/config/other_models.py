@@ -44,7 +44,7 @@ def check_learning_rates(config: FitConfig, layers: Sequence[Layer]) -> None:
             f"{layer.place(key)}: {key} {show(layer.value(key))} was given for {written_for}, and "
             f"the {network} is now {now}, {how}: a rate for a small model destroys a large one. "
             f"Set {key} too (the paper's is {_PAPER[network]}), or begin with a recipe of "
-            f"conf/recipes in the place of {layer.name}"
+            f"conf/recipes instead of {layer.name}"
         )
 
 

@@ -62,7 +62,9 @@ class RolloutConfig:
 @dataclass
 class EvaluationConfig:
     k: int = option(32, "responses per held-out prompt (paper: 32)", ge=1)
-    num_prompts: int | None = option(None, "the first so many held-out prompts; null: all", ge=1)
+    num_prompts: int | None = option(
+        None, "use only the first of the held-out prompts, this many; null: all", ge=1
+    )
     every_n_iterations: int = option(10, "also before the first and after the last", ge=1)
     temperature: float = option(1.0, "paper: 1.0", gt=0)
     top_p: float = option(0.7, "paper: 0.7", gt=0, le=1)

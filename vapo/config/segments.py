@@ -17,7 +17,7 @@ class PatternSegments:
 
 @dataclass
 class TokenSegments:
-    num_tokens: int = option(32, "a step has so many tokens", ge=1)
+    num_tokens: int = option(32, "tokens in a step", ge=1)
 
 
 @dataclass

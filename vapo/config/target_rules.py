@@ -122,8 +122,8 @@ def bootstrap_replaces_the_reward(config: FitConfig) -> Problem | None:
         if reads:
             return Problem(
                 ("critic.bootstrap_truncated", key),
-                "critic.bootstrap_truncated puts the value of its last token in the place of a "
-                f"truncated response's reward, and {key} {why}: set {key}={off}, or "
+                "critic.bootstrap_truncated replaces a truncated response's reward by the value of "
+                f"its last token, and {key} {why}: set {key}={off}, or "
                 "critic.bootstrap_truncated=false",
             )
     return None
