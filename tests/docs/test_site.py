@@ -11,7 +11,7 @@ import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from docs.hooks import config_reference
+from docs.hooks import code_reference, config_reference, notebooks
 from docs.hooks.plain_docstrings import laid_out
 from tests.config.fits import ROOT
 from vapo.config.options import Option, describe
@@ -124,3 +124,26 @@ def test_a_docstring_becomes_paragraphs_and_an_example() -> None:
     assert laid_out(text) == (
         "One.\n\nSource: a,\nb.\n\nUnits: c.\n\nRaises: d.\n\n```pycon\n>>> f(1)\n2\n```\n"
     )
+
+
+def test_the_reference_has_what_the_package_offers(site: Path) -> None:
+    ids = _read(site / "reference/api.html").ids
+    assert {f"vapo.api.{name}" for name in ("fit", "validate", "load_config", "Run.metrics")} <= ids
+    ids = _read(site / "reference/math.html").ids
+    assert {"vapo.functional.advantages.gae", "vapo.functional.losses.clipped_surrogate"} <= ids
+    assert (
+        code_reference.math_page().count(":::") == len(list(code_reference.MATH.glob("*.py"))) - 1
+    )
+
+
+def test_a_notebook_is_a_page(site: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "\n", "Text."]},
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": []},
+    ]
+    assert notebooks.as_markdown({"cells": cells}, "a.ipynb") == (
+        "# Title\n\nText.\n\n```python\nx = 1\nx\n```\n\n"
+        "This page is the notebook [a.ipynb](a.ipynb).\n"
+    )
+    assert "tutorial.html" in _read(site / "python.html").links
+    assert "tutorial.ipynb" in _read(site / "tutorial.html").links
