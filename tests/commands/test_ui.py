@@ -66,7 +66,7 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     mark = store / "up"
     stand_in(monkeypatch, mark)
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
-    servers = []
+    servers: list[psutil.Process] = []
     others = set(psutil.Process().children())  # of other tests
 
     def interrupt():
