@@ -37,7 +37,7 @@ class EpochCounter(Callback):
         return {"epochs": self.epochs}
 
 
-def make_head() -> None:
+def judge() -> None:
     """Only its name is used."""
 
 
@@ -83,14 +83,14 @@ def test_overrides_are_a_list_or_a_mapping() -> None:
         "critic.anchors": [0.5, 1.0],
         "tracking.run_name": None,
         "data.train.options": {"min_steps": 7},
-        "rewards.pattern": "#(.+)",
-        "critic.head_function": make_head,
+        "rewards.verifier": "python",
+        "rewards.function": judge,
     }
     listed = [
         *("seed=3", "actor.optimizer.lr=1e-6", "data.chat_template=true"),
         *("critic.anchors=[0.5, 1.0]", "tracking.run_name=null"),
-        *("data.train.options={min_steps: 7}", "rewards.pattern=#(.+)"),
-        f"critic.head_function={__name__}:make_head",
+        *("data.train.options={min_steps: 7}", "rewards.verifier=python"),
+        f"rewards.function={__name__}:judge",
     ]
     by_mapping = vapo.load_config("conf/vapo.yaml", overrides=mapping)
     assert by_mapping == vapo.load_config("conf/vapo.yaml", overrides=listed)
