@@ -67,7 +67,7 @@ types: install ## mypy over package and tests
 
 # The variable turns off a notice about a later major version, which pyproject.toml leaves out.
 docs: install ## build the documentation as a site, into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
