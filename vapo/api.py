@@ -189,8 +189,10 @@ def report(
     """Write table and figures of recorded runs, as `vapo report` does; returns the folder.
 
     Args:
-        sweep, runs, experiment, sweep_dir: exactly one of them: a sweep's id, MLflow run ids, the
-            name of an experiment, or a sweep's folder.
+        sweep: a sweep's id. Exactly one of this and the next three is given.
+        runs: MLflow run ids.
+        experiment: the name of an experiment.
+        sweep_dir: a sweep's folder.
         tracking_uri: None: of a sweep's folder, where its runs were recorded; else mlruns.
         output_dir: None: of a sweep's folder, its own folder `report`; else runs/report.
 
