@@ -31,9 +31,8 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "unknown key 'actor.lr'" in printed
     assert "held-out score:" in printed
     assert "iteration 4: mean reward" in printed
-    (table,) = (
-        o for o in shown if "no value pretraining" in o.get("data", {}).get("text/plain", "")
-    )
+    texts = [output.get("data", {}).get("text/plain", "") for output in shown]
+    (table,) = (text for text in texts if "no value pretraining" in text)
     assert "VAPO" in table
 
 
