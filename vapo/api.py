@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
-from vapo.config.layers import show
-from vapo.errors import UserError
-from vapo.system.user_functions import function_path
+from vapo.config.other_models import check_learning_rates
+from vapo.errors import StoppedRun, UserError
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PathLike = str | Path
 
 
-def load_config(*files: PathLike, overrides: Sequence[str] | Mapping[str, Any] = ()) -> FitConfig:
+def load_config(*files: PathLike, overrides: Overrides = ()) -> FitConfig:
     """A checked config from YAML files and overrides; the last wins.
 
     Args:
@@ -37,9 +37,7 @@ def load_config(*files: PathLike, overrides: Sequence[str] | Mapping[str, Any] =
     Raises:
         UserError: whatever is wrong with them, in one message that names the key and its place.
     """
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
-    return loading.load_config(FitConfig, [Path(file) for file in files], list(overrides))
+    return loading.load_config(FitConfig, [Path(file) for file in files], as_overrides(overrides))
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,11 @@ def fit(
         UserError: config, data or machine do not fit, before anything is trained.
         StoppedRun: the run ended itself, once its summary was written.
     """
-    from vapo.commands import fit as command
+    with _checked(config, "fit", ckpt_path=ckpt_path):
+        from vapo.commands import fit as command
 
-    return open_run(command.run(config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers))
+        folder = command.run(config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers)
+    return open_run(folder)
 
 
 def validate(
@@ -138,10 +138,12 @@ def validate(
     Raises:
         UserError: config, data or machine do not fit.
     """
-    from vapo.commands import validate as command
-
     page = None if value_page is None else str(value_page)
-    return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
+    own = {"ckpt_path": ckpt_path, "value_page": page, "value_truth": value_truth}
+    with _checked(config, "validate", **own):
+        from vapo.commands import validate as command
+
+        return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
 
 
 def run_sweep(
@@ -149,7 +151,7 @@ def run_sweep(
     grid: PathLike,
     seeds: Sequence[int],
     sweep_dir: PathLike,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     jobs: int = 1,
 ) -> Path:
     """Run a grid of configs with every seed, as `vapo sweep` does; returns the report's folder.
@@ -170,7 +172,7 @@ def run_sweep(
         config=[Path(file) for file in files],
         grid=Path(grid),
         seeds=seeds,
-        overrides=overrides,
+        overrides=as_overrides(overrides),
         jobs=jobs,
         sweep_dir=Path(sweep_dir),
     )
@@ -180,7 +182,7 @@ def run_sweep(
 def report(
     *,
     sweep: str | None = None,
-    runs: Sequence[str] = (),
+    runs: str | Sequence[str] = (),
     experiment: str | None = None,
     sweep_dir: PathLike | None = None,
     tracking_uri: str | None = None,
@@ -205,7 +207,7 @@ def report(
         raise UserError("vapo.report needs one of sweep=, runs=, experiment=, sweep_dir=")
     return command.run(
         sweep=sweep,
-        runs=",".join(runs) or None,
+        runs=(runs if isinstance(runs, str) else ",".join(runs)) or None,
         experiment=experiment,
         sweep_dir=None if sweep_dir is None else Path(sweep_dir),
         tracking_uri=tracking_uri,
@@ -228,24 +230,33 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
     Raises:
         UserError: config, data or machine do not fit.
     """
-    from vapo.commands.training_checks import checked_inputs
-    from vapo.training.parts import training_parts as parts_of
+    with _checked(config, "fit", ckpt_path=None), ExitStack() as open_parts:
+        from vapo.commands.training_checks import checked_inputs
+        from vapo.training.parts import training_parts as parts_of
 
-    inputs = checked_inputs(config)
-    with parts_of(
-        config,
-        tokenizer=inputs.tokenizer,
-        prompts=inputs.prompts,
-        stored=inputs.stored,
-        folder=Path(config.output_dir),
-    ) as parts:
+        inputs = checked_inputs(config)
+        parts = open_parts.enter_context(
+            parts_of(
+                config,
+                tokenizer=inputs.tokenizer,
+                prompts=inputs.prompts,
+                stored=inputs.stored,
+                folder=Path(config.output_dir),
+            )
+        )
         yield parts
 
 
-def _as_yaml(key: str, value: Any) -> str:
-    """A value as an override says it."""
-    if callable(value):
-        return function_path(value, key=key)
-    if isinstance(value, str):
-        return value
-    return json.dumps(value) if isinstance(value, (list, dict)) else show(value)
+@contextmanager
+def _checked(config: FitConfig, command: str, **options: Any) -> Iterator[None]:
+    """Check what a command checks before it loads torch; errors without secret values."""
+    from vapo.commands.early_checks import check_early
+
+    try:
+        check_early(command, config, options)
+        if command == "fit":
+            check_learning_rates(config)
+        yield
+    except (UserError, StoppedRun) as error:
+        error.args = (config.from_environment.redact(str(error)),)
+        raise

@@ -119,7 +119,7 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     try:
         check_early(name, composed.config, options)
         if command.trains_networks:
-            check_learning_rates(composed.config, composed.layers)
+            check_learning_rates(composed.config)
         _load_command(name, command, about)(composed.config, **options)
     except (UserError, StoppedRun) as error:
         error.args = (composed.config.from_environment.redact(str(error)),)

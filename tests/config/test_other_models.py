@@ -30,7 +30,7 @@ def small(tmp_path: Path) -> Path:
 
 def check(file: Path, *overrides: str) -> None:
     composed = compose(FitConfig, [file], list(overrides))
-    check_learning_rates(composed.config, composed.layers)
+    check_learning_rates(composed.config)
 
 
 def test_the_files_own_models_and_models_of_their_size_are_fine(small: Path) -> None:

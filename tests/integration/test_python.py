@@ -6,18 +6,22 @@ import inspect
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import save_file
 
 import vapo
 from tests.config.fits import ROOT
 from tests.integration.commands import SMALL, store
+from vapo.config.flattening import flatten
 from vapo.runs.checkpoints import read_checkpoint
 
 CONFIG = ROOT / "conf/state_tracking/vapo.yaml"
@@ -96,6 +100,82 @@ def test_overrides_are_a_list_or_a_mapping() -> None:
     assert by_mapping == vapo.load_config("conf/vapo.yaml", overrides=listed)
     with pytest.raises(vapo.UserError, match="unknown key 'sede'; did you mean 'seed'"):
         vapo.load_config("conf/vapo.yaml", overrides={"sede": 3})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        ({"output_dir": Path("/tmp/a b")}, "output_dir", "/tmp/a b"),
+        ({"seed": np.int64(3)}, "seed", 3),
+        ({"actor.optimizer.lr": torch.tensor(0.5)}, "actor.optimizer.lr", 0.5),
+        (
+            {"components.clip_higher": {"enabled": np.bool_(False)}},
+            "components.clip_higher.enabled",
+            False,
+        ),
+        ({"critic.anchors": (0.5, 1)}, "critic.anchors", "[0.5, 1.0]"),
+        ({"tracking.tags": {"a": "\U0001f600\u00e9"}}, "tracking.tags.a", "\U0001f600\u00e9"),
+    ],
+)
+def test_values_of_python_become_those_of_the_config(
+    overrides: dict[str, Any], key: str, value: Any
+) -> None:
+    found = flatten(vapo.load_config("conf/vapo.yaml", overrides=overrides))[key]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("seed=3", "give a list of 'key=value' or a mapping, not 'seed=3'"),
+        ({"output_dir": len}, "output_dir: a function is no value of this key"),
+        ({"seed": object()}, "seed: object is no type of a config"),
+    ],
+)
+def test_other_overrides_are_one_error(overrides: Any, said: str) -> None:
+    with pytest.raises(vapo.UserError, match=said):
+        vapo.load_config("conf/vapo.yaml", overrides=overrides)
+
+
+def test_the_rate_of_a_small_model_is_refused_for_a_large_one(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    save_file({"w": torch.zeros(5_000_000)}, tmp_path / "model.safetensors")
+    overrides = {"actor.path": tmp_path, "output_dir": tmp_path / "runs"}
+    config = vapo.load_config("conf/vapo.yaml", overrides=overrides)
+    refused = pytest.raises(vapo.UserError, match="a rate for a small model destroys a large one")
+    with refused:
+        vapo.fit(config)
+    with refused, vapo.training_parts(config):
+        pass
+
+
+def test_errors_have_no_secret_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_PASSWORD", "hunter2secret")
+    path = "${oc.env:NODE_PASSWORD}/nope/x"
+    config = vapo.load_config("conf/vapo.yaml", overrides={"actor.path": path})
+    for call in (vapo.fit, vapo.validate):
+        with pytest.raises(vapo.UserError) as raised:
+            call(config)
+        assert "hunter2secret" not in str(raised.value)
+
+
+class Dated(Callback):
+    """Its state would make a checkpoint unreadable."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"since": [timedelta(1)]}
+
+
+def test_a_state_that_a_checkpoint_cannot_have_is_refused_before_one_is_written(
+    tmp_path: Path,
+) -> None:
+    where = [f"output_dir={tmp_path}", f"tracking.uri={store(tmp_path)}"]
+    config = vapo.load_config(CONFIG, overrides=[*SMALL, *where])
+    with pytest.raises(vapo.UserError, match="callback Dated has a timedelta in its state_dict"):
+        vapo.fit(config, callbacks=[Dated()])
+    assert not list(tmp_path.rglob("*.ckpt"))
 
 
 def test_a_run_says_what_its_summary_and_record_say(

@@ -12,6 +12,7 @@ from tests.config.fits import ROOT
 from tests.docs.pages import commands
 from vapo import cli
 from vapo.config import FitConfig, resolve
+from vapo.config.extends import read_files
 from vapo.config.flattening import flatten
 from vapo.config.loading import compose
 from vapo.config.other_models import check_learning_rates
@@ -33,11 +34,11 @@ def header(recipe: Path) -> str:
 
 @recipes
 def test_one_file_is_a_whole_config_and_not_the_default_tasks(recipe: Path) -> None:
-    composed = compose(FitConfig, [recipe], [])
-    config = composed.config
+    config = compose(FitConfig, [recipe], []).config
     resolve(config)
-    check_learning_rates(config, composed.layers)
-    assert ROOT / "conf/vapo.yaml" not in {Path(layer.name).resolve() for layer in composed.layers}
+    check_learning_rates(config)
+    files = {Path(layer.name).resolve() for layer in read_files([recipe])}
+    assert ROOT / "conf/vapo.yaml" not in files
     assert config.output_dir != FitConfig.output_dir
 
 

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from vapo.config.flattening import flatten_written
 from vapo.config.layers import COMMAND_LINE, Layer, show
 from vapo.config.options import Entries, Option
+from vapo.config.other_models import written_rates
 from vapo.config.sources import Change, Sources
 from vapo.config.written import written_source
 
@@ -29,6 +30,7 @@ def sources_of(
     return Sources(
         tuple(layer.name for layer in files),
         tuple(c for layer, before in changed for c in _changes(config, layer, before, entries)),
+        tuple(written_rates(layers)),
     )
 
 

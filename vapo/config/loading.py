@@ -50,11 +50,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Composed(Generic[T]):
-    """A checked config, the tree that it was made from (interpolations kept), and its layers."""
+    """A checked config, and the tree that it was made from, interpolations kept."""
 
     config: T
     tree: DictConfig
-    layers: tuple[Layer, ...]
 
 
 def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
@@ -104,7 +103,7 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Comp
         place = origins.latest(problem.keys)
         message = config.from_environment.redact(problem.message)
         raise UserError(f"{place}: {message}" if place else message)
-    return Composed(config, tree, tuple(layers))
+    return Composed(config, tree)
 
 
 def _forget_other_kinds(

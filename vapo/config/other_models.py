@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vapo.config.layers import Layer, is_interpolation, show
-from vapo.config.schema import FitConfig
+from vapo.config.sources import WrittenRate
 from vapo.errors import UserError
 
 MOST_TIMES_LARGER = 10.0
@@ -15,8 +15,20 @@ MOST_TIMES_LARGER = 10.0
 _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 
 
-def check_learning_rates(config: FitConfig, layers: Sequence[Layer]) -> None:
-    """Every written learning rate is for the model that it trains, or for one of its size.
+def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
+    """Each network's learning rate, if a layer gives one, with the model of that time."""
+    states = _states(layers)
+    for network in ("actor", "critic"):
+        key = f"{network}.optimizer.lr"
+        last = _last_to_set(layers, key)
+        model = None if last is None else _model(states[last], network)
+        if last is not None and model is not None:
+            layer = layers[last]
+            yield WrittenRate(network, layer.place(key), layer.name, show(layer.value(key)), model)
+
+
+def check_learning_rates(config: Any) -> None:
+    """Every written learning rate of a FitConfig is for its model, or for one of that size.
 
     A file that names a model and a rate says that they belong together. Where a later file, or
     the command line, replaces the model and not the rate, the rate is one for another model.
@@ -26,25 +38,22 @@ def check_learning_rates(config: FitConfig, layers: Sequence[Layer]) -> None:
     Raises:
         UserError: names the rate, its file and line, and both models.
     """
-    networks = ["actor", "critic"] if config.algorithm.has_critic else ["actor"]
-    for network in networks:
-        key = f"{network}.optimizer.lr"
-        states, last = _states(layers), _last_to_set(layers, key)
-        if last is None:
+    for rate in config.sources.rates:
+        now = _model(_settings(config), rate.network)
+        if now is None or now == rate.model:
             continue
-        written_for, now = _model(states[last], network), _model(_settings(config), network)
-        if written_for is None or now is None or written_for == now:
+        if rate.network == "critic" and not config.algorithm.has_critic:
             continue
-        before, size = _weight_bytes(written_for), _weight_bytes(now)
+        before, size = _weight_bytes(rate.model), _weight_bytes(now)
         if not before or 0 < size <= MOST_TIMES_LARGER * before:
             continue
-        layer = layers[last]
+        key = f"{rate.network}.optimizer.lr"
         how = f"{size / before:,.0f} times as large" if size else "whose size is not known"
         raise UserError(
-            f"{layer.place(key)}: {key} {show(layer.value(key))} was given for {written_for}, and "
-            f"the {network} is now {now}, {how}: a rate for a small model destroys a large one. "
-            f"Set {key} too (the paper's is {_PAPER[network]}), or begin with a recipe of "
-            f"conf/recipes instead of {layer.name}"
+            f"{rate.place}: {key} {rate.value} was given for {rate.model}, and "
+            f"the {rate.network} is now {now}, {how}: a rate for a small model destroys a large "
+            f"one. Set {key} too (the paper's is {_PAPER[rate.network]}), or begin with a recipe "
+            f"of conf/recipes in the place of {rate.file}"
         )
 
 
@@ -61,7 +70,7 @@ def _states(layers: Sequence[Layer]) -> list[dict[str, Any]]:
     return states
 
 
-def _settings(config: FitConfig) -> dict[str, Any]:
+def _settings(config: Any) -> dict[str, Any]:
     critic = config.critic
     return dict(zip(_KEYS, (config.actor.path, critic.init, critic.reward_model_path), strict=True))
 

@@ -30,11 +30,23 @@ class Change:
 
 
 @dataclass(frozen=True)
+class WrittenRate:
+    """A learning rate, where it is written, and the model that the config then had."""
+
+    network: str
+    place: str
+    file: str
+    value: str
+    model: str
+
+
+@dataclass(frozen=True)
 class Sources:
-    """The config files in their order, and what overrides changed of what they say."""
+    """The config files in their order, what overrides changed of them, and written rates."""
 
     files: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    rates: tuple[WrittenRate, ...] = ()
 
     def differences(self) -> str:
         """One line: the keys whose values are not those of the files; without bookkeeping."""

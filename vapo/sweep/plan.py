@@ -141,7 +141,7 @@ def compose_rows(
             files_of_row = read_files(row.configs, below=layers)
             own = [*files_of_row, read_overrides(row.overrides, entries, folder=row.folder)]
             composed = compose_layers(FitConfig, [*layers, *own])
-            check_learning_rates(composed.config, composed.layers)
+            check_learning_rates(composed.config)
             row_configs[row.name] = composed.config
         except UserError as error:
             raise UserError(f"row '{row.name}' of the grid: {error}") from None

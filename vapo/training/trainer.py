@@ -21,6 +21,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages, ValueTruths
 from vapo.training.callbacks.evaluation import Evaluation
+from vapo.training.callbacks.own_states import OwnStates
 from vapo.training.callbacks.profiling import Profiling
 from vapo.training.callbacks.recording import Recording
 from vapo.training.callbacks.stopping import StopAtSafePoints
@@ -85,7 +86,7 @@ class RunCallbacks:
     def add(self, own: Sequence[Callback]) -> None:
         """The user's own: before a checkpoint is written, which then has what they did."""
         place = self.in_order.index(self.checkpointing)
-        self.in_order[place:place] = own
+        self.in_order[place:place] = [*own, OwnStates(own)]
 
 
 def trainer_options(config: FitConfig, module: VapoModule) -> dict[str, Any]:
