@@ -94,3 +94,15 @@ def test_without_a_critic_its_rate_does_not_matter(small: Path) -> None:
     switches = ("value_pretraining", "decoupled_gae", "length_adaptive_gae")
     off = [f"components.{name}.enabled=false" for name in switches]
     check(small, *overrides, *off, "algorithm.whiten_advantages=false")
+
+
+def test_a_path_below_the_home_folder_is_the_folder(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(small.parent))
+    check(small, "actor.path=~/alike")
+    check(small, "actor.path=~/policy", f"critic.init={small.parent}/reward")
+    text = small.read_text().replace(str(small.parent), "~")
+    from_home = write(small.parent, text, "home.yaml")
+    with pytest.raises(UserError, match="the actor is now ~/large, 11 times as large"):
+        check(from_home, "actor.path=~/large")

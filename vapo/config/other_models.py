@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def check_learning_rates(config: Any) -> None:
     """
     for rate in config.sources.rates:
         now = _model(_settings(config), rate.network)
-        if now is None or now == rate.model:
+        if now is None or _folder(now) == _folder(rate.model):
             continue
         if rate.network == "critic" and not config.algorithm.has_critic:
             continue
@@ -91,4 +92,9 @@ def _model(state: Mapping[str, Any], network: str) -> str | None:
 
 def _weight_bytes(model: str) -> int:
     """Of a folder's weights; 0 for a model that is not here."""
-    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    return sum(file.stat().st_size for file in _folder(model).glob("*.safetensors"))
+
+
+def _folder(model: str) -> Path:
+    """Where the loaders look for the model first; two spellings of a folder are the same."""
+    return Path(os.path.expanduser(model))
