@@ -70,6 +70,12 @@ def test_a_file_of_the_command_line_is_always_laid_where_it_is_named(
         ("extends: ['']", "expects the path of a YAML file, or a list of them, got ''"),
         ("extends: '${output_dir}.yaml'", "expects the path of a YAML file"),
         ("extends: {a: b}", "expects the path of a YAML file"),
+        ("extends: below", ".*/below is a folder, give a YAML file"),
+        ("extends: /dev/null", "/dev/null is a device or a pipe, give a YAML file"),
+        (f"extends: {'x' * 300}.yaml", "'.*xxx.* cannot be read .File name too long"),
+        (f"extends: gone/{'x' * 300}.yaml", "no such file: .*xxx"),
+        ('extends: "a\\0b"', "a path cannot have a NUL character in it"),
+        ("extends: below/base.yaml/more.yaml", "no such file: .*more.yaml"),
         ("extends: null", "expects the path of a YAML file, or a list of them, got null"),
     ],
 )
@@ -78,6 +84,19 @@ def test_a_wrong_path_is_named_with_its_line(
 ) -> None:
     over = write(tmp_path, f"seed: 1\n{written}\n", "over.yaml")
     with pytest.raises(UserError, match=f"over.yaml:2: extends:? {reason}"):
+        load_config(FitConfig, [over], [])
+
+
+def test_a_path_may_begin_at_the_home_folder(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(base.parent))
+    assert seed_and_gamma(write(tmp_path, "extends: ~/base.yaml\n", "over.yaml")) == (3, 0.5)
+
+
+def test_a_block_cannot_extend(tmp_path: Path, base: Path) -> None:
+    over = write(tmp_path, "seed: 1\ncomponents:\n  extends: below/base.yaml\n", "over.yaml")
+    with pytest.raises(UserError, match=r"over.yaml:3: .*components.extends'; extends stands at"):
         load_config(FitConfig, [over], [])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,19 +36,32 @@ def _with_extended(path: Path, laid: Sequence[Layer], above: tuple[Path, ...]) -
     whole, found = read_file(path), list[Layer]()
     for place, other in _extended(whole, path):
         present = {Path(layer.name).resolve() for layer in (*laid, *found)}
+        if reason := _why_no_file(other, path.parent):
+            raise UserError(f"{place}: {EXTENDS}: {reason}")
         chain = (*above, path, other)
         if other.resolve() in (file.resolve() for file in chain[:-1]):
             told = " extends ".join(map(str, chain))
             raise UserError(f"{place}: {EXTENDS}: a file cannot build on itself: {told}")
-        if not other.is_file():
-            raise UserError(
-                f"{place}: {EXTENDS}: no such file: {other} (paths are relative to "
-                f"{path.parent}){nearest_path(other)}"
-            )
         if other.resolve() not in present:
             found += _with_extended(other, [*laid, *found], (*above, path))
     own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
     return [*found, replace(whole, tree=own, is_extended=above != ())]
+
+
+def _why_no_file(path: Path, folder: Path) -> str | None:
+    """Why a path that a file in `folder` names cannot be read as a config; None: it is a file."""
+    if "\0" in str(path):
+        return "a path cannot have a NUL character in it"
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        where = f"no such file: {path} (paths are relative to {folder})"
+        return f"{where}{nearest_path(path)}"
+    except OSError as error:
+        return f"{show(str(path))} cannot be read ({error.strerror})"
+    if stat.S_ISDIR(mode):
+        return f"{path} is a folder, give a YAML file"
+    return None if stat.S_ISREG(mode) else f"{path} is a device or a pipe, give a YAML file"
 
 
 def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:
@@ -59,4 +74,4 @@ def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:
                 f"{place}: {EXTENDS} expects the path of a YAML file, or a list of them, got "
                 f"{show(name)}"
             )
-        yield place, path.parent / name
+        yield place, path.parent / os.path.expanduser(name)

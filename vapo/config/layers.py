@@ -223,6 +223,11 @@ def _check_block(
         place, entry = layer.place(key), entries.get(key)
         if key == EXTENDS:  # a file's own has been taken out
             raise UserError(f"{place}: {key} is a key of a config file, at its top")
+        if name == EXTENDS:
+            raise UserError(
+                f"{place}: unknown key '{key}'; {EXTENDS} stands at the top of a config file, in "
+                "no block"
+            )
         if entry is None or (isinstance(name, str) and "." in name):
             raise UserError(f"{place}: unknown key '{key}'{_hint(key, value, entries)}")
         if isinstance(entry, Section):

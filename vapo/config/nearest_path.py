@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ def nearest_path(path: Path) -> str:
     """`; did you mean ...?`, each missing part replaced by the most alike beside it; or nothing."""
     found = Path(path.anchor)
     for part in path.parts[1:] if path.anchor else path.parts:
-        if (found / part).exists():
+        if os.path.exists(found / part):  # False, too, where a name is too long
             found /= part
             continue
         names: list[str] = []
