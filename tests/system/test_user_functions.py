@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -261,3 +262,16 @@ def test_the_lookup_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+class Judge:
+    """A class of the module's top level, which has a name."""
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [(Judge, "a class"), (dict, "a class"), (len, "a builtin_function_or_method")],
+)
+def test_what_is_no_python_function_has_no_path(given: Any, what: str) -> None:
+    with pytest.raises(UserError, match=f"{KEY}: .* is {what}, not a Python function: write a fun"):
+        function_path(given, key=KEY)

@@ -64,8 +64,15 @@ def function_path(function: Callable[..., Any], *, key: str) -> str:
     A function of the notebook or script itself becomes `__main__:name`: see `handed_functions`.
 
     Raises:
-        UserError: it has no name at the top level of its module, as a lambda.
+        UserError: it is a class, a built-in or another callable object; or it has no name at the
+            top level of its module, as a lambda.
     """
+    if not isinstance(function, FunctionType):
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise UserError(
+            f"{key}: {function!r:.80} is {what}, not a Python function: write a function with "
+            "`def` that calls it, and give that"
+        )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     found: Any = sys.modules.get(str(module))
     for part in name.split("."):
