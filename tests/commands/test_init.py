@@ -45,3 +45,48 @@ def test_it_may_be_written_again_but_overwrites_nothing(
     assert "conf/vapo.yaml: there already, with other contents" in capsys.readouterr().err
     assert changed.read_text() == "seed: 1\n"
     assert not missing.exists()
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: str) -> str:
+    assert cli.main(["init", folder]) == 2
+    return capsys.readouterr().err
+
+
+def test_it_writes_through_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, outside = tmp_path / "new", tmp_path / "outside"
+    for link in ("README.md", "conf", "conf/vapo.yaml"):
+        (new / link).parent.mkdir(parents=True, exist_ok=True)
+        (new / link).symlink_to(outside)
+        assert f"{new / link} is a link" in refused(capsys, str(new))
+        (new / link).unlink()
+        assert not outside.exists()
+    outside.mkdir()
+    (new / "conf").rmdir()
+    (new / "conf").symlink_to(outside)
+    assert "conf is a link" in refused(capsys, str(new))
+    assert list(outside.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/conf").write_text("")
+    for folder in ("f", "f/sub", "dangling"):
+        assert f"{folder.partition('/')[0]} is not a folder" in refused(capsys, folder)
+    assert "new/conf is a file, where a folder must be" in refused(capsys, "new")
+    assert "vapo init cannot write /proc/x: " in refused(capsys, "/proc/x")
+    assert "File name too long" in refused(capsys, "x" * 300)
+    assert "the folder has no name" in refused(capsys, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "f", "new"]
+
+
+def test_the_next_command_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "a b/x"]) == 0
+    assert "next: cd 'a b/x'; vapo fit" in capsys.readouterr().out

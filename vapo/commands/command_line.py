@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vapo.errors import UserError
@@ -89,6 +90,13 @@ def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def folder_name(text: str) -> Path:
+    """An argparse type: a folder; an empty name, as of an unset variable, is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the folder has no name; the current folder is .")
+    return Path(text)
 
 
 def positive(text: str) -> int:

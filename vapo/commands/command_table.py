@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.commands.command import Command, Option, option
-from vapo.commands.command_line import key_and_value, positive, seeds
+from vapo.commands.command_line import folder_name, key_and_value, positive, seeds
 
 _NETWORKS = ("torch", "transformers")
 _TRAINER = (*_NETWORKS, "torchmetrics", "lightning")
@@ -64,7 +64,7 @@ _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 COMMANDS = {
     "init": Command(
         "init", "write the default config, its models, recipes and grids into a folder",
-        (option("folder [FOLDER]", "", type=Path, nargs="?", default=Path()),),
+        (option("folder [FOLDER]", "", type=folder_name, nargs="?", default=Path()),),
     ),
     "fit": _configured(
         "fit", "train a policy",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.system.starting_files import file_names, root
+from vapo.system.writable import why_not_writable
 
 _README = """\
 # A folder for vapo
@@ -25,12 +29,17 @@ shows its prompts, responses and verdicts. `runs/` and `mlruns/` appear with the
 def run(folder: Path) -> None:
     """Write the files; the ones that are there already stay, if they are the same.
 
-    Raises: UserError, before anything is written, when a file is there with other contents.
+    Raises: UserError, before anything is written, when a file is there with other contents, when
+        a link or a file stands where a folder must be, or the folder cannot be written.
     """
+    if reason := why_not_writable(folder):
+        raise _cannot_write(folder, reason)
     source = root()
     names = file_names(source)
     contents = {name: (source / name).read_bytes() for name in names}
     contents["README.md"] = _README.encode()
+    for name in _with_folders(contents):
+        _check_place(folder, name, is_file=name in contents)
     different = [name for name, content in contents.items() if _differs(folder / name, content)]
     if different:
         more = f" and {len(different) - 1} more" if len(different) > 1 else ""
@@ -38,15 +47,45 @@ def run(folder: Path) -> None:
             f"{folder / different[0]}{more}: there already, with other contents; nothing was "
             "written. Move it away, or name a new folder: vapo init FOLDER"
         )
-    for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    try:
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    except OSError as error:  # a full disk, or a file system that is none, as /proc
+        raise _cannot_write(folder, f"{error.filename or folder}: {error.strerror}") from None
     size = sum(map(len, contents.values())) / 1e6
     print(f"{len(contents)} files, {size:.1f} MB, in {folder.resolve()}")
-    where = "" if folder.resolve() == Path.cwd() else f"cd {folder}; "
+    where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}; "
     print(f"next: {where}vapo fit --config conf/vapo.yaml")
 
 
+def _with_folders(contents: Iterable[str]) -> list[str]:
+    """The files, and the folders that they lie in, each once, a folder before what is in it."""
+    paths = [Path(name) for name in contents]
+    return sorted({str(part) for path in paths for part in (path, *path.parents)} - {"."})
+
+
+def _check_place(folder: Path, name: str, *, is_file: bool) -> None:
+    """Raises: UserError: a link is there, or a file in the place of a folder."""
+    path = folder / name
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink():
+        reason = f"{path} is a link, and init writes through none"
+    elif not is_file and not path.is_dir():
+        reason = f"{path} is a file, where a folder must be"
+    else:
+        return
+    raise _cannot_write(folder, reason)
+
+
+def _cannot_write(folder: Path, reason: str) -> UserError:
+    return UserError(
+        f"vapo init cannot write {folder}: {reason}. Move it away, or name a new folder: vapo "
+        "init FOLDER"
+    )
+
+
 def _differs(path: Path, content: bytes) -> bool:
-    return path.exists() and (not path.is_file() or path.read_bytes() != content)
+    return os.path.exists(path) and (not path.is_file() or path.read_bytes() != content)
