@@ -62,9 +62,10 @@ def test_answer_pattern_takes_the_last_match() -> None:
     assert found("2 #### 3\nso\n####  1,400 ") == "1,400"
     assert found("x = 1, x = 2", r"x = (\d)") == "2"
     for text in ("no mark", "####   ", ""):
-        with pytest.raises(UserError, match=r"^f:1: k '#### \*\(\.\+\)' finds no answer in "):
+        with pytest.raises(UserError, match=r"^f:1: k '#### \*\(\.\+\)' finds no answer in ") as e:
             found(text)
-    with pytest.raises(UserError, match=r"\.\.\.y{60}'$"):
+        assert str(e.value).endswith("set k: null if your answers need none")
+    with pytest.raises(UserError, match=r"in '\.\.\.y{60}'; the pattern "):
         found("x" * 50 + "y" * 60)
 
 

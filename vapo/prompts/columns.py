@@ -60,7 +60,11 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
     answer = groups[-1].strip() if groups else ""
     if not answer:
         shown = text if len(text) <= 60 else f"...{text[-60:]}"
-        raise UserError(f"{place}: {key} {pattern!r} finds no answer in {shown!r}")
+        raise UserError(
+            f"{place}: {key} {pattern!r} finds no answer in {shown!r}; the pattern may come from "
+            f"a file that the config extends: set {key.rpartition('.')[2]}: null if your answers "
+            "need none"
+        )
     return answer
 
 
