@@ -1,8 +1,12 @@
 import json
 import math
+import subprocess
 
 import pytest
 
+from vapo.config import FitConfig
+from vapo.config.function_rules import names_a_notebooks_function
+from vapo.config.critic import CriticConfig
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import make_run_dir, make_summary, render_summary, write_summary
 
@@ -103,9 +107,9 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
     assert lines[lines.index("try next:") + 1 : -2] == [
         "  vapo ui --run abc --tracking_uri sqlite:////x/mlflow.db",
         f"  R={shown}",
-        "  vapo fit --config $R/config.yaml components.value_pretraining.enabled=false",
-        "  vapo validate --config $R/config.yaml --ckpt_path $R/checkpoints/best.ckpt",
-        "  vapo export $R/checkpoints/best.ckpt $R/actor",
+        '  vapo fit --config "$R"/config.yaml components.value_pretraining.enabled=false',
+        '  vapo validate --config "$R"/config.yaml --ckpt_path "$R"/checkpoints/best.ckpt',
+        '  vapo export "$R"/checkpoints/best.ckpt "$R"/actor',
     ]
     assert "not delivered" not in text
 
@@ -118,11 +122,39 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     assert text.count("not measured") == 2
     assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
     assert "3 records were not delivered" in text
-    assert f"  R='{tmp_path}/a run'\n  vapo deliver $R\n" in text
+    assert f"  R='{tmp_path}/a run'\n  vapo deliver \"$R\"\n" in text
     assert "score best" not in text
     assert "value pages" not in text
     summary.score_best, summary.best_iteration = 0.9, summary.num_iterations
     assert "score best" not in render_summary(summary, tmp_path, recorded="x"), "it is the last one"
+
+
+def test_the_commands_take_a_folder_with_a_space_as_one_word(summary, tmp_path):
+    text = render_summary(
+        summary, tmp_path / "a run", recorded="x", checkpoint=tmp_path / "a run/best.ckpt"
+    )
+    shell = 'vapo() { for word; do echo "<$word>"; done; }\n'
+    typed = shell + text.partition("try next:")[2].partition("run folder:")[0]
+    words = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout
+    for name in ("config.yaml", "best.ckpt", "actor"):
+        assert f"<{tmp_path}/a run/{name}>\n" in words
+
+
+def test_no_command_reads_the_config_of_a_run_with_a_notebooks_function(summary, tmp_path):
+    text = render_summary(
+        summary,
+        tmp_path,
+        recorded="x",
+        ablation="components.value_pretraining.enabled=false",
+        checkpoint=tmp_path / "best.ckpt",
+        config_is_whole=False,
+    )
+    assert "--config" not in text
+    assert "vapo export" in text
+    assert not names_a_notebooks_function(FitConfig())
+    for function, is_notebooks in (("__main__:score", True), ("mine.py:score", False)):
+        config = FitConfig(critic=CriticConfig(head_function=function))
+        assert names_a_notebooks_function(config) == is_notebooks
 
 
 def test_run_dirs_are_unique_and_inside(tmp_path):

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from vapo.commands.training_checks import CheckedInputs, checked_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
+from vapo.config.function_rules import names_a_notebooks_function
 from vapo.config.sources import default_name
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
@@ -236,6 +237,7 @@ def summarize(
             else None
         ),
         checkpoint=best,
+        config_is_whole=not names_a_notebooks_function(config),
         value_pages=value_pages if value_pages is not None and value_pages.is_dir() else None,
     )
 

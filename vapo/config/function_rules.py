@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vapo.config.algorithm import OwnEstimatorOptions
+from vapo.config.flattening import flatten
 from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
@@ -55,3 +58,11 @@ FUNCTION_RULES: tuple[Rule, ...] = (
     own_head_starts_untrained,
     own_head_is_not_sharded,
 )
+
+
+def names_a_notebooks_function(config: Any) -> bool:
+    """Whether a key names a function of the notebook or script that runs, `__main__:name`."""
+    return any(
+        key.endswith("function") and isinstance(value, str) and value.startswith("__main__:")
+        for key, value in flatten(config).items()
+    )

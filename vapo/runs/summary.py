@@ -150,12 +150,15 @@ def render_summary(
     ablation: str | None = None,
     checkpoint: Path | None = None,
     value_pages: Path | None = None,
+    config_is_whole: bool = True,
 ) -> str:
     """The text that ends `vapo fit`, for 80 columns; its last line is the run's folder.
 
     `recorded` names the run and where its record is; `ablation` is an override that turns off a
-    component which this run used. The commands take the folder from the variable R, which the
-    line before them sets. Only a path or an address that is longer than a line is not cut.
+    component which this run used. `config_is_whole` is false where the config names a function of
+    a notebook, which no other process has: no command that reads it is suggested. The commands
+    take the folder from the variable R, which the line before them sets. Only a path or an
+    address that is longer than a line is not cut.
     """
     num_lost = summary.undelivered_records
     rows = [
@@ -178,13 +181,14 @@ def render_summary(
         else:
             rows.append(("open it", open_it))
     if num_lost:
-        commands.append("vapo deliver $R")
-    if ablation is not None:
-        commands.append(f"vapo fit --config $R/{CONFIG_NAME} {ablation}")
+        commands.append('vapo deliver "$R"')
+    if ablation is not None and config_is_whole:
+        commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
     if checkpoint is not None:
-        best = f"$R/{checkpoint.relative_to(run_dir)}"
-        commands.append(f"vapo validate --config $R/{CONFIG_NAME} --ckpt_path {best}")
-        commands.append(f"vapo export {best} $R/actor")
+        best = f'"$R"/{checkpoint.relative_to(run_dir)}'
+        if config_is_whole:
+            commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
+        commands.append(f'vapo export {best} "$R"/actor')
     if commands[-1].startswith("R="):  # nothing reads it
         commands.pop()
     lines = [line for label, text in rows for line in _row(label, text)]
