@@ -253,6 +253,18 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
         ),
         ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
         (
+            [trial("a", failure="error: KeyError: 'b (c:1)' (raising.py:2)")] * 2,
+            (),
+            "your verifier raised on 2 of 2 responses: raising.py:2: KeyError: 'b (c:1)'",
+        ),
+        (
+            [trial("a", failure="error: TypeError: score() takes 1"), trial("b")],
+            (),
+            "your verifier raised on 1 of 2 responses: TypeError: score() takes 1",
+        ),
+        ([trial("a", failure="nan")], (), "a reward that is not finite (nan or inf) to 1 of 1"),
+        ([trial("a", failure="lost")], (), "1 of 1 responses have no verdict: lost"),
+        (
             [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
             ("rewards.verifier=exact",),
             None,
@@ -275,6 +287,13 @@ def test_hints_are_of_what_was_seen(
         assert not found
     else:
         assert any(said in hint for hint in found), found
+
+
+def test_a_verifier_that_fails_is_the_first_hint(tmp_path: Path) -> None:
+    cut = {"finish_reason": "length", "failure": "error: SystemExit: 1 (mine.py:2)"}
+    first, second = hints([trial("a", **cut)] * 2, fit_config(tmp_path), POLICY_TOKENS)
+    assert first == "your verifier raised on 2 of 2 responses: mine.py:2: SystemExit: 1"
+    assert "reached their budget" in second
 
 
 def test_text_is_bounded_and_cannot_pass_for_ours() -> None:

@@ -33,9 +33,9 @@ class Policy:
 
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
     """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
+    yield from _of_failures(trials, config)
     if policy is not None:
         yield from _of_lengths(trials, config, policy)
-    yield from _of_failures(trials, config)
     judged = [t for t in trials if t.failure is None]
     if judged and not any(t.is_correct for t in judged):
         yield from _of_no_correct_one(judged, config)
@@ -73,15 +73,33 @@ def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> I
 
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    failures = Counter(t.failure.partition(":")[0] for t in trials if t.failure is not None)
+    found = [t.failure for t in trials if t.failure is not None]
+    failures = Counter(failure.partition(":")[0] for failure in found)
     for kind, count in failures.most_common():
-        if kind == "timeout":
+        first = next(failure for failure in found if failure.partition(":")[0] == kind)
+        if kind == "nan":
+            yield (
+                f"your verifier gave a reward that is not finite (nan or inf) to {count} of "
+                f"{len(trials)} responses, which is no verdict"
+            )
+        elif kind == "error":
+            yield f"your verifier raised on {count} of {len(trials)} responses: {_raised(first)}"
+        elif kind == "timeout":
             yield (
                 f"{count} of {len(trials)} verdicts took longer than rewards.timeout_s, "
                 f"{config.rewards.timeout_s:g} s"
             )
         elif kind == "crash":
             yield f"{count} of {len(trials)} times the verifier's process ended without a verdict"
+        else:
+            yield f"{count} of {len(trials)} responses have no verdict: {inline(first)}"
+
+
+def _raised(failure: str) -> str:
+    """The first one's line and error, of `error: KeyError: 'x' (mine.py:2)`."""
+    said = failure.partition(":")[2].strip()
+    placed = re.fullmatch(r"(.*) \(([^()]+:\d+)\)", said, re.DOTALL)
+    return inline(f"{placed[2]}: {placed[1]}" if placed else said)
 
 
 def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
