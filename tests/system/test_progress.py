@@ -226,3 +226,11 @@ def test_log_handlers_are_given_back(capsys):
         assert handler.stream is not before
     assert handler.stream is before
     logger.removeHandler(handler)
+
+
+def test_a_figure_that_an_iteration_does_not_have_is_not_shown_as_nan(progress, stream):
+    with progress:
+        progress.iteration(1, 1, Phase.POLICY_OPTIMIZATION)
+        progress.metrics({"critic/explained_variance": float("nan"), "rollout/reward_mean": -1.0})
+    assert "reward -1  explained variance n/a" in stream.getvalue()
+    assert "nan" not in stream.getvalue()

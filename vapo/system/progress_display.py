@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -77,9 +78,14 @@ def describe_stage(state: StageState, now: float) -> str:
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Known keys under their short names; all given keys when none is known."""
+    """Known keys under their short names; all given keys when none is known.
+
+    A figure that an iteration does not have, as the explained variance of equal returns, is n/a.
+    """
     known = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
-    return "  ".join(f"{name} {value:.4g}" for name, value in (known or metrics).items())
+    shown = known or metrics
+    figures = {n: "n/a" if math.isnan(value) else f"{value:.4g}" for n, value in shown.items()}
+    return "  ".join(f"{name} {figure}" for name, figure in figures.items())
 
 
 def stage_bars(stages: Sequence[StageState], now: float) -> Table:
