@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from vapo.config import FitConfig
-from vapo.config.function_rules import names_a_notebooks_function
 from vapo.config.critic import CriticConfig
+from vapo.config.function_rules import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import make_run_dir, make_summary, render_summary, write_summary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -33,7 +34,7 @@ def run(
 ) -> Estimate:
     """Print the table; with `gpu_memory_gib`, whether it fits; with the last four, the hours."""
     hardware = _hardware(
-        [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens
+        [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens, config
     )
     check_estimate(config)
     quiet_libraries()
@@ -55,31 +56,52 @@ def run(
     if gpu_memory_gib is not None:
         print(verdict(estimate, gpu_memory_gib))
     if hardware is not None:
-        print(hours_lines(run_hours(config, hardware, actor=actor, critic=critic), hardware))
+        phases = run_hours(config, hardware, actor=actor, critic=critic)
+        print(hours_lines(phases, hardware, config))
     return estimate
 
 
-def _hardware(needed: list[float | None], mean_prompt_tokens: float | None) -> Hardware | None:
-    """What the hours are computed from: all three needed figures, or none."""
+def _hardware(
+    needed: list[float | None], mean_prompt_tokens: float | None, config: FitConfig
+) -> Hardware | None:
+    """What the hours are computed from: all three needed figures, or none.
+
+    Raises: UserError: one is missing, not finite, not above 0, or a mean is above its maximum.
+    """
     given = [figure for figure in (*needed, mean_prompt_tokens) if figure is not None]
     if not given:
         return None
-    if None in needed or min(given) <= 0:
+    if None in needed or not all(0 < figure < math.inf for figure in given):
         raise UserError(
             "the hours need --sustained_tflops, --sampled_tokens_per_s and "
-            "--mean_response_tokens, each above 0, as --mean_prompt_tokens if it is given"
+            "--mean_response_tokens, each a finite number above 0, as --mean_prompt_tokens if it "
+            "is given"
         )
     tflops, rate, length = given[:3]
+    means = (
+        ("--mean_response_tokens", length, "rollouts", config.rollouts.max_response_tokens),
+        ("--mean_prompt_tokens", mean_prompt_tokens, "data", config.data.max_prompt_tokens),
+    )
+    for name, mean, block, most in means:
+        if mean is not None and mean > most:
+            key = f"{block}.max_{name.removeprefix('--mean_')}"
+            raise UserError(f"{name} {mean:g} is above {key}, which is {most}: give a mean")
     return Hardware(tflops, rate, length, mean_prompt_tokens)
 
 
-def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware) -> str:
+def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware, config: FitConfig) -> str:
     """Hours by phase and in all, and what they assume."""
+    left_out = "evaluation and verdicts"
+    if config.algorithm.dynamic_sampling_attempts > 1:
+        left_out = (
+            "evaluation, verdicts, and what algorithm.dynamic_sampling_attempts samples beyond "
+            "the first attempt"
+        )
     lines = [
         f"hours at {hardware.sustained_tflops:g} TFLOP/s sustained and "
         f"{hardware.sampled_tokens_per_s:g} sampled tokens/s on each GPU, responses of "
         f"{hardware.mean_response_tokens:g} tokens on average (computed, not measured; without "
-        "evaluation and verdicts):"
+        f"{left_out}):"
     ]
     for name, phase in phases.items():
         lines.append(

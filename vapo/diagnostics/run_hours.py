@@ -2,7 +2,7 @@
 
 Arithmetic, not a measurement: what is sampled by the rate of the engine, what is computed by the
 rate of the GPUs, one after the other. Evaluation, verdicts, checkpoints and start-up are not
-counted, nor what an idle GPU waits for.
+counted, nor what an idle GPU waits for, nor the prompts that dynamic sampling draws again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def run_hours(
     numbers = resolve(config)
     costs = _response_flops(config, hardware, actor, critic)
     responses, gpus = numbers.num_prompts * numbers.group_size, num_processes(config)
-    sampled = responses * hardware.mean_response_tokens
+    greedy = numbers.num_prompts if config.algorithm.needs_greedy_baseline else 0
+    sampled = (responses + greedy) * hardware.mean_response_tokens
     continued = most_continuations(config)
     more = 0.0
     if continued is not None:  # each prefix leaves half of a response, on average
@@ -86,12 +87,12 @@ def _response_flops(
 ) -> dict[str, float]:
     """FLOPs that one response costs each network in an iteration.
 
-    Forward passes: the actor's log-probs, a reference's, the critic's values. Updates: three
-    forwards, four where activations are computed again.
+    Forward passes: the actor's log-probs, a reference's, the values of each critic. Updates:
+    three forwards, four where activations are computed again; of several critics one is updated.
     """
     prompt = hardware.mean_prompt_tokens or config.data.max_prompt_tokens
     length = prompt + hardware.mean_response_tokens
-    forwards = {"actor": 1 + (config.algorithm.kl.coef > 0), "critic": 1}
+    forwards = {"actor": 1 + (config.algorithm.kl.coef > 0), "critic": config.critic.count}
     passes = {"actor": 1, "critic": config.critic.epochs}
     costs = {"actor": 0.0, "critic": 0.0}
     for name, model in (("actor", actor), ("critic", critic)):

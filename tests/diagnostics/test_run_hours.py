@@ -1,0 +1,72 @@
+"""`vapo estimate` in hours: what settings add, and which figures are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from transformers import AutoConfig
+
+from tests.config.fits import ROOT
+from tests.systems import system_config
+from vapo.commands.estimate import hours_lines, run
+from vapo.config import FitConfig, resolve
+from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
+from vapo.errors import UserError
+
+HARDWARE = Hardware(1.0, 10.0, 4.0)
+FIGURES = {"sustained_tflops": 1.0, "sampled_tokens_per_s": 10.0, "mean_response_tokens": 4.0}
+
+
+def hours(config: FitConfig) -> dict[str, PhaseHours]:
+    model = AutoConfig.from_pretrained(ROOT / "models/state_tracking/policy")
+    critic = model if config.algorithm.has_critic else None
+    return run_hours(config, HARDWARE, actor=model, critic=critic)
+
+
+def test_several_critics_cost_their_values_and_one_update() -> None:
+    one, three = (hours(system_config("vapo", f"critic.count={count}")) for count in (1, 3))
+    epochs = system_config("vapo").critic.epochs
+    ratio = three["value pretraining"].networks / one["value pretraining"].networks
+    assert ratio == pytest.approx((3 + 3 * epochs) / (1 + 3 * epochs))
+    assert three["policy"].networks > one["policy"].networks
+    assert three["policy"].sampling == one["policy"].sampling
+
+
+def test_remax_samples_one_more_response_to_each_prompt() -> None:
+    config = system_config("remax")
+    numbers = resolve(config)
+    tokens = numbers.num_prompts * (numbers.group_size + 1) * HARDWARE.mean_response_tokens
+    seconds = config.training.num_iterations * tokens / HARDWARE.sampled_tokens_per_s
+    assert hours(config)["policy"].sampling == pytest.approx(seconds / 3600)
+
+
+@pytest.mark.parametrize(("attempts", "is_said"), [(1, False), (3, True)])
+def test_what_dynamic_sampling_draws_again_is_said_to_be_left_out(
+    attempts: int, is_said: bool
+) -> None:
+    config = system_config("dapo", f"algorithm.dynamic_sampling_attempts={attempts}")
+    said = hours_lines(hours(config), HARDWARE, config)
+    assert "without evaluation" in said
+    assert ("algorithm.dynamic_sampling_attempts samples beyond" in said) == is_said
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"sustained_tflops": math.nan}, "each a finite number above 0"),
+        ({"sampled_tokens_per_s": math.inf}, "each a finite number above 0"),
+        ({"mean_prompt_tokens": math.nan}, "each a finite number above 0"),
+        (
+            {"mean_response_tokens": 1e6},
+            "--mean_response_tokens 1e[+]06 is above rollouts.max_response_tokens, which is ",
+        ),
+        (
+            {"mean_prompt_tokens": 1e6},
+            "--mean_prompt_tokens 1e[+]06 is above data.max_prompt_tokens, which is ",
+        ),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(figures: dict[str, float], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        run(system_config("dapo"), **{**FIGURES, **figures})
