@@ -9,10 +9,12 @@ from contextlib import ExitStack
 import lightning as L
 import psutil
 import torch
+from jaxtyping import Float
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from vapo.networks.flops import peak_tflops
-from vapo.system.distributed import sum_over_ranks, world_size
+from vapo.system.distributed import gather_over_ranks, sum_over_ranks, world_size
 from vapo.system.progress import Progress
 from vapo.system.stage_times import StageTimes
 from vapo.tracking.logger import RunLogger
@@ -31,6 +33,7 @@ class Recording(Callback):
         self._stages = ExitStack()
         self._since = time.monotonic()
         self._not_updated: set[str] = set()
+        self._said_equal_rewards = False
         self.profile = StageTimes()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -91,6 +94,7 @@ class Recording(Callback):
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
         self.note_not_updated(pl_module)
+        self.note_equal_rewards(iteration.batch.rewards)
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
@@ -103,6 +107,17 @@ class Recording(Callback):
                 "rollouts carries loss"
             )
         self._not_updated = not_updated
+
+    def note_equal_rewards(self, rewards: Float[Tensor, " B"]) -> None:
+        """One line in a run where no response is better than another. Every rank must call this."""
+        every = gather_over_ranks(rewards)
+        is_equal = len(every) > 1 and bool((every == every[0]).all())
+        if is_equal and not self._said_equal_rewards:
+            self._said_equal_rewards = True
+            self.progress.note(
+                f"all {len(every)} rewards are {float(every[0]):g}: there is nothing to learn "
+                "from; look at responses with `vapo try`"
+            )
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

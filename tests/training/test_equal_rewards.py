@@ -1,0 +1,25 @@
+"""Rewards that are all equal are told of in plain words, once in a run."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+
+from tests.integration.without_loss import Notebook
+from vapo.system.progress import Progress
+from vapo.training.callbacks.recording import Recording
+
+
+def test_equal_rewards_are_said_once_and_different_ones_never() -> None:
+    stream, nothing = io.StringIO(), torch.empty(0)
+    with Progress(stream=stream, live=False, enabled=True) as progress:
+        recording = Recording(Notebook(), progress)
+        for rewards in (torch.tensor([1.0, -1.0]), torch.tensor([-1.0]), nothing):
+            recording.note_equal_rewards(rewards)
+        assert stream.getvalue() == ""
+        for reward in (-1.0, -1.0, 1.0):
+            recording.note_equal_rewards(torch.full((8,), reward))
+    said = "all 8 rewards are -1: there is nothing to learn from; look at responses with `vapo try`"
+    assert stream.getvalue().count("nothing to learn") == 1
+    assert said in stream.getvalue()
