@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -15,7 +16,11 @@ from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)
-FIGURES = {"sustained_tflops": 1.0, "sampled_tokens_per_s": 10.0, "mean_response_tokens": 4.0}
+FIGURES: dict[str, Any] = {
+    "sustained_tflops": 1.0,
+    "sampled_tokens_per_s": 10.0,
+    "mean_response_tokens": 4.0,
+}
 
 
 def hours(config: FitConfig) -> dict[str, PhaseHours]:
