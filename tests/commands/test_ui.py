@@ -106,8 +106,15 @@ def test_a_taken_port_is_an_error(store):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}") as raised:
             ui.run(str(store), "127.0.0.1", port)
+    assert (
+        "if the same store is already served there, open "
+        f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning; or choose another"
+    ) in str(raised.value)
+    with pytest.raises(UserError, match="cannot listen on") as raised:
+        ui.run(str(store), "192.0.2.1", port)  # an address of no host
+    assert "already served" not in str(raised.value)
 
 
 def test_a_server_has_its_own_ui(free_port):
@@ -126,10 +133,11 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     assert tags["mlflow.experimentKind"] == "custom_model_development"
     stand_in(monkeypatch, tmp_path / "up", "0")
     ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
-    assert (
-        f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs/{logger.run_id}"
-        "/model-metrics?workflowType=machine_learning\n"
-    ) in capsys.readouterr().out
+    runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
+    view = "?workflowType=machine_learning"
+    out = capsys.readouterr().out
+    assert f"{runs}/{logger.run_id}/model-metrics{view}\n" in out
+    assert f"{runs}{view}&compareRunsMode=CHART (" in out
     with pytest.raises(UserError, match="has no run 0123"):
         ui.run(uri, "127.0.0.1", free_port, run="0123")
 
@@ -142,3 +150,9 @@ def test_an_experiments_own_kind_stays(tmp_path):
         RunLogger(TrackingConfig(uri=uri, experiment=name), run_name="x").close()
         expected = kind.get("mlflow.experimentKind", "custom_model_development")
         assert client.get_experiment(experiment_id).tags["mlflow.experimentKind"] == expected
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_run_id_is_refused_by_its_name(store, free_port, empty):
+    with pytest.raises(UserError, match="--run: the run's id is empty"):
+        ui.run(str(store), "127.0.0.1", free_port, run=empty)

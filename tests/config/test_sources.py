@@ -101,3 +101,16 @@ def test_every_run_records_what_differs_from_its_files(
 def test_a_sweeps_difference_comes_first(tmp_path: Path) -> None:
     config = fit_config(tmp_path, "tracking.tags.differs=the row", "seed=3")
     assert params(config)["_differs"] == "the row"
+
+
+def test_the_seed_changes_nothing_else_of_a_name(files: list[Path]) -> None:
+    """A report takes the name without the seed as the row's."""
+    for length in range(20, 60):
+        long_file = write(files[0].parent, MINIMAL, f"{'x' * length}.yaml")
+        names = []
+        for seed in (7, 77, 777, 123456):
+            overrides = ["algorithm.entropy_coef=0.125", f"seed={seed}"]
+            name = default_name(load_config(FitConfig, [long_file], overrides))
+            names.append(name.removesuffix(f" seed{seed}"))
+            assert name != names[-1]
+        assert len(set(names)) == 1, names

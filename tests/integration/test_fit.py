@@ -189,7 +189,10 @@ def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
     assert recorded.data.tags["value_page"] == "value_pages/iteration_0005.html"
     place = f"#/experiments/{recorded.info.experiment_id}/runs/{recorded.info.run_id}"
     link = f"({place}/artifacts/value_pages?workflowType=machine_learning)"
-    assert link in recorded.data.tags["mlflow.note.content"]
+    note = recorded.data.tags["mlflow.note.content"]
+    assert link in note
+    first, last = (100 * summary(run)[f"score_{when}"] for when in ("before", "after"))
+    assert note.startswith(f"held-out avg@{summary(run)['k']} {first:.1f} % -> {last:.1f} % [")
 
 
 def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:

@@ -8,7 +8,13 @@ from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
 from vapo.config.function_rules import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
-from vapo.runs.summary import make_run_dir, make_summary, render_summary, write_summary
+from vapo.runs.summary import (
+    make_run_dir,
+    make_summary,
+    render_summary,
+    score_line,
+    write_summary,
+)
 
 PLAIN_FIELDS = {
     "k",
@@ -211,3 +217,16 @@ def test_a_run_name_too_long_for_a_folder_is_its_own_error(name, tmp_path):
 def test_the_longest_run_name_is_taken_more_than_once(name, tmp_path):
     folders = [make_run_dir(tmp_path, name) for _ in range(2)]
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_the_score_in_one_line():
+    before = {"eval/avg_at_k": 0.526}
+    after = {
+        "eval/avg_at_k": 0.904,
+        "eval/avg_at_k_ci_low": 0.886,
+        "eval/avg_at_k_ci_high": 0.923,
+    }
+    assert score_line(before, after, 8) == "held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]"
+    assert score_line({}, after, 4) == "held-out avg@4 90.4 % [88.6, 92.3]"
+    assert score_line(before, before, 8) == "held-out avg@8 52.6 % -> 52.6 %"
+    assert score_line(before, {}, 8) is None

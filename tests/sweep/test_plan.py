@@ -15,6 +15,7 @@ from vapo.config.flattening import to_yaml
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.sweep import identity
+from vapo.sweep.describe import describe_size
 from vapo.sweep.plan import (
     PRETRAINING_SEED_OFFSET,
     Plan,
@@ -177,6 +178,9 @@ def test_code_version_follows_what_a_training_process_loads(
 def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, "rows: [{row: a}, {product: {algorithm.gamma: [1.0]}}]"))
     assert len(planned.tasks) == 2  # one value pretraining, one run
+    assert describe_size(planned) == (
+        "sweep grid: 2 rows, seed 0: 1 run and 1 value pretraining, each a process of its own"
+    )
     assert planned.assigned["a", 0] == planned.assigned["gamma 1.0", 0]
 
 

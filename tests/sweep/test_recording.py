@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from mlflow.exceptions import MlflowException
+
 from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
 from vapo.sweep.folders import Outcome
-from vapo.sweep.recording import Parent
+from vapo.sweep.plan import Task
+from vapo.sweep.recording import Parent, metric_keys
+from vapo.tracking.stores import locate_store
 
 ROWS = "rows: [{row: VAPO}, {row: 'a/b, c', overrides: {algorithm.eps_low: 0.1}}]"
 
@@ -41,3 +46,93 @@ def test_the_parent_has_its_table_and_the_best_score(tmp_path: Path) -> None:
     assert parent.how_to_open().startswith(f"vapo ui --run {parent.run_id} --tracking_uri ")
     again = Parent(planned, tmp_path, "vapo sweep")
     assert again.run_id == parent.run_id, "and its params are left alone"
+
+
+def two_rows(folder: Path, rows: str, notes: list[str]) -> tuple[Parent, list[Task]]:
+    """The parent of a sweep, and the runs of its rows."""
+    uri = f"tracking.uri={ready_store(folder / 'mlruns')}"
+    planned = plan(grid(folder, rows), uri, "components.value_pretraining.enabled=false")
+    return Parent(planned, folder, "vapo sweep", notes.append), list(planned.tasks)
+
+
+def test_a_store_that_fails_after_a_run_is_one_note_and_all_is_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    rows = "rows: [{row: r0}, {row: r1, overrides: {algorithm.eps_low: 0.1}}, "
+    rows += "{row: r2, overrides: {algorithm.eps_low: 0.15}}]"
+    parent, tasks = two_rows(tmp_path, rows, notes)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise MlflowException("the store is away")
+
+    scores = [0.25, 0.5, 0.125]
+    with monkeypatch.context() as away:
+        away.setattr(parent.client, "log_batch", fail)
+        for task, score in zip(tasks[:2], scores, strict=False):
+            parent.ended(task, Outcome("finished", score=score))
+    assert len(notes) == 1
+    assert "cannot be recorded" in notes[0]
+    assert "the store is away" in notes[0]
+    assert parent.client.get_run(parent.run_id).data.metrics == {}
+    parent.ended(tasks[2], Outcome("finished", score=scores[2]))
+    expected = {f"sweep/r{i}": score for i, score in enumerate(scores)}
+    metrics = parent.client.get_run(parent.run_id).data.metrics
+    assert metrics == expected | {"sweep/best_score": 0.5}
+    with monkeypatch.context() as away:
+        away.setattr(parent.client, "log_batch", fail)
+        parent.ended(tasks[2], Outcome("finished", score=0.75))
+        assert len(notes) == 2, "a new outage"
+    parent.close("FINISHED")
+    run = parent.client.get_run(parent.run_id)
+    assert (run.info.status, run.data.metrics["sweep/r2"]) == ("FINISHED", 0.75)
+    monkeypatch.setattr(parent.client, "set_terminated", fail)
+    parent.close("FINISHED")
+    assert len(notes) == 3
+
+
+def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
+    keys = metric_keys(["a+b", "a(b", "a_b", "best_score", "a_b_2", "c"])
+    assert keys == {
+        "a_b": "sweep/a_b",
+        "best_score": "sweep/best_score_2",
+        "a_b_2": "sweep/a_b_2",
+        "c": "sweep/c",
+        "a+b": "sweep/a_b_3",
+        "a(b": "sweep/a_b_4",
+    }
+    rows = (
+        "rows: [{row: a+b}, {row: 'a(b', overrides: {algorithm.eps_low: 0.1}}, "
+        "{row: best_score, overrides: {algorithm.eps_low: 0.15}}]"
+    )
+    parent, tasks = two_rows(tmp_path, rows, [])
+    for task, score in zip(tasks, (0.25, 0.5, 0.125), strict=True):
+        parent.ended(task, Outcome("finished", score=score))
+    assert parent.client.get_run(parent.run_id).data.metrics == {
+        "sweep/a_b": 0.25,
+        "sweep/a_b_2": 0.5,
+        "sweep/best_score_2": 0.125,
+        "sweep/best_score": 0.5,
+    }
+
+
+def test_a_run_that_was_finished_before_keeps_the_score_in_its_description(tmp_path: Path) -> None:
+    parent, [task] = two_rows(tmp_path, "rows: [{row: VAPO}]", [])
+    run_id = parent.client.create_run(parent.experiment_id).info.run_id
+    line = "held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]"
+    parent.client.set_tag(run_id, "mlflow.note.content", f"{line}\n\nan earlier grid")
+    done = Outcome("finished", score=0.904, mlflow_run_id=run_id, was_done=True)
+    parent.ended(task, done)
+    note = parent.client.get_run(run_id).data.tags["mlflow.note.content"]
+    assert note.startswith(f"{line}\n\n**VAPO**, seed 0")
+    assert "an earlier grid" not in note
+
+
+def test_a_server_shows_the_runs_side_by_side(tmp_path: Path) -> None:
+    parent, _ = two_rows(tmp_path, "rows: [{row: VAPO}]", [])
+    assert parent.runs_page() is None, "vapo ui prints it"
+    parent.store = locate_store("http://127.0.0.1:5000")
+    assert parent.runs_page() == (
+        f"http://127.0.0.1:5000/#/experiments/{parent.experiment_id}/runs"
+        "?workflowType=machine_learning&compareRunsMode=CHART"
+    )

@@ -11,12 +11,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from tests.config.fits import fit_config
 from tests.tracking.trouble import client_of
 from vapo.commands import fit
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
+from vapo.tracking.also import check_also
 from vapo.tracking.logger import RunLogger
 
 
@@ -46,7 +48,7 @@ class FakeRun:
 class FakeWandb(ModuleType):
     def __init__(self) -> None:
         super().__init__("wandb")
-        self.__spec__ = ModuleSpec("wandb", None)
+        self.__spec__ = ModuleSpec("wandb", None, origin="wandb/__init__.py")
         self.calls: list[tuple[str, Any]] = []
         self.run: FakeRun | None = None
         self.begun = FakeRun(self.calls)
@@ -175,3 +177,37 @@ def test_wandb_that_cannot_begin_is_an_error_at_the_start(
         UserError, match=r"tracking\.also: wandb cannot begin: the key is not valid"
     ):
         RunLogger(also(tracking, "wandb"), run_name="x", journal=tmp_path / "tracking")
+
+
+def test_a_folder_named_wandb_is_not_the_package(
+    tracking: TrackingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own runs leave one in the working directory."""
+    (tmp_path / "wandb/run-1").mkdir(parents=True)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(UserError, match="wandb is not installed"):
+        check_also(also(tracking, "wandb"))
+
+
+def test_a_users_own_logger_that_fails_is_not_blamed_on_the_config(
+    tracking: TrackingConfig, tmp_path: Path
+) -> None:
+    class Broken(CSVLogger):
+        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+            raise ConnectionError("its server is away")
+
+    notes: list[str] = []
+    with RunLogger(
+        tracking,
+        run_name="x",
+        journal=tmp_path / "tracking",
+        note=notes.append,
+        loggers=[CSVLogger(tmp_path / "a"), Broken(tmp_path / "b")],
+    ) as run:
+        run.log_metrics({"a": 1.0}, step=0)
+    assert notes == [
+        "logger 2 given from Python, Broken, failed, and the run continues without it, recorded "
+        "in MLflow: its server is away"
+    ]

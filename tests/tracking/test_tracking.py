@@ -192,3 +192,22 @@ def test_describe_names_run_experiment_and_store(tracking):
     assert f"MLflow run {logger.run_id}" in text
     assert "'tests'" in text
     assert tracking.uri in text
+
+
+def test_the_description_begins_with_the_score_and_keeps_the_rest(tracking, tmp_path):
+    note = "mlflow.note.content"
+    first = RunLogger(tracking, run_name="x", journal=tmp_path, tags={note: "of a sweep"})
+    client = client_of(tracking)
+    client.set_tag(first.run_id, note, "what the user wrote\n\nmeanwhile")
+    first.describe_score("held-out avg@8 10.0 % -> 20.0 %")
+    first.close()
+    kept = "what the user wrote\n\nmeanwhile"
+    tags = client.get_run(first.run_id).data.tags
+    assert tags[note] == f"held-out avg@8 10.0 % -> 20.0 %\n\n{kept}"
+    with RunLogger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path) as again:
+        again.describe_score("held-out avg@8 10.0 % -> 30.0 %")
+    tags = client.get_run(first.run_id).data.tags
+    assert tags[note] == f"held-out avg@8 10.0 % -> 30.0 %\n\n{kept}"
+    with RunLogger(tracking, run_name="y") as bare:
+        bare.describe_score("held-out avg@8 1.0 %")
+    assert client.get_run(bare.run_id).data.tags[note] == "held-out avg@8 1.0 %"

@@ -37,7 +37,7 @@ from vapo.runs.run_dirs import (
     tell,
 )
 from vapo.runs.stopping import Stopping
-from vapo.runs.summary import make_summary, render_summary, write_summary
+from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import leave_together
 from vapo.system.main_process import is_main_process
@@ -141,6 +141,7 @@ def train(
             with closing(datamodule), callbacks.peers.ends_clearly(run_dir):
                 trainer.fit(module, datamodule, ckpt_path=path)
                 leave_together()
+            describe_score(config, callbacks, logger)
         except StoppedRun as stopped:
             stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
             logger.set_tags({"stopped": str(stop)})
@@ -185,6 +186,13 @@ def begin_record(
     if stored is not None:
         progress.note(stored.describe())
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
+
+
+def describe_score(config: FitConfig, callbacks: RunCallbacks, logger: RunLogger) -> None:
+    """The score before and after, as the first line of the description of a run that finished."""
+    evaluation = callbacks.evaluation
+    if line := score_line(evaluation.first, evaluation.latest, config.evaluation.k):
+        logger.describe_score(line)
 
 
 def folder_name(config: FitConfig) -> str:

@@ -95,6 +95,7 @@ def _work(
         ended=parent.ended,
         abandoned=parent.abandoned,
     )
+    parent.note = work.display.line  # above the block of the running ones
     status = "FAILED"
     try:
         outcomes = work.run()
@@ -114,6 +115,8 @@ def _work(
     finally:
         parent.close(status)
     print(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
+    if page := parent.runs_page():
+        print(f"its runs side by side:\n  {page}")
     print(f"sweep folder:\n{sweep_dir}")
     _check_finished(plan, sweep_dir, outcomes)
 

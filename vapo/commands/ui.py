@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from vapo.errors import UserError
 from vapo.system.ports import check_port
-from vapo.tracking.links import experiments_page, run_page
+from vapo.tracking.links import experiments_page, run_page, runs_page
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
 
@@ -21,19 +21,27 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
 
     `run`: the id of the run whose page's address is printed, instead of the experiments' page.
 
-    Raises: UserError: there is no such store, the port is taken, or the server ended by itself.
+    Raises: UserError: there is no such store or run, the port is taken, or the server ended by
+        itself.
     """
+    if run is not None and not run.strip():
+        raise UserError(
+            "--run: the run's id is empty; give the one that `vapo fit` or `vapo sweep` printed, "
+            "or leave --run out to see all experiments"
+        )
     store = locate_store(tracking_uri)
     _check_store(store)
     server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    page = experiments_page(server)
+    pages = [experiments_page(server)]
     if run is not None:
         experiment_id = client_of(store, run).get_run(run).info.experiment_id
-        page = run_page(server, experiment_id, run)
+        beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"
+        pages = [run_page(server, experiment_id, run), beside]
     other = port + 1 if port < 65535 else 5000
-    check_port(host, port, fix=f"choose another port, as --port {other}")
+    served = f"if the same store is already served there, open {pages[0]}; or "
+    check_port(host, port, fix=f"choose another port, as --port {other}", in_use=served)
     print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
-    print(f"  {page}", flush=True)
+    print("\n".join(f"  {page}" for page in pages), flush=True)
     environment = {**os.environ, **server_environment(store)}
     if code := _serve(server_command(store, host, port), environment):
         raise UserError(f"MLflow's server ended with exit code {code}; what it said is above")

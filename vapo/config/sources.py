@@ -13,6 +13,7 @@ SOURCES = "sources"
 NAME_CHARS = 100
 """The most that `default_name` gives, so that a table of runs shows it."""
 _MAX_VALUE = 24
+_SEED_CHARS = len("seed1234")
 _NOT_IN_NAMES = ("seed", "output_dir", "tracking", "checkpoints", "trainer")
 _RUN_FOLDER = re.compile(r"\d{8}-\d{6}_(.+)")
 
@@ -70,7 +71,9 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     As `missed_checks/vapo +grpo clip_higher.enabled=false seed3`: the first config file, the
     others after `+`, overrides with the last two parts of their keys, without those that say
     where and how a run is run. Other commands than fit come first. It is at most `max_chars`
-    long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`.
+    long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`. Every seed has
+    the room of four digits, so that the names of one config differ in their seeds alone; a longer
+    one makes the name longer.
     """
     sources: Sources = getattr(config, SOURCES)
     names = [*([] if command == "fit" else [command]), *file_names(sources.files)]
@@ -80,7 +83,7 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
         if not _is_under(change.key, _NOT_IN_NAMES)
     ]
     seed = f"seed{config.seed}"
-    room = max_chars - len(seed) - len(" (+99 3fa9) ")
+    room = max_chars - _SEED_CHARS - len(" (+99 3fa9) ")
     taken = " ".join(names or ["vapo"])
     if len(taken) > room:
         taken = taken[: room - 3] + "..."

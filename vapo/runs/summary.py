@@ -22,10 +22,12 @@ from vapo.system.progress_display import format_seconds
 from vapo.system.writable import why_not_writable
 from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
+from vapo.tracking.records import SCORE_START
 
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
 _COLUMNS = 80
+_SCORE = "eval/avg_at_k"
 
 
 @dataclass
@@ -73,9 +75,9 @@ def make_summary(
     uri = fields.pop("tracking_uri")
     return RunSummary(
         tracking_uri=without_credentials(uri),
-        score_before=before.get("eval/avg_at_k"),
+        score_before=before.get(_SCORE),
         score_before_ci=interval_of(before),
-        score_after=after.get("eval/avg_at_k"),
+        score_after=after.get(_SCORE),
         score_after_ci=interval_of(after),
         evaluation_before=dict(before),
         evaluation_after=dict(after),
@@ -246,6 +248,20 @@ def describe_score(score: float | None, interval: tuple[float, float] | None, k:
     if interval:
         text += f"  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
     return f"{text}  (avg@{k}, held-out prompts)"
+
+
+def score_line(before: Mapping[str, float], after: Mapping[str, float], k: int) -> str | None:
+    """`held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]`, from the metrics of two evaluations.
+
+    None where the last one did not measure it.
+    """
+    first, last, interval = (before.get(_SCORE), after.get(_SCORE), interval_of(after))
+    if last is None:
+        return None
+    text = f"{100 * last:.1f} %" if first is None else f"{100 * first:.1f} % -> {100 * last:.1f} %"
+    if interval:
+        text += f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return f"{SCORE_START}{k} {text}"
 
 
 def _times(summary: RunSummary) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,15 +19,17 @@ from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
-from vapo.tracking.links import how_to_open
+from vapo.tracking.links import how_to_open, runs_page
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
+from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
 from vapo.tracking.stores import locate_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RECORD = "sweep.json"
+_BEST = "sweep/best_score"
 _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes below
 
@@ -36,13 +38,19 @@ class Parent:
     """The parent run of a sweep folder: the same one for every start in this folder.
 
     Its artifact `sweep.json` lists the rows in order and the run of each (row, seed); a report
-    reads it.
+    reads it. Once it exists, a store that fails does not end the sweep: `note` gets one line, and
+    everything is recorded again when the next run ends.
     """
 
-    def __init__(self, plan: Plan, sweep_dir: Path, command: str) -> None:
+    def __init__(
+        self, plan: Plan, sweep_dir: Path, command: str, note: Callable[[str], None] = print
+    ) -> None:
         tracking = plan.base.tracking
         self.plan = plan
         self.path = sweep_dir / RECORD
+        self.note = note
+        self._is_behind = False
+        self._metric_keys = metric_keys(row.name for row in plan.grid.rows)
         self.store = locate_store(tracking.uri)
         experiment_id = open_store(self.store, tracking.experiment, print)
         self.experiment_id = experiment_id
@@ -54,13 +62,19 @@ class Parent:
         description = describe_plan(plan, command)
         if len(description) > _MAX_NOTE:
             description = f"{description[: _MAX_NOTE - 4]}\n..."
-        self.client.set_tag(self.run_id, "mlflow.note.content", description)
+        self.client.set_tag(self.run_id, NOTE_TAG, description)
         self.outcomes: dict[str, Outcome] = {}
-        self.record()
+        self.client.log_text(self.run_id, self._write(), RECORD)
 
     def how_to_open(self) -> str:
         """The address of its charts on a server, or the command that serves it."""
         return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
+
+    def runs_page(self) -> str | None:
+        """On a server, the address of all runs of the experiment, with charts side by side."""
+        if not self.store.is_http:
+            return None
+        return runs_page(self.store.shown_uri, self.experiment_id)
 
     def _find(self, experiment_id: str) -> str | None:
         from mlflow.exceptions import MlflowException
@@ -105,13 +119,13 @@ class Parent:
         }
         if task.is_pretraining:
             shared = self.plan.shares(task.seed).get(task.identity, [row.name])
-            return {**tags, "mlflow.note.content": f"Value pretraining for: {', '.join(shared)}"}
+            return {**tags, NOTE_TAG: f"Value pretraining for: {', '.join(shared)}"}
         differs = describe_differences(self.plan.row_configs[row.name], self.plan.base)
         tags |= {
             "row": row.name,
             "component_off": row.component_off or "none",
             "differs": "; ".join(differs) or "nothing: the base config",
-            "mlflow.note.content": f"**{row.name}**, seed {task.seed}\n\n"
+            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n"
             + "\n".join(f"- {line}" for line in differs or ["the base config"]),
         }
         if row.paper_score is not None:
@@ -121,14 +135,21 @@ class Parent:
         return tags
 
     def ended(self, task: Task, outcome: Outcome) -> None:
+        """Take in how a task ended, and record all that is known by now.
+
+        Raises: OSError if `sweep.json` cannot be written in the sweep's folder.
+        """
         self.outcomes[task.identity] = outcome
-        self.record()
-        self._log_scores()
+        self._record()
         if outcome.was_done and outcome.mlflow_run_id:
             from mlflow.exceptions import MlflowException
 
             with contextlib.suppress(MlflowException):  # gone from the store: the report says so
-                for key, value in self.child_tags(task).items():
+                before = self.client.get_run(outcome.mlflow_run_id).data.tags.get(NOTE_TAG, "")
+                tags = self.child_tags(task)
+                if before.startswith(SCORE_START):
+                    tags[NOTE_TAG] = with_score(tags[NOTE_TAG], before.partition("\n\n")[0])
+                for key, value in tags.items():
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
 
     def scores(self) -> dict[str, float]:
@@ -148,14 +169,12 @@ class Parent:
         if not scores:
             return
         best = max(scores, key=lambda row: scores[row])
-        values = {"best_score": scores[best], **scores}
+        values = {_BEST: scores[best]}
+        values |= {self._metric_keys[row]: score for row, score in scores.items()}
         now_ms, step = int(time.time() * 1000), len(self.outcomes)
         self.client.log_batch(
             self.run_id,
-            metrics=[
-                Metric("sweep/" + re.sub(r"[^\w. :-]", "_", name), score, now_ms, step)
-                for name, score in values.items()
-            ],
+            metrics=[Metric(key, score, now_ms, step) for key, score in values.items()],
             tags=[RunTag("best_row", best)],
         )
 
@@ -168,10 +187,37 @@ class Parent:
             self.client.set_terminated(run_id, "KILLED")
             self.client.set_tag(run_id, "role", "abandoned")
 
-    def record(self) -> None:
+    def _write(self) -> str:
+        """Write `sweep.json` in the sweep's folder; its text."""
         text = json.dumps(self.contents(), indent=2)
         write_text(self.path, text + "\n")
-        self.client.log_text(self.run_id, text, RECORD)
+        return text
+
+    def _record(self) -> None:
+        text = self._write()
+        with self._store_may_fail():
+            self.client.log_text(self.run_id, text, RECORD)
+            self._log_scores()
+            self._is_behind = False
+
+    @contextlib.contextmanager
+    def _store_may_fail(self) -> Iterator[None]:
+        """What the store raises becomes a note, one until it has taken everything again."""
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError, RequestException) as error:
+            if not self._is_behind:
+                reason = " ".join(self.store.redact(str(error)).split())[:300]
+                self.note(
+                    f"note: tracking: the sweep's parent run {self.run_id} cannot be recorded in "
+                    f"{self.store.shown_uri}: {reason}; the sweep continues, {self.path} has all "
+                    "its runs, and the next one that ends tries again"
+                )
+            self._is_behind = True
 
     def contents(self) -> dict[str, Any]:
         plan, grid = self.plan, self.plan.grid
@@ -208,4 +254,26 @@ class Parent:
         }
 
     def close(self, status: str) -> None:
-        self.client.set_terminated(self.run_id, status)
+        """End the parent run; what the store has not taken of it is tried once more."""
+        if self._is_behind:
+            self._record()
+        with self._store_may_fail():
+            self.client.set_terminated(self.run_id, status)
+
+
+def metric_keys(rows: Iterable[str]) -> dict[str, str]:
+    """The metric of each row: `sweep/` and its name, with `_` for what MLflow does not allow.
+
+    No two are the same, and none is `sweep/best_score`: a name that is taken is numbered, as
+    `sweep/a_b_2`. Rows whose names need no change keep them.
+    """
+    safe = {row: re.sub(r"[^\w. :-]", "_", row) for row in rows}
+    keys: dict[str, str] = {}
+    taken = {_BEST}
+    for row in sorted(safe, key=lambda row: safe[row] != row):
+        key, number = f"sweep/{safe[row]}", 2
+        while key in taken:
+            key, number = f"sweep/{safe[row]}_{number}", number + 1
+        taken.add(key)
+        keys[row] = key
+    return keys

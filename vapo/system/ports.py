@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from vapo.errors import UserError
 
 
-def check_port(host: str, port: int, *, fix: str) -> None:
-    """Raises: UserError, with the fix, if this process could not listen there."""
+def check_port(host: str, port: int, *, fix: str, in_use: str = "") -> None:
+    """Raises: UserError, with the fix, if this process could not listen there.
+
+    `in_use`: what to say before the fix where another process listens there.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -16,4 +20,7 @@ def check_port(host: str, port: int, *, fix: str) -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"cannot listen on {host or '*'}:{port}: {reason}; {fix}") from error
+            hint = in_use if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+            raise UserError(
+                f"cannot listen on {host or '*'}:{port}: {reason}; {hint}{fix}"
+            ) from error

@@ -25,7 +25,8 @@ def check_also(tracking: TrackingConfig) -> None:
     """Raises: UserError where `tracking.also` needs a package or a key that is not there."""
     if WANDB not in tracking.also:
         return
-    if find_spec(WANDB) is None:
+    spec = find_spec(WANDB)
+    if spec is None or spec.origin is None:  # none: a folder `wandb` without a package in it
         raise UserError(
             "tracking.also: wandb is not installed: `pip install wandb` in the environment of "
             "vapo, or take it out of tracking.also"
@@ -60,7 +61,10 @@ class Also:
     ) -> None:
         self._note = note
         self._loggers: dict[str, Logger] = {}
-        self._own = [f"{type(logger).__name__} {i}" for i, logger in enumerate(own, start=1)]
+        self._own = [
+            f"logger {i} given from Python, {type(logger).__name__},"
+            for i, logger in enumerate(own, start=1)
+        ]
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
@@ -94,9 +98,10 @@ class Also:
                 call(logger)
             except Exception as error:  # whatever it is, the training must not end of it
                 del self._loggers[name]
+                which = name if name in self._own else f"tracking.also: {name}"
                 self._note(
-                    f"tracking.also: {name} failed, and the run continues without it, recorded in "
-                    f"MLflow: {_reason(error)}"
+                    f"{which} failed, and the run continues without it, recorded in MLflow: "
+                    f"{_reason(error)}"
                 )
 
 

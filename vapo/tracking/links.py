@@ -1,8 +1,8 @@
 """Where MLflow's UI shows a run: addresses, and the command that serves them.
 
-MLflow 3 has a view for agents, which a browser shows first, and one for training. Which one an
-address opens says its query. The experiment's tag says the same to whatever reads it; MLflow 3.17's
-own pages do so only where its switch between the two views is off.
+MLflow 3 has a view for agents, which a browser shows first, and one for training. The query of an
+address decides which one it opens. The experiment's tag names the kind, too, for whatever reads it;
+in MLflow 3.17 it does not decide the view.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ def run_page(server: str, experiment_id: str, run_id: str, tab: str = "model-met
     """A run's page, by default its charts; with `server` empty, a link within the UI."""
     place = f"#/experiments/{experiment_id}/runs/{run_id}/{tab}{_TRAINING_VIEW}"
     return f"{server.rstrip('/')}/{place}" if server else place
+
+
+def runs_page(server: str, experiment_id: str) -> str:
+    """The runs of an experiment with their charts side by side."""
+    place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}&compareRunsMode=CHART"
+    return f"{server.rstrip('/')}/{place}"
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:

@@ -100,10 +100,8 @@ class RunLogger(Logger):
         self, tracking: TrackingConfig, folder: Path, loggers: Sequence[Logger]
     ) -> Also:
         try:
-            run_id, name = str(self.run_id), self.run_name
-            return Also(
-                tracking, folder, run_name=name, run_id=run_id, note=self._note, own=loggers
-            )
+            run_id, name, note = str(self.run_id), self.run_name, self._note
+            return Also(tracking, folder, run_name=name, run_id=run_id, note=note, own=loggers)
         except BaseException:
             self.close("FAILED")
             raise
@@ -244,6 +242,10 @@ class RunLogger(Logger):
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._submit("tags", {key: str(value) for key, value in tags.items()})
+
+    def describe_score(self, line: str) -> None:
+        """Make this the first line of the run's description (`records.with_score`)."""
+        self._submit("note", line)
 
     def finalize(self, status: str = "success") -> None:
         """Lightning's end of a fit or a validation: wait for delivery; the run stays open."""

@@ -6,7 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["metrics", "params", "tags", "file", "inputs", "status"]
+Kind = Literal["metrics", "params", "tags", "note", "file", "inputs", "status"]
+NOTE_TAG = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description."""
+SCORE_START = "held-out avg@"
+"""How the line of a description that gives the run's score begins."""
 
 
 class InputData(NamedTuple):
@@ -24,6 +28,7 @@ class Record:
     """One thing to record. `payload` by kind, where JSON gives a list back for a tuple:
 
     metrics: list of (key, value, unix time in ms, step); params, tags: dict of strings;
+    note: the line with the score, to be the first of the run's description;
     file: bytes, and `name` is the artifact's path; inputs: list of `InputData`;
     status: (MLflow's word, unix time in ms).
     """
@@ -31,6 +36,13 @@ class Record:
     kind: Kind
     payload: Any
     name: str = ""
+
+
+def with_score(note: str, score_line: str) -> str:
+    """The description `note` with this line first, in place of an earlier score."""
+    first, _, rest = note.partition("\n\n")
+    text = rest if first.startswith(SCORE_START) else note
+    return f"{score_line}\n\n{text}" if text else score_line
 
 
 class Clock:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.metric_groups import stored_key
-from vapo.tracking.records import Record
+from vapo.tracking.records import NOTE_TAG, Record, with_score
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,6 +78,9 @@ class MlflowSink:
             client.log_batch(run_id, params=params)
         elif kind == "tags":
             client.log_batch(run_id, tags=[RunTag(*item) for item in payload.items()])
+        elif kind == "note":  # what a user wrote into it meanwhile stays
+            before = client.get_run(run_id).data.tags.get(NOTE_TAG, "")
+            client.set_tag(run_id, NOTE_TAG, with_score(before, payload))
         elif kind == "inputs":
             client.log_inputs(run_id, datasets=[_dataset(*data) for data in payload])
         elif kind == "file":

@@ -206,7 +206,8 @@ def test_table_of_a_sweep() -> None:
 def test_without_a_full_system_there_is_no_comparison() -> None:
     found = collection({"a": {0: 0.4}, "b|c": {0: 0.5}}, {}, full=None)
     text = markdown(found, make_table(found))
-    assert text.startswith("| row | seeds | score, % |\n|---|---:|---:|\n| a | 1 | 40.0 |\n| b/c |")
+    expected = "| row | seeds | score, % |\n|---|---:|---:|\n| a | 1 | 40.0 |\n| b\\|c |"
+    assert text.startswith(expected)
 
 
 def test_what_is_missing_is_said_and_html_is_escaped() -> None:
@@ -223,3 +224,16 @@ def test_the_synthetic_ablation_agrees_with_the_paper() -> None:
     signs = {row.name: row.sign for row in make_table(found)}
     assert set(signs.values()) == {"agrees", ""}
     assert sum(sign == "agrees" for sign in signs.values()) == 10
+
+
+def test_a_rows_name_cannot_break_the_markdown_table() -> None:
+    """`tracking.run_name` may have any characters."""
+    full = "all\nof | it"
+    found = collection({"a | b\nc": {0: 0.4, 1: 0.3}, full: {0: 0.5, 1: 0.5}}, {}, full)
+    found = replace(found, notes=["a | b\nc, seed 0: left out."])
+    lines = markdown(found, make_table(found)).splitlines()
+    assert lines[0] == r"| row | seeds | score, % | difference to all of \| it |"
+    assert lines[2].startswith(r"| a \| b c | 2 | 35.0 ")
+    assert lines[3].startswith(r"| **all of \| it** | **2** | **50.0 ")
+    assert lines[4] == ""
+    assert lines[-1] == "a | b c, seed 0: left out."

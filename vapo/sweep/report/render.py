@@ -6,7 +6,7 @@ import base64
 import csv
 import html
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vapo.sweep.report.runs import Collection
@@ -49,13 +49,20 @@ def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
     shown = columns(collection)
-    lines = [f"| {' | '.join(shown)} |", "|---|" + "---:|" * (len(shown) - 1)]
+    lines = [_markdown_row(shown), "|---|" + "---:|" * (len(shown) - 1)]
     for row in table:
         texts = [cell(row) for cell in shown.values()]
         if row.name == collection.full_system:
             texts = [f"**{text}**" if text else "" for text in texts]
-        lines.append(f"| {' | '.join(text.replace('|', '/') for text in texts)} |")
-    return "\n".join([*lines, "", *conclusion(collection, table)]) + "\n"
+        lines.append(_markdown_row(texts))
+    sentences = [" ".join(line.splitlines()) for line in conclusion(collection, table)]
+    return "\n".join([*lines, "", *sentences]) + "\n"
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    """A line of a table; a cell's own `|` would end it, and a line break the table."""
+    escaped = (" ".join(cell.replace("|", r"\|").splitlines()) for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def as_csv(table: Sequence[RowResult]) -> str:

@@ -23,11 +23,10 @@ from vapo.diagnostics.value_truth.measure import truth_table
 from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
+from vapo.tracking.records import NOTE_TAG
 from vapo.training.datamodule import iteration_of
 from vapo.training.iteration import Iteration, is_due, page_is_due
 from vapo.training.module import VapoModule
-
-_NOTE = "mlflow.note.content"
 
 
 class PositionDiagnostics(Callback):
@@ -139,8 +138,8 @@ class ValuePages(Callback):
         experiment_id, run_id = str(self.logger.experiment_id), self.logger.run_id
         place = run_page("", experiment_id, run_id, "artifacts/value_pages")
         line = f"[What the value model believes, token by token]({place})"
-        given = self.logger.tags.get(_NOTE)
-        self.logger.set_tags({_NOTE: f"{given}\n\n{line}" if given else line})
+        given = self.logger.tags.get(NOTE_TAG)
+        self.logger.set_tags({NOTE_TAG: f"{given}\n\n{line}" if given else line})
         self._linked = True
 
 
