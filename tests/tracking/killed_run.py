@@ -18,7 +18,10 @@ NUM_STEPS = 30
 
 def main(uri: str, journal: str, when: str) -> None:
     logger = RunLogger(
-        TrackingConfig(uri=uri, experiment="tests"), run_name="killed", journal=Path(journal)
+        TrackingConfig(uri=uri, experiment="tests"),
+        run_name="killed",
+        journal=Path(journal),
+        note=lambda text: print(text, file=sys.stderr),
     )
     print(logger.run_id, flush=True)
 
