@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ done
 def test_bash_itself() -> None:
     lines = ["vapo vali", "vapo fit rollouts.engine=v", "vapo fit --config conf/"]
     done = subprocess.run(
-        ["bash", "-c", ASK.format(python=sys.executable), "bash", *lines],
+        ["bash", "-c", ASK.format(python=shlex.quote(sys.executable)), "bash", *lines],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
