@@ -130,7 +130,7 @@ def test_missing_relative_folder(tmp_path, monkeypatch):
         ("~nobody_of_this_name/model", "check the path"),
     ],
 )
-def test_a_path_of_a_workplace_is_not_tried_as_a_hub_id(tmp_path, monkeypatch, path, hint):
+def test_a_path_of_a_folder_of_vapo_is_not_tried_as_a_hub_id(tmp_path, monkeypatch, path, hint):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"^{path}: no such model folder; {hint}"):
         local_folder(path)
