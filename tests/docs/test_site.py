@@ -16,6 +16,8 @@ from docs.hooks.plain_docstrings import laid_out
 from tests.config.fits import ROOT
 from vapo.config.options import Option, describe
 
+pytestmark = pytest.mark.slow  # `make docs` builds the site, too
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

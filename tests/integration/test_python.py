@@ -24,6 +24,8 @@ from tests.integration.commands import SMALL, store
 from vapo.config.flattening import flatten
 from vapo.runs.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.slow  # two trainings, and processes of their own
+
 CONFIG = ROOT / "conf/state_tracking/vapo.yaml"
 POLICY_ITERATIONS, PRETRAINING_ITERATIONS = 3, 2
 

@@ -57,7 +57,9 @@ def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(path, marks=[] if "smollm2" in path.stem else pytest.mark.slow, id=path.stem)
+        pytest.param(
+            path, marks=[] if path.stem == "smollm2_cpu" else pytest.mark.slow, id=path.stem
+        )
         for path in RECIPES
     ],
 )

@@ -91,7 +91,7 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "gpu_memory_gib"),
     [
-        ("one_gpu", "qwen2.5_1.5b", 80),
+        pytest.param("one_gpu", "qwen2.5_1.5b", 80, marks=pytest.mark.slow),
         pytest.param("fsdp_8gpu", "qwen2.5_7b", 80, marks=pytest.mark.slow),
     ],
 )
