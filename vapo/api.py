@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vapo.commands.checked import checked
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
-from vapo.config.other_models import check_learning_rates
-from vapo.errors import StoppedRun, UserError
+from vapo.errors import UserError
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -115,7 +115,7 @@ def fit(
         UserError: config, data or machine do not fit, before anything is trained.
         StoppedRun: the run ended itself, once its summary was written.
     """
-    with _checked(config, "fit", ckpt_path=ckpt_path):
+    with checked("fit", config, {"ckpt_path": ckpt_path}):
         from vapo.commands import fit as command
 
         folder = command.run(config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers)
@@ -140,7 +140,7 @@ def validate(
     """
     page = None if value_page is None else str(value_page)
     own = {"ckpt_path": ckpt_path, "value_page": page, "value_truth": value_truth}
-    with _checked(config, "validate", **own):
+    with checked("validate", config, own):
         from vapo.commands import validate as command
 
         return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
@@ -230,33 +230,16 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
     Raises:
         UserError: config, data or machine do not fit.
     """
-    with _checked(config, "fit", ckpt_path=None), ExitStack() as open_parts:
+    with checked("fit", config, {"ckpt_path": None}):
         from vapo.commands.training_checks import checked_inputs
         from vapo.training.parts import training_parts as parts_of
 
         inputs = checked_inputs(config)
-        parts = open_parts.enter_context(
-            parts_of(
-                config,
-                tokenizer=inputs.tokenizer,
-                prompts=inputs.prompts,
-                stored=inputs.stored,
-                folder=Path(config.output_dir),
-            )
-        )
-        yield parts
-
-
-@contextmanager
-def _checked(config: FitConfig, command: str, **options: Any) -> Iterator[None]:
-    """Check what a command checks before it loads torch; errors without secret values."""
-    from vapo.commands.early_checks import check_early
-
-    try:
-        check_early(command, config, options)
-        if command == "fit":
-            check_learning_rates(config)
-        yield
-    except (UserError, StoppedRun) as error:
-        error.args = (config.from_environment.redact(str(error)),)
-        raise
+        with parts_of(
+            config,
+            tokenizer=inputs.tokenizer,
+            prompts=inputs.prompts,
+            stored=inputs.stored,
+            folder=Path(config.output_dir),
+        ) as parts:
+            yield parts

@@ -84,12 +84,12 @@ def _run_plain(name: str, command: Command, argv: list[str]) -> None:
 def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     """A command with config files and overrides among its arguments."""
     import vapo.config
+    from vapo.commands.checked import checked
     from vapo.commands.early_checks import check_early
     from vapo.config.flattening import to_yaml
     from vapo.config.help import describe_keys
     from vapo.config.loading import compose
     from vapo.config.options import describe
-    from vapo.config.other_models import check_learning_rates
 
     schema = getattr(vapo.config, str(command.schema))
     entries = describe(schema)
@@ -116,14 +116,8 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
         print(to_yaml(composed.tree), end="")
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
-    try:
-        check_early(name, composed.config, options)
-        if command.trains_networks:
-            check_learning_rates(composed.config)
+    with checked(name, composed.config, options):
         _load_command(name, command, about)(composed.config, **options)
-    except (UserError, StoppedRun) as error:
-        error.args = (composed.config.from_environment.redact(str(error)),)
-        raise
 
 
 def _load_command(name: str, command: Command, about: str = "") -> Callable[..., object]:

@@ -14,48 +14,43 @@ from vapo.errors import UserError
 DATA_KEY = "components.value_pretraining.data"
 
 
+def check_one_process(command: str, config: FitConfig) -> None:
+    """Raises: UserError where the config asks a command that is one process for more."""
+    if not config.trainer.is_one_process:
+        raise UserError(
+            f"vapo {command} is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )
+
+
 def check_filter(config: FitConfig) -> None:
     """What this command does not do, before anything is read."""
-    train, trainer = config.data.train, config.trainer
+    train = config.data.train
     if isinstance(train, Mixture):
         raise UserError("data.train.kind mixture: filter one source at a time, as data.train")
     if isinstance(train, GeneratedSource) and train.curriculum:
         raise UserError("data.train.curriculum: a curriculum has its own difficulty; leave it out")
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo filter is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
+    check_one_process("filter", config)
     if config.rewards.shuffle:
         raise UserError("rewards.shuffle would make pass rates meaningless: set it to false")
 
 
 def check_rollouts(config: FitConfig) -> None:
     """What this command does not do, before anything is read."""
-    trainer = config.trainer
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo rollouts is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
+    check_one_process("rollouts", config)
     if config.rewards.shuffle:
         raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
 
 
 def check_gates(config: FitConfig) -> None:
     """What this command does not do, before anything is read."""
-    trainer = config.trainer
     if not config.algorithm.has_critic:
         raise UserError(
             f"algorithm.advantage_estimator is {config.algorithm.advantage_estimator}, which has "
             "no critic: vapo gates measures what a critic can show; give the config of a system "
             "that has one, as conf/vapo.yaml"
         )
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo gates is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )
+    check_one_process("gates", config)
     if config.rewards.shuffle:
         raise UserError("rewards.shuffle deals the rewards out anew: set it to false")
 

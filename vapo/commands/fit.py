@@ -22,7 +22,6 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoint_folders import path_for_lightning
@@ -46,7 +45,7 @@ from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
-from vapo.training.actor_access import actor_access
+from vapo.training.actor_access import sampler_maker
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
 from vapo.training.trainer import RunCallbacks, make_trainer
@@ -125,7 +124,7 @@ def train(
             config,
             prompts=prompts,
             scorer=scorer,
-            make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
+            make_sampler=sampler_maker(config, tokenizer),
             progress=progress,
             kept=kept,
             stored=stored,

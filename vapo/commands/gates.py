@@ -39,7 +39,7 @@ from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.training.actor_access import actor_access
+from vapo.training.actor_access import sampler_maker
 from vapo.training.gate_figures import measure, policy_iterations
 from vapo.training.probes import ProbeSetting
 from vapo.types import Prompt
@@ -89,7 +89,7 @@ def run(
             int(tokenizer.pad_token_id),
             inputs.prompts,
             scorer,
-            lambda module: make_sampler(config, actor_access(module), tokenizer),
+            sampler_maker(config, tokenizer),
             progress,
             inputs.stored,
         )

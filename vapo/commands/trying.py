@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from vapo.commands.command_rules import check_one_process
 from vapo.commands.given_responses import (
     asked_by,
     given_trials,
@@ -36,7 +37,7 @@ def run(config: FitConfig, *, num: int | None = None, responses: Path | None = N
                 judges = started.enter_context(started_judges(config, asked, output))
             trials = given_trials(given, asked, judges, output)
             return _show(trials, len(given), config, None)
-    _check(config)
+    check_one_process("try", config)
     from vapo.commands.sampled_trials import sample, sampled_trials, start_scorer
 
     num = DEFAULT_NUM if num is None else num
@@ -69,13 +70,3 @@ def _show(
     for hint in hints(shown, config, policy):
         print(f"hint: {hint}")
     return shown
-
-
-def _check(config: FitConfig) -> None:
-    """What this command does not do, before anything is read."""
-    trainer = config.trainer
-    if trainer.devices * trainer.num_nodes != 1 or trainer.strategy != "auto":
-        raise UserError(
-            "vapo try is one process: set trainer.devices=1, trainer.num_nodes=1 and "
-            "trainer.strategy=auto"
-        )

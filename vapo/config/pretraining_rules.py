@@ -36,9 +36,7 @@ def patience_has_heldout_prompts(config: FitConfig) -> Problem | None:
 
 
 def stored_rollouts_are_read_by_one_process(config: FitConfig) -> Problem | None:
-    trainer = config.trainer
-    is_alone = trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto"
-    if config.components.value_pretraining.data is None or is_alone:
+    if config.components.value_pretraining.data is None or config.trainer.is_one_process:
         return None
     return Problem(
         (f"{_PRETRAINING}.data", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),

@@ -123,6 +123,11 @@ class TrainerConfig:
         False, "fsdp on GPUs: shards, their gradients and optimizer states lie in host memory"
     )
 
+    @property
+    def is_one_process(self) -> bool:
+        """Nothing is shared or sharded: one process of the strategy auto."""
+        return self.devices * self.num_nodes == 1 and self.strategy == "auto"
+
 
 @dataclass
 class FitConfig:

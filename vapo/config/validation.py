@@ -107,9 +107,7 @@ def lora_is_one_process(config: FitConfig) -> Problem | None:
 
 
 def overlap_is_one_process(config: FitConfig) -> Problem | None:
-    trainer = config.trainer
-    is_alone = trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto"
-    if not config.training.overlap_rollouts or is_alone:
+    if not config.training.overlap_rollouts or config.trainer.is_one_process:
         return None
     return Problem(
         (
@@ -161,8 +159,7 @@ def offload_has_a_gpu(trainer: TrainerConfig) -> Problem | None:
 
 
 def one_process(config: SftConfig | RewardModelConfig) -> Problem | None:
-    trainer = config.trainer
-    if trainer.devices * trainer.num_nodes == 1 and trainer.strategy == "auto":
+    if config.trainer.is_one_process:
         return None
     return Problem(
         ("trainer.devices", "trainer.num_nodes", "trainer.strategy"),

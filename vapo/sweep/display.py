@@ -5,7 +5,6 @@ On a terminal that is a block below the lines; elsewhere a line now and then, if
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.sweep.running import Running
-from vapo.system.progress_display import Display, TextStream, format_seconds
+from vapo.system.progress_display import Display, TextStream, can_redraw, format_seconds
 
 _READ_INTERVAL_S = 1.0
 
@@ -40,7 +39,7 @@ class SweepDisplay:
     ) -> None:
         stream = stream or sys.stdout
         if live is None:
-            live = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+            live = can_redraw(stream)
         self._is_live = live
         self._display = Display(stream, self._render if live else None)
         self._interval_s = _READ_INTERVAL_S if live else line_interval_s

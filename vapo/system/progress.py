@@ -6,7 +6,6 @@ other than 0 nothing is shown. Seconds per stage are recorded in every case.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from vapo.system.progress_display import (
     Display,
     StageState,
     TextStream,
+    can_redraw,
     describe_metrics,
     describe_stage,
     format_seconds,
@@ -64,7 +64,7 @@ class Progress:
     ) -> None:
         stream = stream or sys.stdout
         if live is None:
-            live = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+            live = can_redraw(stream)
         enabled = is_main_process() if enabled is None else enabled
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext
         self.poll: Callable[[], None] = lambda: None  # may raise, to stop the stage

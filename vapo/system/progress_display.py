@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,11 @@ class TextStream(Protocol):
     def flush(self) -> None: ...
 
     def isatty(self) -> bool: ...
+
+
+def can_redraw(stream: TextStream) -> bool:
+    """Whether what is shown there can be drawn anew in its place: a terminal that knows how."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 @dataclass

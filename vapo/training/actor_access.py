@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
 
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
 from vapo.networks.token_inputs import TokenInputs
-from vapo.rollouts.engines.selection import ActorAccess
+from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.system.sharding import gathered
 from vapo.training.callbacks.weight_sync import actor_weights
 from vapo.training.module import VapoModule
+
+
+def sampler_maker(
+    config: FitConfig, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[VapoModule], Sampler]:
+    """What makes the config's engine over a module's own actor."""
+    return lambda module: make_sampler(config, actor_access(module), tokenizer)
 
 
 def actor_access(module: VapoModule) -> ActorAccess:

@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.training.actor_access import actor_access
+from vapo.training.actor_access import sampler_maker
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.weight_sync import WeightSync
 from vapo.training.datamodule import RolloutDataModule
@@ -71,7 +70,7 @@ def training_parts(
             config,
             prompts=prompts,
             scorer=scorer,
-            make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
+            make_sampler=sampler_maker(config, tokenizer),
             progress=progress,
             stored=stored,
             tokenizer=tokenizer,
