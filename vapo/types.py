@@ -1,7 +1,7 @@
 """The data that flows between the stages, and the shape legend that every annotation uses.
 
     B  rollouts in a batch
-    T  response tokens, right-padded to the longest response
+    T  response tokens, right-padded to the longest response; of an episode the observations, too
     S  prompt + response tokens
     V  vocabulary
     H  hidden size
@@ -27,10 +27,15 @@ from torch import Tensor
 
 
 class FinishReason(StrEnum):
-    """Why a response ended. Truncated is not finished: only `STOP` emitted the end token."""
+    """Why a response ended. Truncated is not finished: only `STOP` emitted the end token.
+
+    An episode is finished where its environment ended it; `TURNS` is one that had all the turns
+    that it may have before that, and counts as truncated, too.
+    """
 
     STOP = "stop"
     LENGTH = "length"
+    TURNS = "turns"
 
 
 class Phase(StrEnum):
@@ -84,12 +89,31 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One turn of an episode: what the environment wrote, then what the policy sampled.
+
+    `num_observed` and `num_sampled` are tokens; `reward` is what the environment gave for what was
+    sampled, and stands on the turn's last token. `version` counts the weight updates before the
+    turn's first token was sampled, None where nobody counts.
+    """
+
+    num_observed: int
+    num_sampled: int
+    reward: float = 0.0
+    version: int | None = None
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """One sampled response to one prompt.
+    """One sampled response to one prompt, or one episode in an environment.
 
     `response_ids` holds every token that the policy sampled, the end token included when
     `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
     distribution that was sampled from. `response_text` leaves special tokens out.
+
+    An episode has `turns`, whose tokens follow each other in `response_ids` as the engine read
+    them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
+    sampled.
     """
 
     prompt: Prompt
@@ -97,6 +121,22 @@ class Rollout:
     response_text: str
     rollout_logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def is_sampled(self) -> tuple[bool, ...]:
+        """Of each token of `response_ids`, whether the policy sampled it."""
+        if not self.turns:
+            return (True,) * len(self.response_ids)
+        parts = ((False,) * turn.num_observed + (True,) * turn.num_sampled for turn in self.turns)
+        return tuple(is_own for part in parts for is_own in part)
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        if not self.turns:
+            return len(self.response_ids)
+        return sum(turn.num_sampled for turn in self.turns)
 
 
 @dataclass(frozen=True)
@@ -119,9 +159,12 @@ class Verdict:
 class RolloutBatch:
     """All rollouts of one iteration with their rewards, response-aligned.
 
-    Rows of a group are contiguous. Column t belongs to response token t. `loss_mask` marks the
-    tokens that carry loss of the policy, `value_mask` those that carry value loss (None: the
-    same). `unshaped_rewards` are the rewards without the overlong punishment, None where there is
+    Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
+    tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
+    those that carry value loss (None: the same). Of episodes `turn_rewards` has each turn's reward
+    on its last sampled token, whose sums are the rewards without shaping, and `turn_starts` marks
+    the first sampled token of each turn; `is_failed` are episodes whose environment failed.
+    `unshaped_rewards` are the rewards without the overlong punishment, None where there is
     none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
     the system needs none. `step_starts` marks the first token of each step and `step_values` has,
     on every token, what continuations from the start of its step earned; None without them. Of
@@ -150,12 +193,16 @@ class RolloutBatch:
     step_values: Float[Tensor, "B T"] | None = None
     measured_values: Float[Tensor, "B T"] | None = None
     measured_draws: Float[Tensor, "B T"] | None = None
+    turn_rewards: Float[Tensor, "B T"] | None = None
+    turn_starts: Bool[Tensor, "B T"] | None = None
+    is_failed: Bool[Tensor, " B"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
 
     @property
     def response_lengths(self) -> Int[Tensor, " B"]:
+        """How many tokens the policy sampled, whatever lies between them."""
         return self.response_mask.sum(dim=1)
 
     @property
@@ -165,7 +212,7 @@ class RolloutBatch:
 
     @property
     def is_truncated(self) -> Bool[Tensor, " B"]:
-        return torch.tensor([r.finish_reason is FinishReason.LENGTH for r in self.rollouts])
+        return torch.tensor([r.finish_reason is not FinishReason.STOP for r in self.rollouts])
 
 
 @dataclass(frozen=True)

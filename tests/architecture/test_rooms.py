@@ -16,6 +16,7 @@ ROOMS = (
     "networks",
     "prompts",
     "rewards",
+    "environments",
     "tracking",
     "runs",
     "rollouts",

@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import Callback
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.integration.commands import SMALL, store, vapo
 from tests.tracking.metric_docs import documented_keys
-from vapo.commands.fit import actor_access
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer, load_value_model
@@ -26,6 +25,7 @@ from vapo.rollouts.engines.selection import make_sampler
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
 from vapo.training import gate_figures
+from vapo.training.actor_access import actor_access
 from vapo.training.probes import ProbeSetting, run_probe
 
 BASE = ("gates", *ON_STATE_TRACKING, *SMALL)

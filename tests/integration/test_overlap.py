@@ -25,6 +25,7 @@ from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.system.seeding import derive_seed
 from vapo.tracking.metric_groups import stored_key
+from vapo.training import actor_access
 from vapo.training.module import VapoModule
 
 ON = "training.overlap_rollouts=true"
@@ -87,13 +88,13 @@ def spied(
 ) -> list[Spy]:
     """The engine that the next run makes."""
     spies: list[Spy] = []
-    make = fit.make_sampler
+    make = actor_access.make_sampler
 
     def make_spy(*args: Any) -> Any:
         spies.append(Spy(make(*args), on_call))
         return spies[-1]
 
-    monkeypatch.setattr(fit, "make_sampler", make_spy)
+    monkeypatch.setattr(actor_access, "make_sampler", make_spy)
     return spies
 
 

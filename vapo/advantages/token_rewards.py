@@ -9,7 +9,12 @@ from torch import Tensor
 from vapo.config import FitConfig
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import kl_penalty
-from vapo.functional.masking import place_at_last_token, zero_outside
+from vapo.functional.masking import (
+    check_rewards_on_sampled,
+    last_column,
+    place_at_last_token,
+    zero_outside,
+)
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 
@@ -18,7 +23,7 @@ def token_rewards(
     algorithm: AlgorithmConfig,
     rewards: Float[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T"]:
-    """The response's reward on its last sampled token, less the KL penalty if it goes there.
+    """The rewards on their tokens, less the KL penalty if it goes there.
 
     Reference log-probs are there only while the policy is trained; before that the policy is
     the reference, and the penalty 0.
@@ -27,13 +32,29 @@ def token_rewards(
         rewards: in place of the batch's.
     """
     final = batch.rewards if rewards is None else rewards
-    placed = place_at_last_token(final, batch.response_mask)
+    placed = placed_rewards(batch, final)
     if algorithm.kl.placement == "reward" and batch.ref_logprobs is not None:
         assert batch.old_logprobs is not None
         penalty = kl_penalty(
             batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
         )
         placed = placed - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
+    return placed
+
+
+def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+    """Each response's reward on its last sampled token.
+
+    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
+    (the overlong punishment, a bootstrapped value) on the last of all.
+
+    Raises: ValueError: a reward is on a token that the policy did not sample.
+    """
+    if batch.turn_rewards is None:
+        return place_at_last_token(rewards, batch.response_mask)
+    rest = rewards - batch.turn_rewards.sum(dim=1)
+    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    check_rewards_on_sampled(placed, batch.response_mask)
     return placed
 
 
@@ -59,6 +80,8 @@ def bootstrapped(
     would run away.
     """
     assert batch.old_values is not None
-    last = (batch.response_lengths - 1)[:, None]
+    last = last_column(batch.response_mask)[:, None]
     after = gamma * batch.old_values.gather(1, last)[:, 0]
-    return torch.where(batch.is_truncated, after, rewards)
+    if batch.turn_rewards is not None:
+        after = after + batch.turn_rewards.sum(dim=1)
+    return torch.where(batch.is_truncated.to(after.device), after, rewards)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from vapo.config import environment
+from vapo.config import environment_variables
 from vapo.config.written import deciding_tree, source_tree, written_source, written_tree
 
 Scalar = str | int | float | bool | None
@@ -31,7 +31,7 @@ def flatten(config: Any) -> dict[str, Scalar]:
 
     For use: what is written or shown comes from `flatten_written`.
     """
-    return flatten_tree(environment.values_of(config))
+    return flatten_tree(environment_variables.values_of(config))
 
 
 def flatten_written(config: Any) -> dict[str, Scalar]:

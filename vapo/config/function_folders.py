@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from vapo.config.environment import escape
+from vapo.config.environment_variables import escape
 from vapo.config.import_paths import is_function_folder
 from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries

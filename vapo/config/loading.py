@@ -23,7 +23,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from vapo.config import environment
+from vapo.config import environment_variables
 from vapo.config.changes import sources_of
 from vapo.config.extends import read_files
 from vapo.config.flattening import flatten
@@ -215,7 +215,7 @@ def _to_object(tree: DictConfig, entries: Entries, origins: Origins) -> Any:
                 f"set it in a config file, or as {key}=VALUE"
             )
         config: Any = OmegaConf.to_object(tree)
-        config.from_environment = environment.read_environment(tree, config)
+        config.from_environment = environment_variables.read_environment(tree, config)
         return config
     except OmegaConfBaseException as error:
         key = error.full_key or ""
@@ -236,13 +236,13 @@ def _interpolation_reason(
             f"the environment variable {missing[1]} is not set, and {raw} reads it: export it, "
             f"or set {key or 'the key'} to a value"
         )
-    variables = environment.variables_in(OmegaConf.to_container(tree, resolve=False))
+    variables = environment_variables.variables_in(OmegaConf.to_container(tree, resolve=False))
     if variables and isinstance(error, InterpolationValidationError):  # OmegaConf's shows the value
         kind = entry.label if isinstance(entry, Option) else "another type"
         return f"expects {kind}, and what {raw} stands for is not"
-    if environment.MARKED.search(reason):
+    if environment_variables.MARKED.search(reason):
         return f"{raw}: a variable of the environment gives a value, not the name of a key"
-    reason = environment.redact_variables(reason, variables)
+    reason = environment_variables.redact_variables(reason, variables)
     target = re.search(r"Interpolation key '(.*)' not found", reason)
     if isinstance(error, InterpolationKeyError) and target:
         close = nearest_key(target[1], entries)

@@ -17,7 +17,8 @@ from vapo.config.components import Components
 from vapo.config.critic import CriticConfig
 from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmEngine
-from vapo.config.environment import FromEnvironment, environment_field
+from vapo.config.environment_variables import FromEnvironment, environment_field
+from vapo.config.environments import EnvironmentConfig
 from vapo.config.fields import choice, option, section
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
@@ -141,6 +142,9 @@ class FitConfig:
     data: DataConfig = section(DataConfig, "prompts")
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
     rewards: RewardConfig = section(RewardConfig, "verdicts and rewards")
+    environment: EnvironmentConfig = section(
+        EnvironmentConfig, "what answers the policy's turns, in place of a verifier"
+    )
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "the objective's numbers")
     training: TrainingConfig = section(TrainingConfig, "iterations and batch sizes")
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")

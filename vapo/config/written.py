@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vapo.config.environment import (
+from vapo.config.environment_variables import (
     FIELD,
     MARK,
     MARKED,

@@ -9,6 +9,7 @@ from vapo.advantages.estimators import policy_lambda
 from vapo.advantages.mismatch import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import explained_variance, first_token_reward_weight
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
 from vapo.types import TrainingBatch
@@ -76,8 +77,8 @@ def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
         return {}
     mask, values = batch.response_mask, batch.old_values
     returns = monte_carlo_returns(batch.critic_token_rewards, mask, gamma=gamma)
-    rows, last = torch.arange(len(batch)), batch.response_lengths - 1
-    ends = gather_over_ranks(torch.stack([values[:, 0], values[rows, last]], dim=1))
+    rows, first, last = torch.arange(len(batch)), first_column(mask), last_column(mask)
+    ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)
     spread = batch.value_spread
     of_several = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}

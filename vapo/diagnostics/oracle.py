@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.token_rewards import critic_rewards, placed_rewards
 from vapo.config import FitConfig, resolve
 from vapo.config.data import GeneratedSource
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.masking import place_at_last_token
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.hidden_states import HIDDEN_STATES
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -79,7 +78,7 @@ def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -
 
 def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
     """The Monte-Carlo return of each response token, of the critic's rewards."""
-    rewards = place_at_last_token(critic_rewards(batch, config), batch.response_mask)
+    rewards = placed_rewards(batch, critic_rewards(batch, config))
     gamma = resolve(config).gamma
     returns: Tensor = monte_carlo_returns(rewards, batch.response_mask, gamma=gamma)
     rows = zip(returns, batch.response_mask, strict=True)

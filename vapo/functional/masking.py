@@ -83,6 +83,41 @@ def place_at_last_token(
     return torch.where(response_mask & (later == 1), rewards[:, None], 0.0)
 
 
+def last_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
+    """The column of each row's last True token; 0 where there is none.
+
+    >>> last_column(torch.tensor([[True, False, True, False]]))
+    tensor([2])
+    """
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, columns, 0).amax(dim=1)
+
+
+def first_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
+    """The column of each row's first True token; 0 where there is none.
+
+    >>> first_column(torch.tensor([[False, True, True, False]]))
+    tensor([1])
+    """
+    return mask.int().argmax(dim=1)
+
+
+def check_rewards_on_sampled(
+    token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]
+) -> None:
+    """Raises: ValueError: a reward stands on a token that the policy did not sample.
+
+    GAE over the sampled tokens would drop it without a word.
+    """
+    lost = (token_rewards != 0) & ~response_mask
+    if bool(lost.any()):
+        row, column = lost.nonzero()[0].tolist()
+        raise ValueError(
+            f"{int(lost.sum())} rewards are on tokens that the policy did not sample; the first "
+            f"is {float(token_rewards[row, column])} on token {column} of row {row}"
+        )
+
+
 @torch.no_grad()
 def lowest_share_mask(
     spread: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float | int

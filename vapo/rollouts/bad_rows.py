@@ -1,4 +1,4 @@
-"""Remove rollouts whose numbers are not finite from the batch before it is trained on.
+"""Remove rollouts that cannot be trained on from the batch: failed, or with bad numbers.
 
 One nan would spread through a group's baseline and the whitening to every advantage, and through
 a forward pass to every gradient. So the row is removed from the batch, not only from the loss.
@@ -20,6 +20,7 @@ from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, RolloutBatch
 
+_FAILED = "the environment failed"
 _MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it too few are left, and none is trained on
 
 
@@ -62,21 +63,28 @@ def check_batch(
 ) -> CheckedBatch:
     """Remove and save the rows with a number that is not finite. Every rank must call this.
 
+    Episodes whose environment failed are removed, too: what they would have earned is not known.
+
     All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
     has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
     found = bad_inputs(batch)
     is_bad = torch.stack(list(found.values())).any(dim=0)
-    goes = is_bad
+    if batch.is_failed is not None:
+        found[_FAILED] = batch.is_failed
+    goes = torch.stack(list(found.values())).any(dim=0)
     if by_group:
-        goes = is_bad.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
+        goes = goes.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
     counts = [goes.sum(), torch.tensor(len(batch)), *(rows.sum() for rows in found.values())]
     num_left_out, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
     if not num_left_out:
         return CheckedBatch(batch, len(batch), range(len(batch)))
-    records.save(_describe(batch, found, is_bad, place))
+    numbers = {name: rows for name, rows in found.items() if name != _FAILED}
+    records.save(_describe(batch, numbers, is_bad, place))
     reason = ", ".join(
-        f"{name} not finite in {number} of {num_all}"
+        f"{name} in {number} of {num_all}"
+        if name == _FAILED
+        else f"{name} not finite in {number} of {num_all}"
         for name, number in zip(found, bad, strict=True)
         if number
     )

@@ -36,18 +36,28 @@ def make_rollout_batch(
     """
     if len(rollouts) != len(verdicts):
         raise ValueError(f"{len(rollouts)} rollouts but {len(verdicts)} verdicts")
-    lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
-    if int(lengths.min()) == 0:
+    failed = torch.tensor([verdict.failure is not None for verdict in verdicts])
+    lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
+    are_episodes = any(rollout.turns for rollout in rollouts)
+    if bool(((lengths == 0) & ~(failed & are_episodes)).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
-    width = int(lengths.max())
-    response_mask = torch.arange(width) < lengths[:, None]
-    response_ids = torch.zeros(response_mask.shape, dtype=torch.long)
-    response_ids[response_mask] = torch.tensor([i for r in rollouts for i in r.response_ids])
-    rollout_logprobs = torch.zeros(response_mask.shape)
-    rollout_logprobs[response_mask] = torch.tensor(
+    widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
+    is_token = torch.arange(int(widths.max())) < widths[:, None]
+    response_ids = torch.zeros(is_token.shape, dtype=torch.long)
+    response_ids[is_token] = torch.tensor([i for r in rollouts for i in r.response_ids])
+    rollout_logprobs = torch.zeros(is_token.shape)
+    rollout_logprobs[is_token] = torch.tensor(
         [logprob for r in rollouts for logprob in r.rollout_logprobs]
     )
+    response_mask = is_token
+    episodes: dict[str, Tensor] = {}
+    if are_episodes:
+        response_mask = torch.zeros_like(is_token)
+        response_mask[is_token] = torch.tensor([own for r in rollouts for own in r.is_sampled])
+        episodes = turn_columns(rollouts, response_mask) | {"is_failed": failed}
     reward = torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32)
+    if are_episodes:  # the same numbers, added up in float32 as everywhere
+        reward = episodes["turn_rewards"].sum(dim=1)
     unshaped_rewards = None
     if rewards.overlong.soft_punishment:
         unshaped_rewards = reward
@@ -73,7 +83,29 @@ def make_rollout_batch(
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,
         value_mask=value_masks[critic_truncated],
+        **episodes,
     )
+
+
+def turn_columns(
+    rollouts: Sequence[Rollout], response_mask: Bool[Tensor, "B T"]
+) -> dict[str, Tensor]:
+    """The columns that only episodes have: turns' rewards and first sampled tokens.
+
+    Raises: ValueError where a turn has a reward, and no sampled token to put it on.
+    """
+    rewards = torch.zeros(response_mask.shape)
+    starts = torch.zeros_like(response_mask)
+    for row, rollout in enumerate(rollouts):
+        first = 0
+        for turn in rollout.turns:
+            first, last = first + turn.num_observed, first + turn.num_observed + turn.num_sampled
+            if turn.num_sampled:
+                starts[row, first], rewards[row, last - 1] = True, turn.reward
+            elif turn.reward:
+                raise ValueError(f"a turn of row {row} has a reward, and no token was sampled")
+            first = last
+    return {"turn_rewards": rewards, "turn_starts": starts}
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:

@@ -20,7 +20,9 @@ from torch import Tensor
 from vapo.rollouts.sampling_ahead import SampledRollouts
 from vapo.runs.run_dirs import RunDir
 from vapo.system.atomic_files import write_whole
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn, Verdict
+
+_FORMAT = 2  # of the file; rollouts in another one are sampled again
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class KeptRollouts:
             [p for r in batch.rollouts for p in r.rollout_logprobs], dtype=torch.float64
         )
         tensors["json"] = torch.frombuffer(bytearray(_to_json(sampled)), dtype=torch.uint8)
-        metadata = {"origin": json.dumps(asdict(origin)), "digest": _digest(tensors)}
+        metadata = {"origin": _written(origin), "digest": _digest(tensors)}
         self.folder.mkdir(exist_ok=True)
         write_whole(
             self.path(origin.iteration, origin.rank),
@@ -85,7 +87,7 @@ class KeptRollouts:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("origin") != json.dumps(asdict(origin)):
+                if metadata.get("origin") != _written(origin):
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception:  # safetensors raises its own kinds
@@ -108,8 +110,8 @@ class KeptRollouts:
         known = [prompt for prompt in prompts if prompt is not None]
         if len(known) < len(prompts) or _prompts_digest(known) != contents["prompts"]:
             return None  # the data has changed
-        lengths = tensors["response_mask"].sum(dim=1).tolist()
-        ids = tensors["response_ids"][tensors["response_mask"]].split(lengths)
+        lengths = [row["num_tokens"] for row in contents["rollouts"]]
+        ids = [row[:n] for row, n in zip(tensors["response_ids"], lengths, strict=True)]
         logprobs = tensors["logprobs_exact"].split(lengths)
         rollouts = [
             Rollout(
@@ -118,6 +120,7 @@ class KeptRollouts:
                 response_text=row["text"],
                 rollout_logprobs=tuple(logprobs[i].tolist()),
                 finish_reason=FinishReason(row["finish_reason"]),
+                turns=tuple(Turn(**turn) for turn in row["turns"]),
             )
             for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
         ]
@@ -137,6 +140,10 @@ class KeptRollouts:
         )
 
 
+def _written(origin: Origin) -> str:
+    return json.dumps({"format": _FORMAT, **asdict(origin)})
+
+
 def _to_json(sampled: SampledRollouts) -> bytes:
     batch = sampled.batch
     contents: dict[str, Any] = {
@@ -152,6 +159,8 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "prompt_id": rollout.prompt.prompt_id,
                 "text": rollout.response_text,
                 "finish_reason": rollout.finish_reason.value,
+                "num_tokens": len(rollout.response_ids),
+                "turns": [asdict(turn) for turn in rollout.turns],
             }
             for rollout in batch.rollouts
         ],

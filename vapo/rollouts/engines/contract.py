@@ -1,8 +1,9 @@
-"""The sampler's contract: prompts in, responses with their log-probabilities out."""
+"""The sampler's contract: prompts or turns in, sampled tokens with their log-probs out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +37,62 @@ def sampling_settings(config: RolloutConfig) -> SamplingSettings:
     )
 
 
+@dataclass(frozen=True)
+class TurnRequest:
+    """One turn to sample of the episode `key` (prompt i, sample j).
+
+    `ids` are all tokens before it: the prompt, and the earlier turns exactly as they were sampled
+    and observed. `turn` counts from 0; at most `max_tokens` tokens are sampled.
+    """
+
+    key: tuple[int, int]
+    turn: int
+    ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """What was sampled for a request, an end token included, with a log-prob for each token.
+
+    `has_ended` is False where the tokens ran out before an end token came.
+    """
+
+    request: TurnRequest
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    has_ended: bool
+
+
+class TurnStream(Protocol):
+    """Turns of many episodes that are sampled together, each for as long as it takes.
+
+    The tokens of a turn depend on the weights, its ids, the settings and (seed, i, j, turn) only,
+    not on what else is sampled beside it (up to floating point). The first turn of an episode has
+    the tokens that `Sampler.sample` gives to the same prompt, sample and seed.
+    """
+
+    def submit(self, request: TurnRequest) -> None:
+        """Sample this turn as soon as there is room. One turn of an episode is open at a time."""
+        ...
+
+    def step(self) -> list[SampledTurn]:
+        """Sample on, for a short while, and return the turns that ended; without any, at once.
+
+        Raises: what `Sampler.sample` does.
+        """
+        ...
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """The episode is over: what is kept of its tokens may go. An open turn of it is dropped."""
+        ...
+
+    @property
+    def num_open(self) -> int:
+        """How many turns were submitted and have not been returned."""
+        ...
+
+
 class Sampler(Protocol):
     """An engine that samples responses from the current policy."""
 
@@ -58,7 +115,11 @@ class Sampler(Protocol):
         ...
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the actor's new weights, as (name, full tensor) pairs of its state dict."""
+        """Take the actor's new weights, as (name, full tensor) pairs of its state dict.
+
+        Another thread may call this while it samples: an engine that has weights of its own takes
+        them between two steps, and open turns go on with them.
+        """
         ...
 
     def sleep(self) -> None:
@@ -67,4 +128,21 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Free the engine."""
+        ...
+
+
+class TurnSampler(Sampler, Protocol):
+    """An engine that also samples turns of episodes."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a response, or a turn."""
+        ...
+
+    def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
+        """A stream of turns, which ends with the context.
+
+        Nothing in it is a collective of the ranks but entering and leaving it, so each rank may
+        have as many turns as its own episodes need. Every rank must enter it.
+        """
         ...

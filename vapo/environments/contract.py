@@ -1,0 +1,58 @@
+"""The environments of many episodes: asked without waiting, their replies taken as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+EpisodeKey = tuple[int, ...]
+"""Names an episode among those that are open."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one `reset` or `step`.
+
+    `observation` None: the episode has ended. `failure` names why there is no answer (timeout,
+    crash, garbled, error: ...): the episode has ended there, and what it would have earned is not
+    known.
+    """
+
+    key: EpisodeKey
+    observation: str | None = None
+    reward: float = 0.0
+    failure: str | None = None
+
+
+class Environments(Protocol):
+    """Answers the turns of episodes, each of which waits for no other.
+
+    An episode has one open question at a time. Nothing here raises for what an environment does:
+    that is a `Reply` with a `failure`.
+    """
+
+    def reset(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
+        """Begin an episode on a row of the data."""
+        ...
+
+    def step(self, key: EpisodeKey, text: str) -> None:
+        """Give the episode what the policy wrote in its turn."""
+        ...
+
+    def end(self, key: EpisodeKey) -> None:
+        """The episode is over, or given up; ended and unknown ones are ignored."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Reply]:
+        """The replies that have come; waits at most so long for the first, 0: not at all."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """How many episodes may be open at a time."""
+        ...
+
+    def close(self) -> None:
+        """End everything that was started; a second call does nothing."""
+        ...
