@@ -94,7 +94,7 @@ class Turn:
 
     `num_observed` and `num_sampled` are tokens; `reward` is what the environment gave for what was
     sampled, and stands on the turn's last token. `version` counts the weight updates before the
-    turn's first token was sampled, None where nobody counts.
+    turn was asked for, None where nobody counts.
     """
 
     num_observed: int
@@ -113,7 +113,9 @@ class Rollout:
 
     An episode has `turns`, whose tokens follow each other in `response_ids` as the engine read
     them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
-    sampled.
+    sampled. `failure` names why the environment failed (timeout, crash, ...): what the episode
+    would have earned is not known then. `version` counts the weight updates before the first token
+    was sampled, None where nobody counts.
     """
 
     prompt: Prompt
@@ -122,6 +124,8 @@ class Rollout:
     rollout_logprobs: tuple[float, ...]
     finish_reason: FinishReason
     turns: tuple[Turn, ...] = ()
+    failure: str | None = None
+    version: int | None = None
 
     @property
     def is_sampled(self) -> tuple[bool, ...]:

@@ -251,7 +251,7 @@ def test_configs_are_equal_by_their_values(tmp_path: Path) -> None:
     plain = fit_config(tmp_path, "seed=7")
     from_env = fit_config(tmp_path, "seed=${oc.env:VAPO_TEST_SEED}")
     assert plain == from_env
-    assert "environment" not in repr(from_env)
+    assert "from_environment" not in repr(from_env)
     with pytest.raises(UserError, match="unknown key 'from_environment'"):
         fit_config(tmp_path, overlay="from_environment: {}")
     assert FitConfig(tracking=TrackingConfig(uri="http://a:b@c")).from_environment.values == {}

@@ -88,13 +88,13 @@ def spied(
 ) -> list[Spy]:
     """The engine that the next run makes."""
     spies: list[Spy] = []
-    make = actor_access.make_sampler
+    make = actor_access.make_rollout_sampler
 
     def make_spy(*args: Any) -> Any:
         spies.append(Spy(make(*args), on_call))
         return spies[-1]
 
-    monkeypatch.setattr(actor_access, "make_sampler", make_spy)
+    monkeypatch.setattr(actor_access, "make_rollout_sampler", make_spy)
     return spies
 
 

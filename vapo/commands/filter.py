@@ -16,9 +16,10 @@ from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.engines.selection import check_engine
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -86,8 +87,8 @@ def _sample(
     k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
     num_tokens = 0
     with (
-        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        Scorer(config.rewards, max_response_tokens=config.rollouts.max_response_tokens) as scorer,
+        closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler,
+        scorer_of(config) as scorer,
         progress.stage(
             "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
         ) as advance,

@@ -21,7 +21,7 @@ from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoint_folders import path_for_lightning
@@ -100,11 +100,10 @@ def train(
     started: float,
 ) -> Path:
     """The run itself, once everything has been checked."""
-    budget = config.rollouts.max_response_tokens
     tokenizer, prompts, stored = inputs.tokenizer, inputs.prompts, inputs.stored
     with (
         Progress() as progress,
-        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
+        scorer_of(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),

@@ -29,9 +29,9 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.answer_now import answer_token_ids
-from vapo.rollouts.engines.selection import make_sampler
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.sweep.report.gates import console_text, figure, markdown
 from vapo.system.atomic_files import write_text, write_whole
@@ -68,12 +68,12 @@ def run(
     quiet_libraries()
     check_gates(config)
     inputs = read_inputs(config, answer_now)
-    tokenizer, budget = inputs.tokenizer, config.rollouts.max_response_tokens
+    tokenizer = inputs.tokenizer
     folder = output_dir or Path(config.output_dir) / "gates"
     folder.mkdir(parents=True, exist_ok=True)
     with (
         Progress() as progress,
-        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
+        scorer_of(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, "gates"),
@@ -128,7 +128,7 @@ def measured(
     """Sample the start policy, say what the probes cost at most, and run them; with the number
     of held-out responses."""
     config, tokenizer = setting.config, inputs.tokenizer
-    with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
+    with closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler:
         start = sample_start(
             config,
             inputs.heldout,

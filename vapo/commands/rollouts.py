@@ -33,11 +33,12 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.engines.selection import check_engine
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     one_table,
@@ -164,12 +165,8 @@ def sample_parts(
     if not missing:
         return parts
     with (
-        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        Scorer(
-            config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            data=config.data,
-        ) as scorer,
+        closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler,
+        scorer_of(config) as scorer,
         progress.stage("rollouts", total=len(missing), unit="parts") as advance,
     ):
         settings = sampling_settings(config.rollouts)

@@ -19,7 +19,8 @@ from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.engines.selection import check_engine
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -49,6 +50,7 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
         max_response_tokens=config.rollouts.max_response_tokens,
         data=config.data,
         output=output,
+        environment=config.environment,
     )
 
 
@@ -62,7 +64,7 @@ def sample(config: FitConfig, num: int) -> Sampled:
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
     with (
-        closing(make_sampler(config, access, tokenizer)) as sampler,
+        closing(make_rollout_sampler(config, access, tokenizer)) as sampler,
         Progress() as progress,
         progress.stage("sampling", total=num, unit="responses") as advance,
     ):

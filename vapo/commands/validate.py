@@ -34,10 +34,11 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
+from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
 from vapo.system.devices import pick_device, set_threads
@@ -70,7 +71,7 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    with closing(make_sampler(config, access, tokenizer)) as sampler:
+    with closing(make_rollout_sampler(config, access, tokenizer)) as sampler:
         result, batch, measured = sample_heldout(
             config, prompts, sampler, tokenizer, value_truth, judges_values
         )
@@ -117,7 +118,7 @@ def sample_heldout(
     measured, budget = None, config.rollouts.max_response_tokens
     with (
         Progress() as progress,
-        Scorer(config.rewards, max_response_tokens=budget, data=config.data) as scorer,
+        scorer_of(config) as scorer,
     ):
         result = evaluate(
             prompts.heldout,

@@ -63,3 +63,10 @@ class EnvironmentConfig:
     def is_used(self) -> bool:
         """Whether rollouts are episodes."""
         return self.kind is not None
+
+
+def environment_name(environment: EnvironmentConfig) -> str:
+    """The function or id by which the config names it."""
+    if isinstance(environment, VerifiersEnvironment):
+        return environment.id
+    return environment.function if isinstance(environment, FunctionEnvironment) else "none"

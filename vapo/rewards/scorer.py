@@ -12,14 +12,15 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any
 
+from vapo.config.environments import EnvironmentConfig, environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import DataConfig, RewardConfig
+from vapo.config.schema import DataConfig, FitConfig, RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker_pool import WorkerPool
-from vapo.types import Rollout, Verdict
+from vapo.types import FinishReason, Rollout, Verdict
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -38,6 +39,8 @@ class Scorer(AbstractContextManager["Scorer"]):
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
+    Episodes of an `environment` have their rewards from it, and no verifier is asked.
+
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
 
@@ -52,6 +55,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         max_response_tokens: int,
         data: DataConfig | None = None,
         output: VerifierOutput | None = None,
+        environment: EnvironmentConfig | None = None,
     ) -> None:
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
@@ -62,6 +66,9 @@ class Scorer(AbstractContextManager["Scorer"]):
             )
         self.judges: list[_Judge] = []
         self.by_source: dict[str, _Judge] = {}
+        if environment is not None and environment.is_used:
+            self.judges.append(_Judge(rewards, output, environment))
+            return
         by_source = {} if data is None else rewards_by_source(rewards, data)
         if all(own is rewards for own in by_source.values()):
             self.judges.append(_Judge(rewards, output))
@@ -100,7 +107,7 @@ class Scorer(AbstractContextManager["Scorer"]):
 
     def extracts_answers(self, source: str = "") -> bool:
         """Whether this source's verifier extracts a response's answer, so that answers can vote."""
-        return self._judge_of(source).config.verifier in EXTRACTING
+        return self._judge_of(source).extracts_answers
 
     def votes(
         self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
@@ -113,7 +120,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         """
         votes: list[int | None] = [None] * len(rollouts)
         for judge, rows in self._shares(rollouts):
-            if judge.config.verifier not in EXTRACTING:
+            if not judge.extracts_answers:
                 continue
             found = count_votes(
                 [rollouts[row] for row in rows],
@@ -145,13 +152,45 @@ class Scorer(AbstractContextManager["Scorer"]):
                 yield judge, rows
 
 
-class _Judge:
-    """One verifier: its worker processes, or its reward model."""
+def scorer_of(config: FitConfig) -> Scorer:
+    """The scorer of a run: its verifiers, or its environment's own rewards.
 
-    def __init__(self, rewards: RewardConfig, output: VerifierOutput | None = None) -> None:
+    Raises: UserError as `Scorer`.
+    """
+    return Scorer(
+        config.rewards,
+        max_response_tokens=config.rollouts.max_response_tokens,
+        data=config.data,
+        environment=config.environment,
+    )
+
+
+def episode_verdict(rollout: Rollout, environment: EnvironmentConfig) -> Verdict:
+    """What the environment has said of an episode: the sum of its rewards.
+
+    It is correct where the environment ended it with more than `environment.correct_above`.
+    """
+    reward = sum(turn.reward for turn in rollout.turns)
+    has_ended = rollout.failure is None and rollout.finish_reason is FinishReason.STOP
+    is_correct = has_ended and reward > environment.correct_above
+    return Verdict(is_correct=is_correct, reward=reward, failure=rollout.failure)
+
+
+class _Judge:
+    """One verifier: its worker processes, its reward model, or what an environment has said."""
+
+    def __init__(
+        self,
+        rewards: RewardConfig,
+        output: VerifierOutput | None = None,
+        environment: EnvironmentConfig | None = None,
+    ) -> None:
         self.config = rewards
+        self._environment = environment
         self._texts: TextJudge | None = None
         self._warns = output is None  # else every failure is shown beside its response
+        if environment is not None:
+            return
         if isinstance(rewards, RewardModelVerifier):
             from vapo.rewards.reward_model import RewardModel
 
@@ -161,19 +200,31 @@ class _Judge:
             self._texts = TextJudge(rewards, output)
 
     @property
+    def extracts_answers(self) -> bool:
+        return self._environment is None and self.config.verifier in EXTRACTING
+
+    @property
     def pool(self) -> WorkerPool | None:
         return None if self._texts is None else self._texts.pool
 
     def score(self, rollouts: Sequence[Rollout], advance: Callable[[int], None]) -> list[Verdict]:
-        if self._texts is None:
-            replies = self._ask_model(self._reward_model, rollouts, advance)
+        if self._environment is not None:
+            verdicts = [episode_verdict(rollout, self._environment) for rollout in rollouts]
+            advance(len(rollouts))
         else:
-            tasks = [(r.response_text, r.prompt.answer, r.prompt.metadata) for r in rollouts]
-            replies = self._texts.replies(tasks, advance)
-        verdicts = [Verdict(**verdict_fields(self.config, reply)) for reply in replies]
+            replies = self._replies(rollouts, advance)
+            verdicts = [Verdict(**verdict_fields(self.config, reply)) for reply in replies]
         if self._warns:
             self._check_failures(rollouts, verdicts)
         return verdicts
+
+    def _replies(
+        self, rollouts: Sequence[Rollout], advance: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
+        if self._texts is None:
+            return self._ask_model(self._reward_model, rollouts, advance)
+        tasks = [(r.response_text, r.prompt.answer, r.prompt.metadata) for r in rollouts]
+        return self._texts.replies(tasks, advance)
 
     def _ask_model(
         self,
@@ -198,14 +249,17 @@ class _Judge:
             return
         first = f"{verdicts[failed[0]].failure}, prompt {rollouts[failed[0]].prompt.prompt_id}"
         if len(failed) == len(verdicts) >= FEWEST_WITHOUT_VERDICT:
-            name = getattr(self.config, "function", self.config.verifier)
+            name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
+            if self._environment is not None:
+                name = f"environment {environment_name(self._environment)}"
             raise UserError(
-                f"the verifier {name} gave no verdict on any of {len(verdicts)} responses; "
+                f"the {name} gave no verdict on any of {len(verdicts)} responses; "
                 f"the first: {first}"
             )
         logger.warning(
-            "no verdict for %d of %d responses (counted as incorrect); the first: %s",
+            "no verdict for %d of %d responses (%s); the first: %s",
             len(failed),
             len(verdicts),
+            "counted as incorrect" if self._environment is None else "they are not trained on",
             first,
         )

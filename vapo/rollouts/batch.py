@@ -36,10 +36,10 @@ def make_rollout_batch(
     """
     if len(rollouts) != len(verdicts):
         raise ValueError(f"{len(rollouts)} rollouts but {len(verdicts)} verdicts")
-    failed = torch.tensor([verdict.failure is not None for verdict in verdicts])
+    failed = torch.tensor([rollout.failure is not None for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
-    are_episodes = any(rollout.turns for rollout in rollouts)
-    if bool(((lengths == 0) & ~(failed & are_episodes)).any()):
+    are_episodes = any(rollout.turns or rollout.failure for rollout in rollouts)
+    if bool(((lengths == 0) & ~failed).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
     widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
     is_token = torch.arange(int(widths.max())) < widths[:, None]

@@ -121,6 +121,8 @@ class KeptRollouts:
                 rollout_logprobs=tuple(logprobs[i].tolist()),
                 finish_reason=FinishReason(row["finish_reason"]),
                 turns=tuple(Turn(**turn) for turn in row["turns"]),
+                failure=row["failure"],
+                version=row["version"],
             )
             for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
         ]
@@ -161,6 +163,8 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "finish_reason": rollout.finish_reason.value,
                 "num_tokens": len(rollout.response_ids),
                 "turns": [asdict(turn) for turn in rollout.turns],
+                "failure": rollout.failure,
+                "version": rollout.version,
             }
             for rollout in batch.rollouts
         ],

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.actor_access import sampler_maker
@@ -58,11 +58,7 @@ def training_parts(
     """
     with (
         Progress(live=False) as progress,
-        Scorer(
-            config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            data=config.data,
-        ) as scorer,
+        scorer_of(config) as scorer,
     ):
         progress.note(prompts.report.describe())
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))

@@ -1,0 +1,297 @@
+"""The loop that joins an engine's turns with environments, and the sampler made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedEnvironments, ScriptedStream
+from tests.tiny_model import tiny_tokenizer
+from vapo.config import FitConfig
+from vapo.config.environments import EnvironmentConfig
+from vapo.config.kinds import make
+from vapo.environments.contract import Reply
+from vapo.errors import UserError
+from vapo.rewards.scorer import episode_verdict
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.episode_sampler import EpisodeSampler
+from vapo.rollouts.observations import ObservationTokens
+from vapo.types import FinishReason, Prompt, Rollout, Turn
+
+KEY = (0, 0)
+
+
+def config(**options: Any) -> FitConfig:
+    environment = make(EnvironmentConfig, kind="function", function="m:Env", **options)
+    return FitConfig(environment=environment)
+
+
+def counting(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+    """Ends with reward 1 after as many turns as the row's answer says, 0.5 for each before."""
+    if not texts:
+        return Reply(KEY, "o0")
+    if len(texts) == int(row["answer"]):
+        return Reply(KEY, None, 1.0)
+    return Reply(KEY, f"o{len(texts)}", 0.5)
+
+
+def prompts(*answers: str) -> list[Prompt]:
+    ids = [tuple(tiny_tokenizer()(f"p{i}")["input_ids"]) for i in range(len(answers))]
+    return [Prompt(f"p{i}", f"p{i}", ids[i], answer) for i, answer in enumerate(answers)]
+
+
+def play(
+    environments: ScriptedEnvironments,
+    asked: Sequence[Prompt],
+    *,
+    group_size: int = 1,
+    budget: int = 60,
+    stream: ScriptedStream | None = None,
+    **options: Any,
+) -> list[Rollout]:
+    engine = ScriptedEngine(stream or ScriptedStream(lambda request: f"t{request.turn}"))
+    sampler = EpisodeSampler(engine, environments, config(**options), tiny_tokenizer())
+    return sampler.sample(
+        asked,
+        group_size=group_size,
+        settings=SamplingSettings(max_response_tokens=budget),
+        seed=3,
+    )
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(tiny_tokenizer()(text)["input_ids"])
+
+
+def test_an_episodes_tokens_are_those_that_the_engine_read_and_gave() -> None:
+    stream = ScriptedStream(lambda request: f"t{request.turn}")
+    (episode,) = play(ScriptedEnvironments(counting), prompts("2"), stream=stream)
+    assert episode.response_ids == (*ids("o0"), *ids("t0"), 1, *ids("o1"), *ids("t1"), 1)
+    assert episode.turns == (Turn(2, 3, 0.5), Turn(2, 3, 1.0))
+    assert episode.finish_reason is FinishReason.STOP
+    assert episode.rollout_logprobs == (0.0, 0.0, -0.5, -0.5, -0.5) * 2
+    read = [request.ids for request in stream.requests]
+    assert read[0] == (*ids("p0"), *ids("o0"))
+    assert read[1] == (*ids("p0"), *episode.response_ids[:7])
+    assert stream.forgotten == [KEY]
+
+
+def test_rewards_stand_on_the_turns_last_sampled_tokens() -> None:
+    rollouts = play(ScriptedEnvironments(counting), prompts("2", "1"))
+    verdicts = [episode_verdict(r, EnvironmentConfig(correct_above=1.2)) for r in rollouts]
+    assert [v.is_correct for v in verdicts] == [True, False]
+    batch = make_rollout_batch(
+        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
+    )
+    own = [[0, 0, 1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]]
+    assert batch.response_mask.int().tolist() == own
+    assert batch.turn_rewards is not None
+    assert batch.turn_rewards.tolist()[0] == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 1.0]
+    assert batch.rewards.tolist() == [1.5, 1.0]
+    assert batch.turn_starts is not None
+    assert batch.turn_starts.nonzero().tolist() == [[0, 2], [0, 7], [1, 2]]
+    assert batch.response_lengths.tolist() == [6, 3]
+
+
+def test_the_rows_columns_reach_the_environment_and_a_seed_that_groups_share() -> None:
+    prompt = Prompt("p", "text", ids("p"), "1", record={"secret": 7}, metadata={"more": [1]})
+    environments = ScriptedEnvironments(counting)
+    seen: list[Mapping[str, Any]] = []
+    reset = environments.reset
+    environments.reset = lambda key, row: (seen.append(row), reset(key, row))[1]  # type: ignore[method-assign, func-returns-value]
+    play(environments, [prompt], group_size=2)
+    assert seen[0] == seen[1]
+    assert {key: seen[0][key] for key in ("secret", "more", "prompt", "answer", "id")} == {
+        "secret": 7,
+        "more": [1],
+        "prompt": "text",
+        "answer": "1",
+        "id": "p",
+    }
+    assert isinstance(seen[0]["seed"], int)
+
+
+def test_no_episode_waits_for_another() -> None:
+    """One environment takes 50 polls for each answer; the others play ten turns meanwhile."""
+    environments = ScriptedEnvironments(counting, takes=lambda key: 50 if key == (0, 0) else 1)
+    order: list[tuple[int, int]] = []
+    stream = ScriptedStream(lambda request: "t")
+    stream.forget = lambda key: order.append(key)  # type: ignore[method-assign]
+    play(environments, prompts("2", "8", "8"), stream=stream, budget=200, max_turns=9)
+    assert order[-1] == (0, 0)
+
+
+def test_no_more_environments_are_open_than_there_may_be() -> None:
+    environments = ScriptedEnvironments(counting, capacity=3)
+    rollouts = play(environments, prompts("1", "2", "3", "1"), group_size=4)
+    assert environments.most_open == 3
+    assert [len(r.turns) for r in rollouts] == [1] * 4 + [2] * 4 + [3] * 4 + [1] * 4
+    assert not environments.rows
+
+
+@pytest.mark.parametrize(
+    ("options", "turns", "reason"),
+    [
+        ({"max_turns": 2}, [(2, 3), (2, 3)], FinishReason.TURNS),
+        ({"max_turn_tokens": 2}, [(2, 2)], FinishReason.LENGTH),
+        ({"budget": 4}, [(2, 2)], FinishReason.LENGTH),  # half a turn
+        ({"budget": 7}, [(2, 3)], FinishReason.LENGTH),  # no room behind the observation
+        ({"budget": 8}, [(2, 3), (2, 1)], FinishReason.LENGTH),
+    ],
+)
+def test_what_ends_an_episode_before_its_environment(
+    options: dict[str, Any], turns: list[tuple[int, int]], reason: FinishReason
+) -> None:
+    (episode,) = play(ScriptedEnvironments(counting), prompts("9"), **options)
+    assert [(t.num_observed, t.num_sampled) for t in episode.turns] == turns
+    assert episode.finish_reason is reason
+    assert len(episode.response_ids) == sum(map(sum, turns))
+
+
+def test_a_half_turn_is_not_shown_to_the_environment() -> None:
+    environments = ScriptedEnvironments(counting)
+    play(environments, prompts("9"), max_turn_tokens=2)
+    assert environments.texts[KEY] == []
+
+
+def test_a_reward_of_the_last_turn_that_is_allowed_counts() -> None:
+    (episode,) = play(ScriptedEnvironments(counting), prompts("9"), max_turns=1)
+    assert episode.turns == (Turn(2, 3, 0.5),)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_failure_ends_its_episode_alone(after: int) -> None:
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        if row["answer"] == "3" and len(texts) == after:
+            return Reply(KEY, failure="crash")
+        return counting(row, texts)
+
+    first, second = play(ScriptedEnvironments(answer), prompts("3", "2"))
+    assert first.failure == "crash"
+    assert len(first.turns) == after
+    assert second.failure is None
+    assert len(second.turns) == 2
+
+
+def test_an_environment_that_ends_at_its_reset_has_failed() -> None:
+    (episode,) = play(ScriptedEnvironments(lambda row, texts: Reply(KEY, None)), prompts("1"))
+    assert episode.failure is not None
+    assert "before any turn" in episode.failure
+
+
+def test_without_a_first_observation_the_prompt_is_all() -> None:
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        return Reply(KEY, "") if not texts else Reply(KEY, None, 1.0)
+
+    (episode,) = play(
+        ScriptedEnvironments(answer), prompts("1"), observation_template="={observation}"
+    )
+    assert episode.turns == (Turn(0, 3, 1.0),)
+
+
+def test_a_long_observation_is_cut_inside_its_template() -> None:
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        return Reply(KEY, "abcdefgh") if not texts else Reply(KEY, None, 1.0)
+
+    (episode,) = play(
+        ScriptedEnvironments(answer),
+        prompts("1"),
+        observation_template="={observation};",
+        max_observation_tokens=3,
+    )
+    assert episode.response_ids[:5] == ids("=abc;")
+
+
+def test_an_interrupt_ends_the_environments() -> None:
+    def interrupt(request: TurnRequest) -> str:
+        raise KeyboardInterrupt
+
+    environments = ScriptedEnvironments(counting)
+    with pytest.raises(KeyboardInterrupt):
+        play(environments, prompts("1", "1"), stream=ScriptedStream(interrupt))
+    assert {(0, 0), (1, 0)} <= set(environments.ended)
+
+
+def test_sampled_tokens_are_never_tokenized_again() -> None:
+    """The policy writes `ab` as two tokens, and the tokenizer would make one of them."""
+    backend = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2, "<end>": 3}, [("a", "b")]))
+    backend.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    assert tokenizer(tokenizer.decode([0, 1]))["input_ids"] == [2]
+
+    class TwoTokens(ScriptedStream):
+        def turn(self, request: TurnRequest) -> SampledTurn:
+            return SampledTurn(request, (0, 1, 3), (-1.0, -1.0, -1.0), True)
+
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        return Reply(KEY, None, 1.0) if len(texts) == 2 else Reply(KEY, "ab")
+
+    stream, environments = TwoTokens(lambda request: ""), ScriptedEnvironments(answer)
+    sampler = EpisodeSampler(ScriptedEngine(stream), environments, config(), tokenizer)
+    (episode,) = sampler.sample(
+        [Prompt("p", "a", (0,), "")],
+        group_size=1,
+        settings=SamplingSettings(max_response_tokens=20),
+        seed=0,
+    )
+    assert environments.texts[KEY] == ["ab", "ab"]
+    assert stream.requests[1].ids == (0, 2, 0, 1, 3, 2)
+    assert episode.response_ids == (2, 0, 1, 3, 2, 0, 1, 3)
+
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    characters = "<>/abdeginorstu"
+    vocabulary = {c: i for i, c in enumerate(characters)} | {"</s>": 99, "<unk>": 100}
+    backend = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+    backend.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_chat_template_writes_what_stands_between_turns() -> None:
+    """The end token that the turn was sampled with is not written twice."""
+    tokenizer = chat_tokenizer(CHAT)
+    made = ObservationTokens(tokenizer, config_with_chat())
+    end = tokenizer.eos_token_id
+    found, was_cut = made("good", last_id=end)
+    assert tokenizer.decode(found) == "<user>good<assistant>"
+    assert not was_cut
+    unended, _ = made("good", last_id=0)
+    assert unended == (end, *found)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no roles') }}",
+        "{{ messages[-1].role }}<assistant>",
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_cannot_go_on_is_refused(template: str) -> None:
+    with pytest.raises(UserError, match=r"environment\.observation_template"):
+        ObservationTokens(chat_tokenizer(template), config_with_chat())
+
+
+def config_with_chat() -> FitConfig:
+    made = config()
+    made.data.chat_template = True
+    return made

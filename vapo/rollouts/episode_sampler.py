@@ -1,0 +1,110 @@
+"""The `Sampler` whose responses are episodes: an engine, and what answers its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.schema import FitConfig
+from vapo.environments.contract import Environments
+from vapo.environments.selection import make_environments
+from vapo.rollouts.engines.contract import Sampler, SamplingSettings, TurnSampler
+from vapo.rollouts.engines.selection import ActorAccess, make_sampler
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, played
+from vapo.rollouts.observations import ObservationTokens
+from vapo.types import Prompt, Rollout
+
+
+class EpisodeSampler:
+    """See `Sampler`. A rollout has turns; `max_response_tokens` counts observations, too.
+
+    It closes the engine and the environments.
+
+    Raises: UserError: the observation template is not usable.
+    """
+
+    def __init__(
+        self,
+        engine: TurnSampler,
+        environments: Environments,
+        config: FitConfig,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        self._engine, self._environments = engine, environments
+        self._config, self._tokenizer = config, tokenizer
+        self._observation_tokens = ObservationTokens(tokenizer, config)
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> list[Rollout]:
+        """See `Sampler.sample`. An episode whose environment fails has a `failure`."""
+        ended: dict[Key, Episode] = {}
+        with self._engine.turns(settings, seed=seed) as stream:
+            loop = EpisodeLoop(
+                stream,
+                self._environments,
+                config=self._config.environment,
+                settings=settings,
+                tokenizer=self._tokenizer,
+                observation_tokens=self._observation_tokens,
+            )
+            try:
+                for i, prompt in enumerate(prompts):
+                    for j in range(group_size):
+                        loop.add(prompt, (i, j))
+                for episode in played(loop):
+                    ended[episode.key] = episode
+                    advance(1)
+            except BaseException:
+                for i in range(len(prompts)):
+                    for j in range(group_size):
+                        self._environments.end((i, j))
+                raise
+        return [
+            ended[i, j].rollout(self._tokenizer)
+            for i in range(len(prompts))
+            for j in range(group_size)
+        ]
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Sampler.sync`."""
+        self._engine.sync(weights)
+
+    def sleep(self) -> None:
+        """See `Sampler.sleep`."""
+        self._engine.sleep()
+
+    def close(self) -> None:
+        """Free the engine and end the environments."""
+        try:
+            self._environments.close()
+        finally:
+            self._engine.close()
+
+
+def make_rollout_sampler(
+    config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """What samples the config's rollouts: its engine, or episodes of its environment on it.
+
+    Raises: UserError: engine or environment cannot be made.
+    """
+    engine = make_sampler(config, actor, tokenizer)
+    if not config.environment.is_used:
+        return engine
+    with ExitStack() as opened:
+        opened.callback(engine.close)
+        environments = make_environments(config)
+        opened.callback(environments.close)
+        sampler = EpisodeSampler(engine, environments, config, tokenizer)
+        opened.pop_all()
+    return sampler

@@ -1,0 +1,235 @@
+"""Episodes: the policy's turns from an engine, the observations from environments, no one waits.
+
+One loop in one thread: whatever has come is taken, and asks for what is next. An environment that
+takes long keeps its own episode back and no other.
+
+    reset -> observation -> turn -> step -> observation -> turn -> ... -> the environment ends it
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.environments import EnvironmentConfig
+from vapo.environments.contract import Environments, Reply
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
+from vapo.rollouts.observations import ObservationTokens
+from vapo.system.seeding import derive_seed
+from vapo.types import FinishReason, Prompt, Rollout, Turn
+
+_WAIT_S = 0.1  # for a reply, while the engine has nothing to do
+
+Key = tuple[int, int]
+
+
+@dataclass
+class Episode:
+    """One episode under way: sample j of prompt i by its `key`.
+
+    `ids` are the tokens behind the prompt so far, `num_observed` of them since the last sampled
+    one; `num_cut` counts observations that were cut. `is_judged` says that a verifier judges the
+    one turn that it has.
+    """
+
+    prompt: Prompt
+    key: Key
+    is_judged: bool = False
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    num_observed: int = 0
+    num_cut: int = 0
+    version: int | None = None
+    finish_reason: FinishReason = FinishReason.LENGTH
+    failure: str | None = None
+
+    @property
+    def last_id(self) -> int | None:
+        """The last sampled token; None before the first turn."""
+        return self.ids[-1] if self.turns else None
+
+    def observe(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
+        self.logprobs.extend([0.0] * len(ids))
+        self.num_observed += len(ids)
+
+    def act(self, turn: SampledTurn) -> None:
+        self.ids.extend(turn.ids)
+        self.logprobs.extend(turn.logprobs)
+        self.turns.append(Turn(self.num_observed, len(turn.ids), version=self.version))
+        self.num_observed = 0
+
+    def earn(self, reward: float) -> None:
+        """Put a reward on the last turn."""
+        self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+
+    def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
+        """The episode as it ended, without what was observed after its last turn."""
+        ids = self.ids[: len(self.ids) - self.num_observed]
+        return Rollout(
+            prompt=self.prompt,
+            response_ids=tuple(ids),
+            response_text=str(tokenizer.decode(ids, skip_special_tokens=True)) if ids else "",
+            rollout_logprobs=tuple(self.logprobs[: len(ids)]),
+            finish_reason=self.finish_reason,
+            turns=() if self.is_judged else tuple(self.turns),
+            failure=self.failure,
+            version=self.turns[0].version if self.turns else None,
+        )
+
+
+def data_row(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
+
+    The same for every episode of the prompt, in training and evaluation of every run.
+    """
+    return {
+        **prompt.record,
+        **prompt.metadata,
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "id": prompt.prompt_id,
+        "seed": derive_seed(0, "environment", prompt.source, prompt.prompt_id) % 2**31,
+    }
+
+
+class EpisodeLoop:
+    """Plays episodes; `step` returns those that have ended.
+
+    An episode's tokens depend on the weights, its prompt, the settings, the seed and its key, and
+    on what its environment answers; not on the others beside it (up to floating point).
+
+    Args:
+        stream: samples the turns.
+        environments: answers them; None: an episode is one turn.
+        version: the weight updates so far, recorded with each turn; None: not counted.
+    """
+
+    def __init__(
+        self,
+        stream: TurnStream,
+        environments: Environments | None,
+        *,
+        config: EnvironmentConfig,
+        settings: SamplingSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        observation_tokens: ObservationTokens | None,
+        version: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._stream, self._environments = stream, environments
+        self._config, self._settings = config, settings
+        self._tokenizer = tokenizer
+        self._observation_tokens = observation_tokens
+        self._version = version
+        self._waiting: deque[Episode] = deque()
+        self._open: dict[Key, Episode] = {}
+        self._ended: list[Episode] = []
+
+    @property
+    def num_open(self) -> int:
+        """How many episodes were added and have not been returned."""
+        return len(self._waiting) + len(self._open) + len(self._ended)
+
+    def add(self, prompt: Prompt, key: Key) -> None:
+        """Play an episode as soon as there is room for one."""
+        self._waiting.append(Episode(prompt, key, is_judged=self._environments is None))
+
+    def step(self) -> list[Episode]:
+        """Take what has come from engine and environments, and return the episodes that ended."""
+        self._begin()
+        if self._environments is not None:
+            idle = self._stream.num_open == 0 and bool(self._open)
+            for reply in self._environments.poll(_WAIT_S if idle else 0.0):
+                self._take_reply(reply)
+        for turn in self._stream.step():
+            self._take_turn(turn)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _begin(self) -> None:
+        room = len(self._waiting)
+        if self._environments is not None:
+            room = self._environments.capacity - len(self._open)
+        for _ in range(min(room, len(self._waiting))):
+            episode = self._waiting.popleft()
+            self._open[episode.key] = episode
+            if self._environments is None:
+                self._ask_engine(episode)
+            else:
+                self._environments.reset(episode.key, data_row(episode.prompt))
+
+    def _take_reply(self, reply: Reply) -> None:
+        episode = self._open.get((reply.key[0], reply.key[1]))
+        if episode is None:  # given up since
+            return
+        if reply.failure is not None:
+            episode.failure = reply.failure
+            self._end(episode, FinishReason.LENGTH)
+            return
+        if episode.turns:
+            episode.earn(reply.reward)
+        elif reply.reward or reply.observation is None:
+            episode.failure = "error: reset gave a reward, or ended the episode, before any turn"
+            self._end(episode, FinishReason.LENGTH)
+            return
+        if reply.observation is None:
+            self._end(episode, FinishReason.STOP)
+        elif len(episode.turns) == self._config.max_turns:
+            self._end(episode, FinishReason.TURNS)
+        else:
+            self._observe(episode, reply.observation)
+            self._ask_engine(episode)
+
+    def _observe(self, episode: Episode, observation: str) -> None:
+        if not observation and not episode.turns:  # the prompt says it all
+            return
+        assert self._observation_tokens is not None
+        ids, was_cut = self._observation_tokens(observation, last_id=episode.last_id)
+        episode.num_cut += was_cut
+        episode.observe(ids)
+
+    def _ask_engine(self, episode: Episode) -> None:
+        left = episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
+        if left < 1:
+            self._end(episode, FinishReason.LENGTH)
+            return
+        episode.version = self._version()
+        most = self._config.max_turn_tokens if self._environments is not None else None
+        self._stream.submit(
+            TurnRequest(
+                episode.key,
+                len(episode.turns),
+                (*episode.prompt.prompt_ids, *episode.ids),
+                left if most is None else min(left, most),
+            )
+        )
+
+    def _take_turn(self, turn: SampledTurn) -> None:
+        episode = self._open[turn.request.key]
+        episode.act(turn)
+        if not turn.has_ended:  # half a turn is not shown to the environment
+            self._end(episode, FinishReason.LENGTH)
+        elif self._environments is None:
+            self._end(episode, FinishReason.STOP)
+        else:
+            text = self._tokenizer.decode(list(turn.ids), skip_special_tokens=True)
+            self._environments.step(episode.key, str(text))
+
+    def _end(self, episode: Episode, reason: FinishReason) -> None:
+        episode.finish_reason = reason
+        del self._open[episode.key]
+        self._stream.forget(episode.key)
+        if self._environments is not None:
+            self._environments.end(episode.key)
+        self._ended.append(episode)
+
+
+def played(loop: EpisodeLoop) -> Iterator[Episode]:
+    """The episodes of a loop, each as it ends."""
+    while loop.num_open:
+        yield from loop.step()

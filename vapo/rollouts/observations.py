@@ -1,0 +1,86 @@
+"""What an environment wrote, as the tokens that the policy reads between two of its turns.
+
+They are tokenized alone: no token that was sampled is ever tokenized again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.schema import FitConfig
+from vapo.errors import UserError
+
+_KEY = "environment.observation_template"
+_MARK = "vapo-observation-mark"
+
+
+class ObservationTokens:
+    """Makes the tokens of observations: by a template, or as the chat template's user message.
+
+    With a chat template the text between two turns is whatever the template writes between an
+    assistant's message and the next one's beginning. The end token with which the turn was sampled
+    is not repeated.
+
+    Raises: UserError: the template has no place for the observation, or the chat template writes
+        none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: FitConfig) -> None:
+        self._tokenizer = tokenizer
+        self._most = config.environment.max_observation_tokens
+        template = config.environment.observation_template
+        if template is not None and "{observation}" not in template:
+            raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
+        self._is_chat = template is None and config.data.chat_template
+        if self._is_chat:
+            self._before, self._after = chat_frame(tokenizer)
+        else:
+            frame = "{observation}" if template is None else template
+            self._before, _, self._after = frame.partition("{observation}")
+
+    def __call__(self, observation: str, *, last_id: int | None) -> tuple[tuple[int, ...], bool]:
+        """The tokens, and whether the observation was cut to the config's most tokens.
+
+        Args:
+            last_id: the last token that was sampled; None: the policy has not had a turn yet.
+        """
+        ids = self._ids(observation)
+        was_cut = len(ids) > self._most
+        if was_cut:
+            whole = (*self._ids(self._before), *ids[: self._most], *self._ids(self._after))
+        else:
+            whole = self._ids(self._before + observation + self._after)
+        if self._is_chat and whole and whole[0] == last_id:
+            whole = whole[1:]
+        return whole, was_cut
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What a chat template writes before and after a user's message that follows a turn.
+
+    Raises: UserError: the template refuses such a conversation, or does not write the message.
+    """
+    said, asked = f"{_MARK}said", f"{_MARK}asked"
+    messages: list[Any] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": asked},
+    ]
+    try:
+        text = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+    except Exception as error:  # templates raise what their authors chose
+        raise UserError(
+            f"the tokenizer's chat template has no conversations of several turns ({error}): set "
+            f"{_KEY}"
+        ) from None
+    before, found, after = text.partition(said)[2].partition(asked)
+    if not found:
+        raise UserError(f"the tokenizer's chat template does not write every message: set {_KEY}")
+    return before, after
