@@ -13,7 +13,7 @@ from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
-from vapo.rollouts.sampling_ahead import SampledRollouts
+from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.weights_lineage import Lineage

@@ -63,6 +63,9 @@ def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
         ("rollout/mismatch_sequence_ratio", found.sequence_ratio),
     ):
         metrics |= {f"{name}_{key}": float(value) for key, value in ratio._asdict().items()}
+    ratio = found.token_ratio
+    squares = float(ratio.mean) ** 2 + float(ratio.std) ** 2
+    metrics["rollout/effective_sample_share"] = float(ratio.mean) ** 2 / squares
     return metrics
 
 

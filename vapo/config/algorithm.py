@@ -69,6 +69,12 @@ class MismatchConfig:
         gt=1,
     )
 
+    correct_stale: bool = option(
+        True,
+        "with training.max_staleness above 0, tis_cap null is 2 where the surrogate has no "
+        "correction of its own (dis, dppo); false: it stays off",
+    )
+
     @property
     def masks(self) -> bool:
         """Whether some responses may lose their policy loss."""

@@ -100,20 +100,21 @@ def kl_loss_has_a_gradient(config: FitConfig) -> Problem | None:
     )
 
 
-def overlap_has_a_ratio(config: FitConfig) -> Problem | None:
+def stale_rollouts_have_a_ratio(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     is_policy_gradient = (
         algorithm.surrogate == "logprob" and algorithm.advantage_estimator != "correct_only"
     )
-    if not config.training.overlap_rollouts or not is_policy_gradient:
+    if config.training.max_staleness == 0 or not is_policy_gradient:
         return None
-    if algorithm.mismatch.tis_cap is not None:
+    if mismatch_of(config).tis_cap is not None:
         return None
     return Problem(
-        ("training.overlap_rollouts", "algorithm.surrogate", "algorithm.mismatch.tis_cap"),
+        ("training.max_staleness", "algorithm.surrogate", "algorithm.mismatch.correct_stale"),
         "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
-        "training.overlap_rollouts they are one update old: set algorithm.mismatch.tis_cap, or "
-        "training.overlap_rollouts=false",
+        "training.max_staleness above 0 they are of older ones: set "
+        "algorithm.mismatch.correct_stale=true, algorithm.mismatch.tis_cap, or "
+        "training.max_staleness=0",
     )
 
 
@@ -193,7 +194,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     dynamic_sampling_has_groups,
     on_policy_surrogate_is_on_policy,
     kl_loss_has_a_gradient,
-    overlap_has_a_ratio,
+    stale_rollouts_have_a_ratio,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,
     mismatch_limits_are_used,

@@ -30,11 +30,11 @@ def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True
             (key, "rewards.shuffle"),
             f"{key}: rewards.shuffle deals the rewards out anew; set it to false",
         )
-    if in_training and config.training.overlap_rollouts:
+    if in_training and config.training.max_staleness > 0:
         return Problem(
-            (key, "training.overlap_rollouts"),
-            f"{key}: with training.overlap_rollouts the engine's weights are newer than those "
-            "that sampled the responses; set it to false",
+            (key, "training.max_staleness"),
+            f"{key}: with training.max_staleness above 0 the engine's weights are newer than "
+            "those that sampled the responses; set it to 0",
         )
     return None
 

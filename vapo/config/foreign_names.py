@@ -16,6 +16,14 @@ _MICROBATCH = "training.microbatch_tokens"
 _TRAIN, _HELDOUT = "data.train", "data.heldout"
 
 FOREIGN_NAMES: Mapping[str, str] = {
+    # an earlier name of ours
+    "overlap_rollouts": "training.max_staleness",
+    # rollouts of older weights
+    "staleness_threshold": "training.max_staleness",
+    "max_off_policy_steps": "training.max_staleness",
+    "max_head_offpolicyness": "training.max_staleness",
+    "max_async_level": "training.max_staleness",
+    "async_level": "training.max_staleness",
     # optimizers
     "lr": "actor.optimizer.lr",
     "learning_rate": "actor.optimizer.lr",

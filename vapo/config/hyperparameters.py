@@ -76,3 +76,22 @@ def compares_groups(config: FitConfig) -> bool:
     )
     is_weighed = config.critic.weights == "prompt_noise"
     return config.algorithm.compares_groups or is_of_group or is_weighed
+
+
+STALE_TIS_CAP = 2.0
+
+
+def mismatch_of(config: FitConfig) -> MismatchConfig:
+    """The correction for rollouts of another policy, with its default where rollouts are older.
+
+    `training.max_staleness` above 0 turns truncated importance sampling on, unless the surrogate
+    divides by the rollouts' own probabilities already (dis, dppo_tv), or imitates whoever wrote
+    them (correct_only).
+    """
+    algorithm, mismatch = config.algorithm, config.algorithm.mismatch
+    has_own = algorithm.surrogate in ("dis", "dppo_tv")
+    imitates = algorithm.advantage_estimator == "correct_only"
+    is_off = config.training.max_staleness == 0 or not mismatch.correct_stale
+    if is_off or has_own or imitates or mismatch.tis_cap is not None:
+        return mismatch
+    return replace(mismatch, tis_cap=STALE_TIS_CAP)

@@ -29,8 +29,16 @@ class TrainingConfig:
         "padded: sequences of similar length side by side, padded; packed: one after another in "
         "one row, attention confined to each; auto: packed where both networks can read it",
     )
-    overlap_rollouts: bool = option(
-        False,
-        "sample the next iteration's rollouts while this one trains: one update off-policy, see "
-        "algorithm.mismatch; needs memory for one more actor, and one process",
+    max_staleness: int = option(
+        0,
+        "how many policy iterations older than the actor the weights may be that sampled a "
+        "rollout; 0: sampling and training take turns; above, a thread samples the iterations to "
+        "come while this one trains: docs/rollouts.md, algorithm.mismatch",
+        ge=0,
+    )
+    update_open_rollouts: bool = option(
+        True,
+        "with max_staleness above 0: new weights go to the engine at once, and rollouts under way "
+        "go on with them; false: those are waited for, so that a batch has one policy and a run "
+        "repeated is the same",
     )

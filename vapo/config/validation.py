@@ -106,33 +106,42 @@ def lora_is_one_process(config: FitConfig) -> Problem | None:
     )
 
 
-def overlap_is_one_process(config: FitConfig) -> Problem | None:
-    if not config.training.overlap_rollouts or config.trainer.is_one_process:
+def sampling_beside_training_has_an_engine(config: FitConfig) -> Problem | None:
+    """A thread samples: what it uses is not the trainer's, and none of it is a collective."""
+    rollouts = config.rollouts
+    if config.training.max_staleness == 0:
+        return None
+    if isinstance(rollouts, VllmEngine):
+        if isinstance(rollouts.vllm, VllmServers):
+            return None
+        return Problem(
+            ("training.max_staleness", "rollouts.vllm.mode"),
+            "training.max_staleness above 0 samples while the networks train, and a colocated "
+            "engine shares their process and device: set rollouts.vllm.mode=server, "
+            "rollouts.engine=transformers, or training.max_staleness=0",
+        )
+    if config.trainer.is_one_process:
         return None
     return Problem(
-        (
-            "training.overlap_rollouts",
-            "trainer.strategy",
-            "trainer.devices",
-            "trainer.num_nodes",
-        ),
-        "training.overlap_rollouts samples in a thread, and the collectives of several processes "
-        "must come in one order: set training.overlap_rollouts=false, or trainer.devices=1, "
-        "trainer.num_nodes=1 and trainer.strategy=auto",
+        ("training.max_staleness", "rollouts.engine", "trainer.strategy", "trainer.devices"),
+        "training.max_staleness above 0 samples while the networks train, and with several "
+        "processes the transformers engine gathers their shards in between: set "
+        "rollouts.engine to servers (`vapo rollout-server`), training.max_staleness=0, or "
+        "trainer.devices=1, trainer.num_nodes=1 and trainer.strategy=auto",
     )
 
 
-def overlap_has_an_engine_of_its_own(config: FitConfig) -> Problem | None:
-    rollouts = config.rollouts
-    if not config.training.overlap_rollouts or not isinstance(rollouts, VllmEngine):
+def stale_dynamic_sampling_is_one_process(config: FitConfig) -> Problem | None:
+    trainer = config.trainer
+    if config.training.max_staleness == 0 or config.algorithm.dynamic_sampling_attempts == 0:
         return None
-    if isinstance(rollouts.vllm, VllmServers):
+    if trainer.devices * trainer.num_nodes == 1:
         return None
     return Problem(
-        ("training.overlap_rollouts", "rollouts.vllm.mode"),
-        "training.overlap_rollouts samples while the networks train, and a colocated engine "
-        "shares their process and device: set rollouts.vllm.mode=server, "
-        "rollouts.engine=transformers, or training.overlap_rollouts=false",
+        ("training.max_staleness", "algorithm.dynamic_sampling_attempts", "trainer.devices"),
+        "with training.max_staleness above 0 each process samples on its own, and with dynamic "
+        "sampling all must make equally many attempts: set "
+        "algorithm.dynamic_sampling_attempts=0, training.max_staleness=0, or one process",
     )
 
 
@@ -212,8 +221,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
         sharding_options_have_shards,
         ranks_share_evenly,
         lora_is_one_process,
-        overlap_is_one_process,
-        overlap_has_an_engine_of_its_own,
+        sampling_beside_training_has_an_engine,
+        stale_dynamic_sampling_is_one_process,
         *_COMMON,
     ),
     SftConfig: (

@@ -16,10 +16,16 @@ from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch, with_loss_on
 from vapo.rollouts.continuations import Continuer
-from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
+from vapo.rollouts.dynamic_sampling import (
+    FilledBatch,
+    Filling,
+    Group,
+    fill_with_mixed_groups,
+    groups_of,
+)
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
-from vapo.rollouts.sampling_ahead import Stage
+from vapo.system.progress import Stage
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress
@@ -65,63 +71,80 @@ class RolloutCollection:
             stage: where progress is reported; default the run's progress.
         """
         stage = stage or self.progress.stage
-        algorithm, num_fillers = self.config.algorithm, 0
-        max_attempts = algorithm.dynamic_sampling_attempts
-        metrics: dict[str, float] = {}
-        if max_attempts == 0 or phase is Phase.VALUE_PRETRAINING:
-            groups = self.sample_groups(iteration, 0, stage)
+        filling = self.filling(phase)
+        if filling.max_attempts == 0:
+            filling.add(self.sample_groups(iteration, 0, stage))
+            filled = filling.filled()
         else:
             filled = fill_with_mixed_groups(
-                lambda attempt: self.sample_groups(iteration, attempt, stage),
-                num_groups=self.hyperparameters.num_prompts // world_size(),
-                max_attempts=max_attempts,
+                lambda attempt: self.sample_groups(iteration, attempt, stage), filling
             )
-            groups, num_fillers = filled.groups, filled.num_fillers
-            metrics |= filled.metrics()
+        return self.batch_of(filled, iteration, phase, stage)
+
+    def filling(self, phase: Phase) -> Filling:
+        """How this rank's part of a batch that the phase trains on is filled."""
+        max_attempts = self.config.algorithm.dynamic_sampling_attempts
+        if phase is Phase.VALUE_PRETRAINING:
+            max_attempts = 0
+        num_groups = self.hyperparameters.num_prompts // world_size()
+        return Filling(num_groups=num_groups, max_attempts=max_attempts)
+
+    def batch_of(
+        self, filled: FilledBatch, iteration: int, phase: Phase, stage: Stage | None = None
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The batch of sampled and judged groups, with its baselines, and the metrics of sampling.
+
+        Every rank must call this.
+        """
         batch = self.rollout_batch(
-            [rollout for group in groups for rollout in group.rollouts],
-            [verdict for group in groups for verdict in group.verdicts],
+            [rollout for group in filled.groups for rollout in group.rollouts],
+            [verdict for group in filled.groups for verdict in group.verdicts],
             group_size=self.hyperparameters.group_size,
         )
+        metrics = filled.metrics() if self.filling(phase).max_attempts else {}
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
-        if num_fillers:
+        if filled.num_fillers:
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
-            carries_loss[-num_fillers * batch.group_size :] = False
+            carries_loss[-filled.num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
         settings = sampling_settings(self.config.rollouts)
+        stage = stage or self.progress.stage
         batch, found = self.with_baselines(batch, settings, iteration, stage)
         return batch, metrics | found
 
-    def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
-        """This rank's prompts of an attempt, each with its responses and their verdicts.
+    def attempt_prompts(self, iteration: int, attempt: int) -> list[Prompt]:
+        """This rank's prompts of an attempt.
 
         Attempt 0 takes the prompts that every system takes in this iteration; each later one
-        takes another order. Everything is a function of (seed, iteration, attempt) and the policy.
+        takes another order.
         """
-        hp, seed = self.hyperparameters, self.config.seed
-        keys = (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
-        prompts = group_sampling(
+        seed = self.config.seed
+        return group_sampling(
             self.prompts.training,
-            num_prompts=hp.num_prompts,
+            num_prompts=self.hyperparameters.num_prompts,
             seed=seed if attempt == 0 else derive_seed(seed, "attempt", attempt),
             iteration=iteration,
             rank=rank(),
             world_size=world_size(),
         )
+
+    def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
+        """This rank's prompts of an attempt, each with its responses and their verdicts.
+
+        Everything is a function of (seed, iteration, attempt) and the policy.
+        """
+        size, keys = self.hyperparameters.group_size, attempt_keys(iteration, attempt)
         rollouts, verdicts = sample_and_score(
-            prompts,
+            self.attempt_prompts(iteration, attempt),
             self.sampler,
             self.scorer,
             stage,
-            group_size=hp.group_size,
+            group_size=size,
             settings=sampling_settings(self.config.rollouts),
-            seed=derive_seed(seed, "rollouts", *keys),
+            seed=derive_seed(self.config.seed, "rollouts", *keys),
             shuffle_seed=self.shuffle_seed("shuffled verdicts", *keys),
         )
-        return [
-            Group(rollouts[i : i + hp.group_size], verdicts[i : i + hp.group_size])
-            for i in range(0, len(rollouts), hp.group_size)
-        ]
+        return groups_of(rollouts, verdicts, size)
 
     def with_baselines(
         self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
@@ -178,6 +201,11 @@ class RolloutCollection:
             max_response_tokens=self.config.rollouts.max_response_tokens,
             critic_truncated=self.config.critic.truncated,
         )
+
+
+def attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
+    """What the seeds of this rank's attempt are derived by."""
+    return (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
 
 
 def sample_and_score(

@@ -15,7 +15,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.sampling_ahead import Stage
+from vapo.system.progress import Stage
 from vapo.types import Prompt, Rollout, RolloutBatch
 
 

@@ -6,7 +6,7 @@ and other prompts are sampled, until the batch is full or the attempts are used 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,12 @@ class Group:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether verdicts (not shaped rewards) are neither all right nor all wrong."""
+        """Whether verdicts (not shaped rewards) are neither all right nor all wrong.
+
+        A group that lost an episode to its environment is not trained on.
+        """
+        if any(rollout.failure is not None for rollout in self.rollouts):
+            return False
         return len({verdict.is_correct for verdict in self.verdicts}) == 2
 
 
@@ -53,30 +58,72 @@ class FilledBatch:
         }
 
 
-def fill_with_mixed_groups(
-    sample: Callable[[int], list[Group]], *, num_groups: int, max_attempts: int
-) -> FilledBatch:
-    """Sample until there are `num_groups` mixed groups, at most `max_attempts` times.
+class Filling:
+    """Groups for a batch, added attempt by attempt until there are enough mixed ones.
+
+    Mixed groups beyond `num_groups` are left out. What is missing after the last attempt is
+    filled with dropped groups, the earliest first: every rank keeps its number of rows, hence of
+    minibatches, and as fillers carry no loss the gradient is that of the smaller batch.
+
+    Args:
+        max_attempts: 0: all groups are taken, mixed or not, and one attempt has them.
+    """
+
+    def __init__(self, *, num_groups: int, max_attempts: int) -> None:
+        self.num_groups, self.max_attempts = num_groups, max_attempts
+        self.attempts = 0
+        self.sampled: list[Group] = []
+
+    def add(self, groups: list[Group]) -> None:
+        """Add an attempt's groups."""
+        self.sampled += groups
+        self.attempts += 1
+
+    @property
+    def num_missing(self) -> int:
+        """How many mixed groups are missing."""
+        if self.max_attempts == 0:
+            return self.num_groups - len(self.sampled)
+        return self.num_groups - sum(group.is_mixed for group in self.sampled)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no attempt is needed, or allowed, any more."""
+        return self.num_missing <= 0 or self.attempts >= max(1, self.max_attempts)
+
+    def filled(self) -> FilledBatch:
+        """The batch. Raises: ValueError when all attempts have fewer than `num_groups` groups."""
+        sampled, num_groups = self.sampled, self.num_groups
+        if len(sampled) < num_groups:
+            raise ValueError(f"{len(sampled)} groups were sampled, {num_groups} are needed")
+        if self.max_attempts == 0:
+            return FilledBatch(sampled, 0, self.attempts, sampled)
+        mixed = [group for group in sampled if group.is_mixed][:num_groups]
+        uniform = [group for group in sampled if not group.is_mixed]
+        fillers = uniform[: num_groups - len(mixed)]
+        return FilledBatch([*mixed, *fillers], len(fillers), self.attempts, sampled)
+
+
+def fill_with_mixed_groups(sample: Callable[[int], list[Group]], filling: Filling) -> FilledBatch:
+    """Sample until there are enough mixed groups, at most `filling.max_attempts` times.
 
     `sample(attempt)` must be a pure function of the attempt (and of the iteration it belongs
-    to), so that a resumed run repeats it. Mixed groups beyond `num_groups` are left out. What
-    is missing after the last attempt is filled with dropped groups, the earliest first: every
-    rank keeps its number of rows, hence of minibatches, and as fillers carry no loss the
-    gradient is that of the smaller batch. Ranks make equally many attempts.
+    to), so that a resumed run repeats it. Ranks make equally many attempts.
 
-    Raises: ValueError when all attempts together have fewer than `num_groups` groups.
+    Raises: ValueError when all attempts together have fewer groups than the batch.
     """
-    sampled: list[Group] = []
-    attempts = 0
-    while attempts < max_attempts:
-        sampled += sample(attempts)
-        attempts += 1
-        missing = num_groups - sum(group.is_mixed for group in sampled)
-        if int(max_over_ranks(torch.tensor(missing))) <= 0:
+    while filling.attempts < filling.max_attempts:
+        filling.add(sample(filling.attempts))
+        if int(max_over_ranks(torch.tensor(filling.num_missing))) <= 0:
             break
-    if len(sampled) < num_groups:
-        raise ValueError(f"{len(sampled)} groups were sampled, {num_groups} are needed")
-    mixed = [group for group in sampled if group.is_mixed][:num_groups]
-    uniform = [group for group in sampled if not group.is_mixed]
-    fillers = uniform[: num_groups - len(mixed)]
-    return FilledBatch([*mixed, *fillers], len(fillers), attempts, sampled)
+    return filling.filled()
+
+
+def groups_of(
+    rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], group_size: int
+) -> list[Group]:
+    """The groups of contiguous rollouts."""
+    return [
+        Group(list(rollouts[i : i + group_size]), list(verdicts[i : i + group_size]))
+        for i in range(0, len(rollouts), group_size)
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import cast
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +14,7 @@ from vapo.environments.contract import Environments
 from vapo.environments.selection import make_environments
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, TurnSampler
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
-from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, played
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
@@ -48,6 +49,24 @@ class EpisodeSampler:
     ) -> list[Rollout]:
         """See `Sampler.sample`. An episode whose environment fails has a `failure`."""
         ended: dict[Key, Episode] = {}
+        with self.loop(settings, seed=seed) as loop:
+            for i, prompt in enumerate(prompts):
+                for j in range(group_size):
+                    loop.add(prompt, (i, j))
+            for episode in played(loop):
+                ended[episode.key] = episode
+                advance(1)
+        return [
+            ended[i, j].rollout(self._tokenizer)
+            for i in range(len(prompts))
+            for j in range(group_size)
+        ]
+
+    @contextmanager
+    def loop(
+        self, settings: SamplingSettings, *, seed: int, version: Version = uncounted
+    ) -> Iterator[EpisodeLoop]:
+        """A loop on this engine, whose open episodes end with the context."""
         with self._engine.turns(settings, seed=seed) as stream:
             loop = EpisodeLoop(
                 stream,
@@ -56,24 +75,12 @@ class EpisodeSampler:
                 settings=settings,
                 tokenizer=self._tokenizer,
                 observation_tokens=self._observation_tokens,
+                version=version,
             )
             try:
-                for i, prompt in enumerate(prompts):
-                    for j in range(group_size):
-                        loop.add(prompt, (i, j))
-                for episode in played(loop):
-                    ended[episode.key] = episode
-                    advance(1)
-            except BaseException:
-                for i in range(len(prompts)):
-                    for j in range(group_size):
-                        self._environments.end((i, j))
-                raise
-        return [
-            ended[i, j].rollout(self._tokenizer)
-            for i in range(len(prompts))
-            for j in range(group_size)
-        ]
+                yield loop
+            finally:
+                loop.abandon()
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`."""
@@ -89,6 +96,34 @@ class EpisodeSampler:
             self._environments.close()
         finally:
             self._engine.close()
+
+
+@contextmanager
+def episode_loop(
+    sampler: Sampler,
+    config: FitConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: SamplingSettings,
+    *,
+    seed: int,
+    version: Version,
+) -> Iterator[EpisodeLoop]:
+    """A loop of episodes of the sampler's environment, or of responses of one turn."""
+    if isinstance(sampler, EpisodeSampler):
+        with sampler.loop(settings, seed=seed, version=version) as loop:
+            yield loop
+        return
+    engine = cast(TurnSampler, sampler)
+    with engine.turns(settings, seed=seed) as stream:
+        yield EpisodeLoop(
+            stream,
+            None,
+            config=config.environment,
+            settings=settings,
+            tokenizer=tokenizer,
+            observation_tokens=None,
+            version=version,
+        )
 
 
 def make_rollout_sampler(

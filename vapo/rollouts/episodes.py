@@ -25,6 +25,12 @@ from vapo.types import FinishReason, Prompt, Rollout, Turn
 _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 
 Key = tuple[int, int]
+Version = Callable[[], int | None]
+"""How often the engine's weights have been updated."""
+
+
+def uncounted() -> None:
+    """Nobody counts the updates."""
 
 
 @dataclass
@@ -119,7 +125,7 @@ class EpisodeLoop:
         settings: SamplingSettings,
         tokenizer: PreTrainedTokenizerBase,
         observation_tokens: ObservationTokens | None,
-        version: Callable[[], int | None] = lambda: None,
+        version: Version = uncounted,
     ) -> None:
         self._stream, self._environments = stream, environments
         self._config, self._settings = config, settings
@@ -150,6 +156,15 @@ class EpisodeLoop:
             self._take_turn(turn)
         ended, self._ended = self._ended, []
         return ended
+
+    def abandon(self) -> None:
+        """Give up what is open."""
+        self._waiting.clear()
+        for key in self._open:
+            self._stream.forget(key)
+            if self._environments is not None:
+                self._environments.end(key)
+        self._open.clear()
 
     def _begin(self) -> None:
         room = len(self._waiting)

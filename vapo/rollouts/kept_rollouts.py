@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vapo.rollouts.sampling_ahead import SampledRollouts
+from vapo.rollouts.sampled import SampledRollouts
 from vapo.runs.run_dirs import RunDir
 from vapo.system.atomic_files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn, Verdict

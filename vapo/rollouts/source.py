@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
 from vapo.config import FitConfig
 from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.continuous_sampling import ContinuousSampling
+from vapo.rollouts.dynamic_sampling import Filling
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
-from vapo.rollouts.sampling_ahead import SampledRollouts, Stage, WorkAhead
+from vapo.rollouts.orders import CollectionOrders
+from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.weights_lineage import Lineage
-from vapo.system.distributed import all_ranks, rank, world_size
+from vapo.system.distributed import all_ranks, max_over_ranks, rank, sum_over_ranks, world_size
 from vapo.system.progress import Progress
-from vapo.types import IterationStart, Phase, RolloutBatch
+from vapo.types import IterationStart, Phase, RolloutBatch, Turn
 
 
 class RolloutSource:
@@ -37,30 +44,35 @@ class RolloutSource:
         self.progress = progress
         self.kept = kept
         self.stored = stored
-        self._ahead = WorkAhead()
+        self._ahead: ContinuousSampling | None = None
+        self._ahead_phase = Phase.VALUE_PRETRAINING
+        self._ready: dict[int, SampledRollouts] = {}
 
-    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
         """The rollouts that were sampled ahead, or saved by a run that was stopped; else new ones.
 
         Rollouts of value pretraining, which keeps all prompts, do not serve dynamic sampling.
         Every rank must call this.
+
+        Args:
+            last: the run's last iteration, counted from 0; nothing is sampled beyond it.
         """
         if (stored := self._stored(start)) is not None:
             return stored.batch(start.index)
-        found = self._ahead.take()
-        times = {} if found is None else {"rollout/ahead_s": self._ahead.seconds}
-        found = found or self._kept_rollouts(start.index)
-        changes = self.config.algorithm.dynamic_sampling_attempts > 0
-        if (
-            found is None
-            or found.iteration != start.index
-            or (changes and found.phase is not start.phase)
-        ):
-            found, times = self._new_rollouts(start.index, start), {}
+        found = self._ready.pop(start.index, None)
+        if found is None and self._ahead is None:
+            found = self._kept_rollouts(start.index)
+        if found is not None and self._has_phases and found.phase is not start.phase:
+            found = None
+        times: dict[str, float] = {}
+        if found is None:
+            found, times = self._taken(start, last) if self.samples_ahead else self._new(start)
             self._keep(found)
-        staleness = start.policy_iterations - found.policy_iterations
-        metrics = found.metrics | {"rollout/staleness_iterations": float(staleness)}
-        return found.batch, metrics | times
+        if self.samples_ahead:
+            self._allow(start, last, first=start.index + 1)
+        return found.batch, found.metrics | staleness_metrics(found, start) | times
 
     def is_stored(self, start: IterationStart) -> bool:
         """Whether the iteration's rollouts are those of a file."""
@@ -70,35 +82,78 @@ class RolloutSource:
         """The file that has the iteration's rollouts."""
         return self.stored if start.phase is Phase.VALUE_PRETRAINING else None
 
-    def _new_rollouts(
-        self, iteration: int, start: IterationStart, stage: Stage | None = None
-    ) -> SampledRollouts:
-        batch, metrics = self.collection.sample_batch(iteration, start.phase, stage)
-        return SampledRollouts(iteration, start.policy_iterations, start.phase, batch, metrics)
+    def _new(self, start: IterationStart) -> tuple[SampledRollouts, dict[str, float]]:
+        batch, metrics = self.collection.sample_batch(start.index, start.phase)
+        policy_iterations = start.policy_iterations
+        return SampledRollouts(start.index, policy_iterations, start.phase, batch, metrics), {}
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
-    def sample_ahead(self, start: IterationStart) -> None:
-        """Start sampling the rollouts of the next iteration in a thread.
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether rollouts are sampled while the networks train."""
+        return self.config.training.max_staleness > 0
 
-        The engine's weights are its own, and stay until `wait` has returned. Beside value
-        pretraining from a file nothing is sampled.
+    @property
+    def _has_phases(self) -> bool:
+        """Whether rollouts of one phase do not serve the other."""
+        return self.config.algorithm.dynamic_sampling_attempts > 0
+
+    def _allow(self, start: IterationStart, last: int, *, first: int) -> None:
+        """Let the thread sample as far ahead as rollouts may be old; start it where need be."""
+        furthest = min(start.index + self.config.training.max_staleness, last)
+        if self._ahead is not None and self._has_phases and self._ahead_phase is not start.phase:
+            self.cancel()
+        if self._ahead is None:
+            if first > furthest:
+                return
+            orders = CollectionOrders(self.collection, start.phase)
+            self._ahead, self._ahead_phase = ContinuousSampling(orders, first=first), start.phase
+        self._ahead.allow(furthest, version=start.policy_iterations)
+
+    def _taken(
+        self, start: IterationStart, last: int
+    ) -> tuple[SampledRollouts, dict[str, float]]:
+        """The iteration's rollouts from the thread, once they are there."""
+        self._allow(start, last, first=start.index)
+        assert self._ahead is not None
+        with self.progress.stage("rollout_wait"):
+            filling, seconds = self._ahead.take(start.index)
+        return self._assembled(filling, start.index), {"rollout/ahead_s": seconds}
+
+    def _assembled(self, filling: Filling, iteration: int) -> SampledRollouts:
+        """Make the batch of what the thread sampled. Every rank must call this."""
+        needs_engine = self.config.algorithm.needs_greedy_baseline
+        phase = self._ahead_phase
+        with self.engine_free() if needs_engine else nullcontext():
+            batch, metrics = self.collection.batch_of(filling.filled(), iteration, phase)
+        oldest = min(rollout.version or 0 for rollout in batch.rollouts)
+        return SampledRollouts(iteration, oldest, phase, batch, metrics)
+
+    def before_update(self) -> None:
+        """Call before the engine gets new weights.
+
+        With `training.update_open_rollouts` episodes under way go on with them. Without, they are
+        waited for, so that a batch is of one policy, and saved for a run that is stopped.
         """
-        if self._stored(start) is not None:
+        if self._ahead is None or self.config.training.update_open_rollouts:
             return
-        self._ahead.start(lambda stage: self._new_rollouts(start.index + 1, start, stage))
+        with self.progress.stage("rollout_wait"):
+            self._ahead.wait()
+        for iteration in self._ahead.finished:
+            filling, _ = self._ahead.take(iteration)
+            self._ready[iteration] = self._assembled(filling, iteration)
+            self._keep(self._ready[iteration])
 
-    def wait(self) -> None:
-        """Wait for the rollouts that are sampled ahead, so that engine and scorer are free."""
-        if self._ahead.is_pending:
-            with self.progress.stage("rollout_wait"):
-                ahead = self._ahead.wait()
-            if ahead is not None:
-                self._keep(ahead)
+    def engine_free(self) -> AbstractContextManager[None]:
+        """While nothing is sampled ahead, so that engine and scorer are free."""
+        return nullcontext() if self._ahead is None else self._ahead.paused()
 
     def cancel(self) -> None:
         """Stop sampling ahead: no thread outlives the run."""
-        self._ahead.cancel()
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
 
     # ---- rollouts kept for a run that is stopped ---------------------------------------------
 
@@ -128,3 +183,24 @@ class RolloutSource:
     def origin(self, iteration: int) -> Origin:
         assert self.kept is not None
         return Origin(iteration, rank(), world_size(), self.kept.identity, self.lineage.weights)
+
+
+def staleness_metrics(found: SampledRollouts, start: IterationStart) -> dict[str, float]:
+    """By how many policy iterations the weights that sampled are older than the actor's now.
+
+    The mean is over sampled tokens; a turn has the age of the weights when it was asked for.
+    """
+    ages: list[float] = []
+    tokens: list[int] = []
+    for rollout in found.batch.rollouts:
+        first = found.policy_iterations if rollout.version is None else rollout.version
+        for turn in rollout.turns or (Turn(0, rollout.num_sampled, version=first),):
+            version = first if turn.version is None else turn.version
+            ages.append(float(start.policy_iterations - version))
+            tokens.append(turn.num_sampled)
+    age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()
+    total, num = sum_over_ranks(torch.stack([(age * count).sum(), count.sum()])).tolist()
+    return {
+        "rollout/staleness_iterations": float(max_over_ranks(age.max())),
+        "rollout/staleness_mean": total / num if num else 0.0,
+    }

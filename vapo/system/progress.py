@@ -39,6 +39,14 @@ class Advance(Protocol):
     def __call__(self, n: float = 1) -> None: ...
 
 
+class Stage(Protocol):
+    """How a stage of an iteration reports progress: `Progress.stage`."""
+
+    def __call__(
+        self, name: str, total: float | None = None, unit: str = "items"
+    ) -> AbstractContextManager[Callable[[float], None]]: ...
+
+
 class Progress:
     """Shows and times the stages of a run. Use as a context manager.
 

@@ -57,7 +57,7 @@ def measure(
     if not known and unlearning is not None:
         known = unlearning.start_lengths
     collapse = Collapse(progress, known)
-    behind = 1 + config.training.overlap_rollouts  # so many iterations later a policy is seen
+    behind = 1 + config.training.max_staleness  # so many iterations later a policy is seen
     run_probe(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
     curves = GateCurves(
         explained_variance=tuple(point.explained_variance for point in beginning.pretraining),

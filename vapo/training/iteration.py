@@ -18,7 +18,7 @@ from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig, resolve
-from vapo.config.hyperparameters import compares_groups
+from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
@@ -126,10 +126,11 @@ class IterationRunner:
         """Run one iteration: prompts, rollouts, rewards, values, advantages, minibatches."""
         self.progress.iteration(start.number, self.total, start.phase.value)
         self.safe_point()
-        rollouts, metrics = self.rollouts.next_batch(start)  # prompts, rollouts, rewards
+        rollouts, metrics = self.rollouts.next_batch(start, last=self.last(start))
         self.safe_point()
         measured = self.sample_truth(rollouts, start)
-        self.rollouts.collection.sampler.sleep()
+        if not self.rollouts.samples_ahead:
+            self.rollouts.collection.sampler.sleep()
         metrics |= self.start_head(rollouts, start)
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
@@ -138,7 +139,7 @@ class IterationRunner:
         batch = self.estimate(checked.batch, start)
         metrics = iteration_metrics(batch, self.hyperparameters) | metrics
         metrics |= {} if truth is None else truth_metrics(truth)
-        metrics |= correction_metrics(batch, self.config.algorithm.mismatch)
+        metrics |= correction_metrics(batch, mismatch_of(self.config))
         batch, masked = mask_agreement(batch, self.config.algorithm.agreement_mask_share)
         metrics |= masked
         batch, masked = mask_disagreement(batch, self.config.algorithm.disagreement_mask_share)
@@ -146,8 +147,6 @@ class IterationRunner:
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
-        if self.config.training.overlap_rollouts and not self.is_last(start):
-            self.rollouts.sample_ahead(start)
         return Iteration(start, minibatches, metrics, batch, checked, truth)
 
     def start_head(self, batch: RolloutBatch, start: IterationStart) -> dict[str, float]:
@@ -228,7 +227,7 @@ class IterationRunner:
         with self.progress.stage("advantages"):
             estimated = estimate_advantages(batch, start.phase, self.config, self.networks.baseline)
             check_value_targets(estimated, self.config.critic)
-            return correct_mismatch(estimated, self.config.algorithm.mismatch)
+            return correct_mismatch(estimated, mismatch_of(self.config))
 
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
@@ -248,11 +247,11 @@ class IterationRunner:
             )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
-    def is_last(self, start: IterationStart) -> bool:
-        """Whether this is the run's last iteration, as far as is known before its update."""
+    def last(self, start: IterationStart) -> int:
+        """The run's last iteration, counted from 0, as far as is known."""
         if start.phase is Phase.POLICY_OPTIMIZATION:
-            return start.policy_iterations + 1 >= self.config.training.num_iterations
-        return start.number >= self.total
+            return start.index + self.config.training.num_iterations - start.policy_iterations - 1
+        return self.total - 1
 
 
 def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:

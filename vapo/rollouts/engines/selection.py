@@ -92,7 +92,7 @@ def make_sampler(
         options = config.rollouts.engine_options
         return _make_vllm_sampler(config, options, actor, tokenizer)
     make: Callable[..., TransformersSampler] = TransformersSampler
-    if config.training.overlap_rollouts:
+    if config.training.max_staleness > 0:
         make = partial(DetachedTransformersSampler, lora=config.actor.lora)
     return make(
         actor.model,

@@ -60,11 +60,12 @@ class Evaluation(Callback):
 def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> EvaluationResult:
     """The held-out score of the actor, by the config's evaluation settings."""
     config = datamodule.config
-    return evaluate(
-        datamodule.prompts.heldout,
-        sampler=datamodule.sampler,
-        scorer=datamodule.scorer,
-        config=config.evaluation,
-        max_response_tokens=config.rollouts.max_response_tokens,
-        progress=progress,
-    )
+    with datamodule.rollouts.engine_free():
+        return evaluate(
+            datamodule.prompts.heldout,
+            sampler=datamodule.sampler,
+            scorer=datamodule.scorer,
+            config=config.evaluation,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            progress=progress,
+        )

@@ -29,8 +29,8 @@ def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
 class WeightSync(Callback):
     """Push the actor's full weights into the sampler at the end of a policy iteration.
 
-    Rollouts that are sampled ahead with the engine's own weights are waited for, so this must
-    come before every callback that uses the engine.
+    Rollouts that are sampled ahead are waited for where the config says so, so this must come
+    before every callback that uses the engine.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -39,7 +39,7 @@ class WeightSync(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         datamodule = datamodule_of(trainer)
-        datamodule.rollouts.wait()
+        datamodule.rollouts.before_update()
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
             with self.progress.stage("weight_sync"):
                 datamodule.sampler.sync(actor_weights(pl_module))

@@ -1,0 +1,219 @@
+"""The rollouts of coming iterations, sampled in a thread that does not wait for the trainer.
+
+    allow(iteration) -> ... -> take(iteration) -> train, new weights -> allow(iteration + 1) -> ...
+
+The thread plays the episodes of one iteration after the other, as far ahead as is allowed, and
+begins with the next as soon as there is room: nobody waits for an iteration's longest episode but
+who trains on it. Which prompts an iteration has does not depend on what is fast. The engine's
+weights may change between two steps; episodes under way go on with the new ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vapo.rollouts.dynamic_sampling import Filling, groups_of
+from vapo.rollouts.episodes import Episode, EpisodeLoop
+from vapo.types import Prompt, Rollout, Verdict
+
+THREAD_NAME = "rollouts-ahead"
+_POLL_S = 1.0
+
+
+class Orders(Protocol):
+    """What the thread asks of the stage that collects rollouts; none of it is a collective."""
+
+    group_size: int
+
+    def prompts(self, iteration: int, attempt: int) -> Sequence[Prompt]:
+        """The prompts of an iteration; attempts above 0 are those of dynamic sampling."""
+        ...
+
+    def judge(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
+        """The verdicts of an attempt's rollouts."""
+        ...
+
+    def filling(self) -> Filling:
+        """How an iteration's batch is filled."""
+        ...
+
+    def loop(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
+        """Opens the engine; each turn is recorded with the version at which it was asked for."""
+        ...
+
+    def rollout(self, episode: Episode) -> Rollout: ...
+
+
+@dataclass
+class _Iteration:
+    """One iteration's groups, as they fill up."""
+
+    filling: Filling
+    attempt: int = 0
+    first_row: int = 0
+    rollouts: list[Rollout | None] = field(default_factory=list)
+    num_left: int = 0
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+
+class ContinuousSampling:
+    """The thread, from the first iteration that is sampled to the end of the run.
+
+    An error in the thread is raised, as the same object, by whoever waits for it next.
+
+    Args:
+        first: the first iteration that it samples, counted from 0.
+    """
+
+    def __init__(self, orders: Orders, *, first: int) -> None:
+        self._orders = orders
+        self._next = first
+        self._last = first - 1
+        self._version = 0
+        self._open: dict[int, _Iteration] = {}
+        self._rows: dict[tuple[int, int], tuple[int, int]] = {}  # episode -> iteration, row
+        self._num_rows = 0
+        self._done: dict[int, _Iteration] = {}
+        self._error: BaseException | None = None
+        self._ends = self._is_parked = False
+        self._num_pauses = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    # ---- the trainer's side -------------------------------------------------------------------
+
+    def allow(self, last: int, *, version: int) -> None:
+        """Sample up to this iteration, with weights of this version from now on."""
+        with self._changed:
+            self._last, self._version = max(last, self._last), version
+            self._changed.notify_all()
+
+    def take(self, iteration: int) -> tuple[Filling, float]:
+        """Wait for an iteration's groups and hand them out, once, and the seconds they took.
+
+        Raises: what the thread raised; ValueError for an iteration that is not allowed or taken.
+        """
+        with self._changed:
+            while iteration not in self._done:
+                self._check()
+                if iteration < self._next and iteration not in self._open:
+                    raise ValueError(f"the rollouts of iteration {iteration} were taken already")
+                if iteration > self._last:
+                    raise ValueError(f"iteration {iteration} may not be sampled yet")
+                self._changed.wait(_POLL_S)
+            found = self._done.pop(iteration)
+        return found.filling, found.seconds
+
+    def wait(self) -> None:
+        """Wait until everything that is allowed is there. Raises: what the thread raised."""
+        with self._changed:
+            while self._next <= self._last or self._open:
+                self._check()
+                self._changed.wait(_POLL_S)
+            self._check()
+
+    @property
+    def finished(self) -> list[int]:
+        """The iterations whose rollouts are there and were not taken."""
+        with self._changed:
+            return sorted(self._done)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the thread uses neither engine nor scorer; raises what it raised."""
+        with self._changed:
+            self._num_pauses += 1
+            while not self._is_parked and self._thread.is_alive():
+                self._changed.wait(_POLL_S)
+        try:
+            self._check()
+            yield
+        finally:
+            with self._changed:
+                self._num_pauses -= 1
+                self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """End the thread and join it; what it had under way is lost."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._thread.is_alive() or self._ends:
+            raise RuntimeError("the thread that samples rollouts has ended")
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._orders.loop(lambda: self._version) as loop:
+                while self._may_go_on(loop):
+                    for episode in loop.step():
+                        self._collect(loop, episode)
+        except BaseException as error:  # it is the trainer's to handle
+            self._error = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def _may_go_on(self, loop: EpisodeLoop) -> bool:
+        """Order what is allowed; wait while there is nothing to do, or somebody asks for a pause.
+
+        False at the end.
+        """
+        with self._changed:
+            while not self._ends:
+                if not self._num_pauses:
+                    while self._next <= self._last:
+                        self._order(loop, self._next)
+                        self._next += 1
+                    if loop.num_open:
+                        return True
+                self._is_parked = self._num_pauses > 0
+                self._changed.notify_all()
+                self._changed.wait()
+                self._is_parked = False
+            return False
+
+    def _order(self, loop: EpisodeLoop, iteration: int) -> None:
+        """Ask for the episodes of an iteration's next attempt."""
+        found = self._open.setdefault(iteration, _Iteration(self._orders.filling()))
+        prompts = self._orders.prompts(iteration, found.attempt)
+        size = self._orders.group_size
+        found.rollouts = [None] * (len(prompts) * size)
+        found.num_left = len(found.rollouts)
+        for i, prompt in enumerate(prompts):
+            for j in range(size):
+                key = (self._num_rows + i, j)  # no other episode of the run has it
+                self._rows[key] = (iteration, i * size + j)
+                loop.add(prompt, key)
+        self._num_rows += len(prompts)
+
+    def _collect(self, loop: EpisodeLoop, episode: Episode) -> None:
+        iteration, row = self._rows.pop(episode.key)
+        found = self._open[iteration]
+        found.rollouts[row] = self._orders.rollout(episode)
+        found.num_left -= 1
+        if found.num_left:
+            return
+        whole = [rollout for rollout in found.rollouts if rollout is not None]
+        verdicts = self._orders.judge(whole, iteration, found.attempt)
+        found.filling.add(groups_of(whole, verdicts, self._orders.group_size))
+        found.attempt += 1
+        with self._changed:
+            if found.filling.is_full:
+                found.seconds = time.monotonic() - found.began
+                self._done[iteration] = self._open.pop(iteration)
+                self._changed.notify_all()
+            else:
+                self._order(loop, iteration)
