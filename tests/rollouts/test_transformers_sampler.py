@@ -8,7 +8,8 @@ import torch
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.transformers.sampler import NonFiniteLogitsError, TransformersSampler
+from vapo.rollouts.engines.responses import NonFiniteLogitsError
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
+from vapo.rollouts.engines.contract import TurnRequest
 from vapo.types import FinishReason, Prompt, Rollout
 
 
@@ -55,6 +56,33 @@ def check_lengths(
                 f"{budget} of response that is more than the model's {num_positions} "
                 "positions: lower max_response_tokens or data.max_prompt_tokens"
             )
+
+
+def check_turn(request: TurnRequest, num_positions: int | None) -> None:
+    """Raises: UserError if there is nothing to continue, or the turn exceeds the positions."""
+    name = turn_name(request)
+    if request.max_tokens < 1:
+        raise ValueError(f"{name}: a turn has at least one token")
+    if not request.ids:
+        raise UserError(f"{name} has no tokens before it: nothing to continue")
+    needed = len(request.ids) + request.max_tokens
+    if num_positions is not None and needed > num_positions:
+        raise UserError(
+            f"{name} has {len(request.ids)} tokens before it; with {request.max_tokens} more that "
+            f"is more than the model's {num_positions} positions: lower max_response_tokens or "
+            "data.max_prompt_tokens"
+        )
+
+
+def turn_name(request: TurnRequest) -> str:
+    """What messages call a turn."""
+    i, j = request.key
+    return f"{i} (sample {j}, turn {request.turn})"
+
+
+def draw_key(request: TurnRequest) -> tuple[int, ...]:
+    """What a turn's random numbers are derived from, beside the seed: a first turn's (i, j)."""
+    return request.key if request.turn == 0 else (*request.key, request.turn)
 
 
 def make_rollouts(

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
-from vapo.rollouts.engines.transformers.kv_cache import CachedRows, join_caches
+from vapo.rollouts.engines.contract import TurnRequest
+from vapo.rollouts.engines.responses import NonFiniteLogitsError
+from vapo.rollouts.engines.transformers.kv_cache import CachedRows, KeptRow, join_caches
 
 _ROOM = 64
 
-Write = Callable[[int, list[int], list[float]], None]
+
+@dataclass
+class OpenTurn:
+    """A turn that is being sampled: its row, and what has been written out of it so far.
+
+    `name` is what error messages call it; `kept` has the cache of tokens that `request.ids` begins
+    with, if it was kept.
+    """
+
+    request: TurnRequest
+    name: str
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept: KeptRow | None = None
+
+    @property
+    def num_new(self) -> int:
+        """How many tokens must run through the model before the first can be sampled."""
+        num_kept = 0 if self.kept is None else len(self.kept.ids)
+        return max(1, len(self.request.ids) - num_kept)
 
 
 class DecodingRows:
     """Rows in step: every forward samples one token for each of them.
 
     A row that has finished stays in step, unrecorded, until the rows are joined again. Sampled
-    tokens stay on the device and are written out once, when the rows are joined.
+    tokens stay on the device until the row finishes or the rows are joined.
 
-    `requests` is the index of each row's response; `cache_rows` the index of its row in the cache
-    (after a prefill several rows share their prompt's).
+    `turns` are the rows' own; `cache_rows` is the index of each row in the cache (after a prefill
+    several rows share their prompt's).
     """
 
     def __init__(
         self,
-        requests: list[int],
+        turns: list[OpenTurn],
         *,
         cache: Cache,
         cache_rows: Int[Tensor, " R"],
@@ -40,7 +63,7 @@ class DecodingRows:
         counts: Int[Tensor, " R"],
         last_ids: Int[Tensor, " R"],
     ) -> None:
-        self.requests = requests
+        self.turns = turns
         self.cache, self.cache_rows, self.cache_mask = cache, cache_rows, cache_mask
         self.width = width
         self.prompt_lengths = prompt_lengths
@@ -49,20 +72,20 @@ class DecodingRows:
         self.counts = counts  # tokens sampled so far; frozen when the row finishes
         self.last_ids = last_ids
         self.is_alive = torch.ones_like(counts, dtype=torch.bool)
-        self.num_alive = len(requests)
+        self.num_alive = len(turns)
         self._first_counts = counts
         self._step_ids: list[Tensor] = []
         self._step_logprobs: list[Tensor] = []
 
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self.turns)
 
     def forward(self, model: PreTrainedModel) -> Float[Tensor, "R V"]:
         """Run a forward pass on every row's last token; return the logits of the next one."""
         mask = None
         if self.cache_mask is not None:
             if self.width >= self.cache_mask.shape[1]:
-                self.cache_mask = torch.nn.functional.pad(self.cache_mask, (0, _ROOM), value=True)
+                self.cache_mask = pad(self.cache_mask, (0, _ROOM), value=True)
             mask = self.cache_mask[:, : self.width + 1]
         output = model(
             input_ids=self.last_ids[:, None],
@@ -85,34 +108,64 @@ class DecodingRows:
         logprobs: Float[Tensor, " R"],
         *,
         stop_ids: Int[Tensor, " _"],
-    ) -> bool:
-        """Record one more token of every live row. False if a live row's log-prob is not finite.
+    ) -> list[int]:
+        """Record one more token of every live row, and return the rows that finished with it.
 
-        The only point of a step where the host waits for the device.
+        The only point of a step where the host waits for the device, unless a row finishes.
+
+        Raises:
+            NonFiniteLogitsError: a live row's log-prob is not finite.
         """
-        is_bad = self.is_alive & ~logprobs.isfinite()
-        self.counts = self.counts + self.is_alive
+        num_before, was_alive = self.num_alive, self.is_alive
+        is_bad = was_alive & ~logprobs.isfinite()
+        self.counts = self.counts + was_alive
         is_stop = (ids[:, None] == stop_ids).any(dim=1)
-        self.is_alive = self.is_alive & ~is_stop & (self.counts < self.budgets)
+        self.is_alive = was_alive & ~is_stop & (self.counts < self.budgets)
         self.last_ids = ids
         self._step_ids.append(ids)
         self._step_logprobs.append(logprobs)
         self.num_alive, num_bad = torch.stack([self.is_alive.sum(), is_bad.sum()]).tolist()
-        return num_bad == 0
+        if num_bad:
+            raise NonFiniteLogitsError(self.turns[int(is_bad.nonzero()[0])].name)
+        if self.num_alive == num_before:
+            return []
+        return _indices(was_alive & ~self.is_alive)
 
-    def write_out(self, write: Write) -> None:
-        """Hand each row's recorded tokens to `write(request, ids, logprobs)`; once, at the end."""
-        ids = torch.stack(self._step_ids, dim=1).tolist()
-        logprobs = torch.stack(self._step_logprobs, dim=1).tolist()
-        nums = (self.counts - self._first_counts).tolist()
-        for request, row_ids, row_logprobs, num in zip(
-            self.requests, ids, logprobs, nums, strict=True
-        ):
-            write(request, row_ids[:num], row_logprobs[:num])
+    def drop(self, turn: OpenTurn) -> None:
+        """Let the turn's row finish, unrecorded from now on."""
+        self.is_alive[self.turns.index(turn)] = False
+        self.num_alive -= 1
+
+    def write_out(self, rows: list[int]) -> list[OpenTurn]:
+        """Hand these rows' recorded tokens to their turns, once in a row's life; return them."""
+        turns = [self.turns[row] for row in rows]
+        if not self._step_ids:
+            return turns
+        ids = torch.stack(self._step_ids, dim=1)[rows].tolist()
+        logprobs = torch.stack(self._step_logprobs, dim=1)[rows].tolist()
+        nums = (self.counts - self._first_counts)[rows].tolist()
+        for turn, row_ids, row_logprobs, num in zip(turns, ids, logprobs, nums, strict=True):
+            turn.ids.extend(row_ids[:num])
+            turn.logprobs.extend(row_logprobs[:num])
+        return turns
+
+    def kept(self, rows: list[int]) -> list[KeptRow]:
+        """What the cache has of rows that just finished: all their tokens but the last."""
+        cache_rows = self.cache_rows[rows].tolist()
+        kept = []
+        for row, cache_row in zip(rows, cache_rows, strict=True):
+            ids = (*self.turns[row].request.ids, *self.turns[row].ids[:-1])
+            kept.append(KeptRow(ids, self.cache, row=cache_row, first=self.width - len(ids)))
+        return kept
+
+
+def _indices(mask: Bool[Tensor, " R"]) -> list[int]:
+    indices: list[int] = mask.nonzero().squeeze(1).tolist()
+    return indices
 
 
 def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
-    """Join the live rows of all parts; None if there are none.
+    """Join the live rows of all parts, which are written out; None if there are none.
 
     Columns left of the longest live row's first token are dropped.
     """
@@ -143,11 +196,7 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
         room=room,
     )
     return DecodingRows(
-        [
-            part.requests[row]
-            for part, index in zip(parts, alive, strict=True)
-            for row in index.tolist()
-        ],
+        [turn for part in parts for turn in part.write_out(_indices(part.is_alive))],
         cache=cache,
         cache_rows=torch.arange(len(counts), device=counts.device),
         cache_mask=cache_mask,

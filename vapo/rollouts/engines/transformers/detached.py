@@ -30,15 +30,16 @@ class DetachedTransformersSampler(TransformersSampler):
         super().__init__(plain_copy(model, lora), tokenizer, **options)
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the actor's weights.
+        """Copy the actor's weights, between two steps of what another thread samples.
 
         Raises:
             ValueError: the names are not those of the engine's own weights, each of them once.
         """
-        left = self._model.state_dict()
-        for name, tensor in weights:
-            if name not in left:
-                raise ValueError(f"the engine has no weight {name}, or got it twice")
-            left.pop(name).copy_(tensor)
-        if left:
-            raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")
+        with self._next, self._weights_in_use:
+            left = self._model.state_dict()
+            for name, tensor in weights:
+                if name not in left:
+                    raise ValueError(f"the engine has no weight {name}, or got it twice")
+                left.pop(name).copy_(tensor)
+            if left:
+                raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")

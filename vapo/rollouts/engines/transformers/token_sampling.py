@@ -53,11 +53,14 @@ def inverse_cdf(
 
 
 def uniform_draws(
-    keys: Sequence[tuple[int, int]], *, seed: int, num_tokens: int
+    keys: Sequence[tuple[int, ...]], *, seed: int, num_tokens: int
 ) -> Float64[Tensor, "R num_tokens"]:
-    """Draw uniforms in [0, 1) for each (prompt i, sample j): a function of (seed, i, j) only."""
+    """Draw uniforms in [0, 1) for each (prompt i, sample j): a function of (seed, i, j) only.
+
+    A later turn of an episode has the key (prompt i, sample j, turn).
+    """
     draws = np.empty((len(keys), num_tokens))
-    for row, (i, j) in enumerate(keys):
-        stream = np.random.Philox(key=derive_seed(seed, "response", i, j))
+    for row, key in enumerate(keys):
+        stream = np.random.Philox(key=derive_seed(seed, "response", *key))
         np.random.Generator(stream).random(out=draws[row])
     return torch.from_numpy(draws)

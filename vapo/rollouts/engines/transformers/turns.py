@@ -1,0 +1,220 @@
+"""The Transformers engine's stream of turns: continuous batching over left-padded rows.
+
+One loop, of which `step` runs a few rounds:
+
+    admit turns (prefill) -> decode a token for every row -> ... -> drop finished rows, admit
+
+A finished row keeps its place until a quarter of the rows have finished; then the live rows
+are moved together and the free places are filled from the queue, so finished rows cost little.
+Rows are right-aligned: the next token of every row goes into the same cache column.
+
+The cache of a turn that ended is kept for the next turn of its episode, which then prefills its
+new tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.engines.responses import check_turn, draw_key, turn_name
+from vapo.rollouts.engines.transformers.decoding_rows import DecodingRows, OpenTurn, join_rows
+from vapo.rollouts.engines.transformers.kv_cache import KeptRow
+from vapo.rollouts.engines.transformers.prefill import prefill, prefill_chunks
+from vapo.rollouts.engines.transformers.token_sampling import (
+    filtered_logprobs,
+    inverse_cdf,
+    uniform_draws,
+)
+
+_FREE_FRACTION = 0.25
+_STEP_FORWARDS = 8
+
+
+class TransformersTurns:
+    """See `TurnStream`.
+
+    At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
+    are kept, the newest. `take_turns` is entered around each step: weights may change between two.
+    `num_prefilled` counts the tokens that ran through the model before the first was sampled.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: SamplingSettings,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_rows: int,
+        device: torch.device,
+        take_turns: Callable[[], AbstractContextManager[None]],
+        name: Callable[[TurnRequest], str] = turn_name,
+    ) -> None:
+        self.num_prefilled = 0
+        self._model, self._settings, self._seed = model, settings, seed
+        self._stop_ids = stop_ids
+        self._stops = torch.tensor(sorted(stop_ids), device=device)
+        self._max_rows, self._device = max_rows, device
+        self._take_turns, self._name = take_turns, name
+        self._positions = getattr(
+            model.config.get_text_config(), "max_position_embeddings", None
+        )
+        self._rows: DecodingRows | None = None
+        self._open: dict[tuple[int, int], OpenTurn] = {}
+        self._queue: dict[tuple[int, int], OpenTurn] = {}  # those of the open that have no row
+        self._kept: dict[tuple[int, int], KeptRow] = {}  # the oldest first
+        self._ended: list[SampledTurn] = []
+        self._num_arrived = 0  # turns submitted since rows were last joined
+        self._num_forwards = 0  # since then
+
+    @property
+    def num_open(self) -> int:
+        """See `TurnStream.num_open`."""
+        return len(self._open)
+
+    @property
+    def num_kept(self) -> int:
+        """How many ended turns have a cache that is kept."""
+        return len(self._kept)
+
+    def submit(self, request: TurnRequest) -> None:
+        """See `TurnStream.submit`.
+
+        Raises:
+            UserError: there are no tokens before the turn, or with it more than the model's
+                positions.
+        """
+        check_turn(request, self._positions)
+        if request.key in self._open:
+            raise ValueError(f"a turn of episode {request.key} is open already")
+        turn = OpenTurn(request, self._name(request))
+        self._open[request.key] = self._queue[request.key] = turn
+        self._num_arrived += 1
+
+    def step(self) -> list[SampledTurn]:
+        """See `TurnStream.step`.
+
+        Raises:
+            NonFiniteLogitsError: the policy gives no distribution to sample from.
+        """
+        with self._take_turns():
+            for _ in range(_STEP_FORWARDS):
+                if self._must_join():
+                    self._join()
+                elif self._rows is not None:
+                    self._num_forwards += 1
+                    self._extend(self._rows, self._rows.forward(self._model))
+                if self._ended or not self._open:
+                    break
+        ended, self._ended = self._ended, []
+        return ended
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """See `TurnStream.forget`."""
+        self._kept.pop(key, None)
+        turn = self._open.pop(key, None)
+        if turn is not None and self._queue.pop(key, None) is None:
+            assert self._rows is not None
+            self._rows.drop(turn)
+
+    # ---- which rows are decoded ---------------------------------------------------------------
+
+    def _must_join(self) -> bool:
+        """Whether the rows change before the next forward: each change copies every live row.
+
+        Turns that have arrived since the last change wait for a few forwards at most if there is
+        room, so that many that arrive one by one do not cost a copy each.
+        """
+        if self._rows is None:
+            return bool(self._queue)
+        enough = max(1, _FREE_FRACTION * len(self._rows))
+        num_admitted = min(self._max_rows - self._rows.num_alive, len(self._queue))
+        if len(self._rows) - self._rows.num_alive >= enough:
+            return True
+        are_due = num_admitted >= enough or self._num_forwards >= _STEP_FORWARDS
+        return self._num_arrived > 0 and num_admitted > 0 and are_due
+
+    def _join(self) -> None:
+        """Drop finished rows and fill the free places from the queue."""
+        parts = [] if self._rows is None else [self._rows]
+        num_free = self._max_rows - sum(part.num_alive for part in parts)
+        admitted = [self._queue.pop(key) for key in list(self._queue)[:num_free]]
+        for turn in admitted:
+            kept = self._kept.pop(turn.request.key, None)
+            if kept is not None and turn.request.ids[: len(kept.ids)] == kept.ids:
+                turn.kept = kept
+        parts.extend(self._prefilled(chunk) for chunk in prefill_chunks(admitted))
+        self._rows = join_rows(parts, max_tokens=self._settings.max_response_tokens)
+        for kept in self._kept.values():
+            kept.detach()
+        self._num_arrived = self._num_forwards = 0
+
+    def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
+        """Prefill turns, and sample the first token of each."""
+        prefilled = prefill(
+            self._model, turns, pad_id=min(self._stop_ids), device=self._device
+        )  # any valid id pads: it is masked
+        self.num_prefilled += prefilled.num_tokens
+        most = self._settings.max_response_tokens
+        # One more draw than tokens: a finished row still takes one, unused.
+        keys = [draw_key(turn.request) for turn in turns]
+        draws = uniform_draws(keys, seed=self._seed, num_tokens=most + 1)
+        cache_rows = self._on_device(prefilled.rows)
+        rows = DecodingRows(
+            turns,
+            cache=prefilled.cache,
+            cache_rows=cache_rows,
+            cache_mask=None,
+            width=prefilled.width,
+            prompt_lengths=self._on_device([len(turn.request.ids) for turn in turns]),
+            draws=draws.to(self._device),
+            budgets=self._on_device([min(turn.request.max_tokens, most) for turn in turns]),
+            counts=torch.zeros_like(cache_rows),
+            last_ids=torch.zeros_like(cache_rows),
+        )
+        self._extend(rows, prefilled.logits[cache_rows])
+        for turn in turns:
+            turn.kept = None
+        return rows
+
+    def _on_device(self, numbers: list[int]) -> Int[Tensor, " R"]:
+        return torch.tensor(numbers, device=self._device)
+
+    # ---- tokens -------------------------------------------------------------------------------
+
+    def _extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
+        """Sample every row's next token from its logits and record it."""
+        settings = self._settings
+        logprobs = filtered_logprobs(
+            logits,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+        )
+        ids = logprobs.argmax(-1) if settings.greedy else inverse_cdf(logprobs, rows.uniforms())
+        finished = rows.record(
+            ids, logprobs.gather(1, ids[:, None]).squeeze(1), stop_ids=self._stops
+        )
+        if finished:
+            self._end(rows, finished)
+
+    def _end(self, rows: DecodingRows, finished: list[int]) -> None:
+        """Turn finished rows into ended turns, and keep their caches."""
+        turns = rows.write_out(finished)
+        for turn, kept in zip(turns, rows.kept(finished), strict=True):
+            request = turn.request
+            del self._open[request.key]
+            self._kept[request.key] = kept
+            has_ended = turn.ids[-1] in self._stop_ids
+            self._ended.append(
+                SampledTurn(request, tuple(turn.ids), tuple(turn.logprobs), has_ended)
+            )
+        while len(self._kept) > self._max_rows:
+            del self._kept[next(iter(self._kept))]
