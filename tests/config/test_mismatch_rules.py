@@ -45,7 +45,7 @@ def test_ranges(tmp_path: Path, key: str) -> None:
     assert "must be" in problem(tmp_path, f"algorithm.mismatch.{key}")
 
 
-OVERLAP = "training.overlap_rollouts=true"
+OVERLAP = "training.max_staleness=1"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_one_error_names_all_that_dis_excludes(tmp_path: Path) -> None:
     [
         (EVPO, SINGLE),
         DIS,
-        (*DPPO, "training.overlap_rollouts=true"),
+        (*DPPO, "training.max_staleness=1"),
         (*DPPO, "components.token_level_loss.enabled=false", "algorithm.sequence_reduction=sum"),
         (BOOTSTRAP, "critic.truncated=leave_out"),
         ("critic.anchors=[0.3,0.6,1.0]", "critic.late_anchor=0.95"),

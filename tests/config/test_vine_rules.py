@@ -42,7 +42,7 @@ def test_another_estimator_has_none_of_the_keys(tmp_path: Path) -> None:
     [
         (["algorithm.gamma=0.99"], "algorithm.gamma is 0.99: set algorithm.gamma=1"),
         (["rewards.shuffle=true"], "rewards.shuffle deals the rewards out anew"),
-        (["training.overlap_rollouts=true"], "training.overlap_rollouts the engine's weights"),
+        (["training.max_staleness=1"], "training.max_staleness above 0 the engine's weights"),
         (
             ["algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"],
             "algorithm.kl.placement is reward: set it to loss",

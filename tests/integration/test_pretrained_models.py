@@ -123,7 +123,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 def test_adapters_and_rollouts_sampled_ahead(tmp_path: Path) -> None:
     """The engine's copy is plain, and takes merged weights at each sync."""
-    run_dir = fit.run(config(tmp_path, *LORA, "training.overlap_rollouts=true"))
+    run_dir = fit.run(config(tmp_path, *LORA, "training.max_staleness=1"))
     assert len(metric(run_dir, "rollout/logprob_gap_mean", tmp_path)) == 2
 
 

@@ -14,7 +14,7 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts import dynamic_sampling
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.dynamic_sampling import Group, fill_with_mixed_groups
+from vapo.rollouts.dynamic_sampling import Filling, Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.system.progress import Progress
 from vapo.training.minibatches import Minibatch, make_minibatches
@@ -42,7 +42,7 @@ ATTEMPTS = [
 
 
 def test_samples_until_the_batch_is_full_of_mixed_groups() -> None:
-    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, num_groups=3, max_attempts=9)
+    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, Filling(num_groups=3, max_attempts=9))
     assert names(filled.groups) == ["a", "e", "g"]  # h and i are more than were needed
     assert filled.metrics() == {
         "rollout/dynamic_sampling_attempts": 3.0,
@@ -53,13 +53,13 @@ def test_samples_until_the_batch_is_full_of_mixed_groups() -> None:
 
 
 def test_at_the_bound_dropped_groups_fill_up_the_earliest_first() -> None:
-    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, num_groups=3, max_attempts=2)
+    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, Filling(num_groups=3, max_attempts=2))
     assert names(filled.groups) == ["a", "e", "b"]
     assert (filled.num_fillers, filled.attempts) == (1, 2)
 
 
 def test_a_full_first_attempt_is_the_only_one() -> None:
-    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], num_groups=3, max_attempts=5)
+    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5))
     assert names(filled.groups) == ["g", "h", "i"]
     assert filled.attempts == 1
 
@@ -72,13 +72,13 @@ def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> N
         "max_over_ranks",
         lambda missing: torch.maximum(missing, torch.tensor(next(others_miss))),
     )
-    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], num_groups=3, max_attempts=5)
+    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5))
     assert (filled.attempts, names(filled.groups)) == (3, ["g", "h", "i"])
 
 
 def test_too_few_groups_is_an_error() -> None:
     with pytest.raises(ValueError, match="3 groups were sampled, 4 are needed"):
-        fill_with_mixed_groups(lambda attempt: ATTEMPTS[0], num_groups=4, max_attempts=1)
+        fill_with_mixed_groups(lambda attempt: ATTEMPTS[0], Filling(num_groups=4, max_attempts=1))
 
 
 def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:

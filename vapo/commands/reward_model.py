@@ -29,8 +29,8 @@ from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import Sampler, sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.system.progress import Stage
 from vapo.system.devices import pick_device, set_threads
+from vapo.system.progress import Stage
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.training.supervised import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vapo.config.hyperparameters import resolve
+from vapo.config.hyperparameters import mismatch_of, resolve
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 

@@ -6,10 +6,10 @@ below the config sees numbers and never switches. Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from vapo.config.algorithm import Evpo, LinearMix, Tether
+from vapo.config.algorithm import Evpo, LinearMix, MismatchConfig, Tether
 from vapo.config.schema import FitConfig
 
 LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]

@@ -25,10 +25,9 @@ from vapo.rollouts.dynamic_sampling import (
 )
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
 from vapo.rollouts.mixture_metrics import source_metrics
-from vapo.system.progress import Stage
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
-from vapo.system.progress import Progress
+from vapo.system.progress import Progress, Stage
 from vapo.system.seeding import derive_seed
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
 

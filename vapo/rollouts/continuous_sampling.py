@@ -28,7 +28,8 @@ _POLL_S = 1.0
 class Orders(Protocol):
     """What the thread asks of the stage that collects rollouts; none of it is a collective."""
 
-    group_size: int
+    @property
+    def group_size(self) -> int: ...
 
     def prompts(self, iteration: int, attempt: int) -> Sequence[Prompt]:
         """The prompts of an iteration; attempts above 0 are those of dynamic sampling."""

@@ -140,6 +140,6 @@ def make_rollout_sampler(
         opened.callback(engine.close)
         environments = make_environments(config)
         opened.callback(environments.close)
-        sampler = EpisodeSampler(engine, environments, config, tokenizer)
+        sampler = EpisodeSampler(cast(TurnSampler, engine), environments, config, tokenizer)
         opened.pop_all()
     return sampler

@@ -111,9 +111,7 @@ class RolloutSource:
             self._ahead, self._ahead_phase = ContinuousSampling(orders, first=first), start.phase
         self._ahead.allow(furthest, version=start.policy_iterations)
 
-    def _taken(
-        self, start: IterationStart, last: int
-    ) -> tuple[SampledRollouts, dict[str, float]]:
+    def _taken(self, start: IterationStart, last: int) -> tuple[SampledRollouts, dict[str, float]]:
         """The iteration's rollouts from the thread, once they are there."""
         self._allow(start, last, first=start.index)
         assert self._ahead is not None

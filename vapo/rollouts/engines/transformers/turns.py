@@ -63,9 +63,7 @@ class TransformersTurns:
         self._stops = torch.tensor(sorted(stop_ids), device=device)
         self._max_rows, self._device = max_rows, device
         self._take_turns, self._name = take_turns, name
-        self._positions = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
+        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rows: DecodingRows | None = None
         self._open: dict[tuple[int, int], OpenTurn] = {}
         self._queue: dict[tuple[int, int], OpenTurn] = {}  # those of the open that have no row
