@@ -29,6 +29,7 @@ from vapo.training.iteration import mean_over_ranks
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
 from vapo.training.strategy import make_strategy
+from vapo.types import Rollout, Verdict
 
 NUM_ROLLOUTS = 16
 ROOT = Path(__file__).parents[2]
@@ -44,10 +45,13 @@ class FixedRollouts(L.LightningDataModule):
         self.config = config
         self.metrics: dict[str, float] = {}
 
+    def made_up(self) -> tuple[list[Rollout], list[Verdict]]:
+        return make_rollouts(NUM_ROLLOUTS, vocab_size=30)
+
     def train_dataloader(self) -> DataLoader[Minibatch]:
         module = self.trainer.lightning_module  # type: ignore[union-attr]
         assert isinstance(module, VapoModule)
-        rollouts, verdicts = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
+        rollouts, verdicts = self.made_up()
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
         batch = make_rollout_batch(
@@ -114,7 +118,13 @@ class RecordsGradients(VapoModule):
 
 def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict[str, Any]:
     """Gradients by parameter name, and the metrics that were logged."""
-    config = load_config(
+    config = config_on(num_processes, microbatch_tokens, *overrides)
+    return fitted(RecordsGradients(config, pad_id=0), FixedRollouts(config), config)
+
+
+def config_on(num_processes: int, microbatch_tokens: int, *overrides: str) -> FitConfig:
+    """The state-tracking task's, with so many processes and so large micro-batches."""
+    return load_config(
         FitConfig,
         STATE_TRACKING,
         [
@@ -125,7 +135,6 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
             *overrides,
         ],
     )
-    return fitted(RecordsGradients(config, pad_id=0), FixedRollouts(config), config)
 
 
 def fitted(

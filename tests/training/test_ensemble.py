@@ -214,12 +214,13 @@ def test_agreement_off_or_without_a_policy_changes_nothing() -> None:
 
 
 def test_the_spread_is_logged_as_a_mean_over_tokens(tmp_path: Path) -> None:
+    numbers = resolve(config_of(tmp_path))
     batch = training_batch(shaken(make_critic(config_of(tmp_path), None)))
     assert batch.response_lengths.tolist() == [1, 2, 3, 1, 2, 3]
     spread = torch.tensor([[6.0, 9.0, 9.0], [6.0, 0.0, 9.0], *[[0.0, 0.0, 0.0]] * 4])
-    found = value_metrics(replace(batch, value_spread=spread), 1.0)
+    found = value_metrics(replace(batch, value_spread=spread), numbers)
     assert found["critic/value_spread"] == 1.0, "12 over 12 tokens, the padding's 9 left out"
-    assert "critic/value_spread" not in value_metrics(replace(batch, value_spread=None), 1.0)
+    assert "critic/value_spread" not in value_metrics(replace(batch, value_spread=None), numbers)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from vapo.functional.critic_mixtures import (
     linear_mix,
     tether_advantages,
 )
-from vapo.functional.masking import zero_outside
+from vapo.functional.masking import first_column, zero_outside
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch
 
@@ -126,7 +126,8 @@ class CriticBaseline:
             counted = mask.any(dim=1)
             lengths = mask.sum(dim=1).clamp(min=1)
             explained = (zero_outside(values, mask).sum(dim=1) / lengths)[counted]
-            by = returns[:, 0][counted]
+            first = first_column(mask)[:, None]
+            by = returns.gather(1, first)[:, 0][counted]
         gate = explained_variance_gate(explained, by, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
         from_batch = batch_mean_advantages(rewards, reduce=sum_over_ranks)

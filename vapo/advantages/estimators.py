@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
+from vapo.advantages.credit import achieved_returns, advantages_and_targets, num_steps
 from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
-from vapo.advantages.value_loss_columns import anchored, taught, value_weights
+from vapo.advantages.value_loss_columns import anchored, on_turns, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
-    decoupled_gae,
     length_adaptive_lambda,
     length_geometric_lambda,
     monte_carlo_returns,
@@ -38,12 +38,12 @@ from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
 def policy_lambda(
     batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> float | Float[Tensor, "B 1"]:
-    """The policy's lambda: one constant, or one number a response."""
+    """The policy's lambda: one constant, or one number a response, by its tokens or turns."""
     if hyperparameters.k is not None:
-        return length_geometric_lambda(batch.response_lengths, k=hyperparameters.k)
+        return length_geometric_lambda(num_steps(batch, hyperparameters), k=hyperparameters.k)
     if hyperparameters.alpha is None:
         return hyperparameters.lambda_policy
-    return length_adaptive_lambda(batch.response_lengths, alpha=hyperparameters.alpha)
+    return length_adaptive_lambda(num_steps(batch, hyperparameters), alpha=hyperparameters.alpha)
 
 
 def gae(
@@ -52,11 +52,11 @@ def gae(
     """PPO, VC-PPO, VAPO: the only one with values."""
     assert batch.old_values is not None
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
-    advantages, value_targets = decoupled_gae(
+    advantages, value_targets = advantages_and_targets(
+        batch,
         token_rewards,
         batch.old_values,
-        batch.response_mask,
-        gamma=hp.gamma,
+        hp,
         lambda_policy=lambda_policy,
         lambda_critic=lambda_policy if hp.lambda_critic is None else hp.lambda_critic,
     )
@@ -167,8 +167,9 @@ def estimate_advantages(
     if config.critic.bootstrap_truncated:
         rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
-        targets = monte_carlo_returns(targets_rewards, batch.response_mask, gamma=hp.gamma)
+        targets = achieved_returns(batch, targets_rewards, hp)
         columns |= taught(batch, targets, config.components.value_pretraining)
+        columns |= on_turns(batch, columns["value_mask"], hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask)
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
@@ -181,6 +182,7 @@ def estimate_advantages(
     if algorithm.whiten_advantages:
         advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
     columns["value_mask"] = anchored(batch, config.critic)
+    columns |= on_turns(batch, columns["value_mask"], hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):
             if columns[name] is not None:
@@ -201,10 +203,7 @@ def rewards_of_both(
     finals = (batch.rewards, critic_rewards(batch, config))
     is_one = finals[0] is finals[1]
     if bootstraps:
-        gamma = config.algorithm.gamma
-        finals = (
-            bootstrapped(batch, finals[0], gamma=gamma),
-            bootstrapped(batch, finals[1], gamma=gamma),
-        )
+        hp = resolve(config)
+        finals = (bootstrapped(batch, finals[0], hp), bootstrapped(batch, finals[1], hp))
     policy = token_rewards(batch, config.algorithm, finals[0])
     return policy, policy if is_one else token_rewards(batch, config.algorithm, finals[1])

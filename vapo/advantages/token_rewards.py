@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.config import FitConfig
+from vapo.advantages.credit import value_places
+from vapo.config import FitConfig, Hyperparameters
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import (
@@ -69,19 +70,21 @@ def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"
 
 
 def bootstrapped(
-    batch: EvaluatedBatch, rewards: Float[Tensor, " B"], *, gamma: float
+    batch: EvaluatedBatch, rewards: Float[Tensor, " B"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, " B"]:
     """Put the value of a truncated response's last state in the place of its reward.
 
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
+
+    Over turns l is the last turn. What the environment gave for the turns stays.
 
     Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
     reward would count beside the value of the same future, and a target V(s_l) + r trained on
     would run away.
     """
     assert batch.old_values is not None
-    last = last_column(batch.response_mask)[:, None]
-    after = gamma * batch.old_values.gather(1, last)[:, 0]
+    last = last_column(value_places(batch, hyperparameters))[:, None]
+    after = hyperparameters.gamma * batch.old_values.gather(1, last)[:, 0]
     if batch.turn_rewards is not None:
         after = after + batch.turn_rewards.sum(dim=1)
     return torch.where(batch.is_truncated.to(after.device), after, rewards)

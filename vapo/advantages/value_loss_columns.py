@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vapo.advantages.credit import value_places
 from vapo.advantages.token_rewards import critic_rewards
-from vapo.config import FitConfig
+from vapo.config import FitConfig, Hyperparameters
 from vapo.config.components import ValuePretraining
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import CriticConfig
@@ -76,3 +77,15 @@ def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]
         late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
         kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
     return kept & batch.critic_mask
+
+
+def on_turns(
+    batch: EvaluatedBatch,
+    value_mask: Bool[Tensor, "B T"] | None,
+    hyperparameters: Hyperparameters,
+) -> dict[str, Tensor]:
+    """The value mask with the turns' first tokens alone, where GAE is over turns."""
+    if hyperparameters.gae_over == "tokens":
+        return {}
+    carries = batch.critic_mask if value_mask is None else value_mask
+    return {"value_mask": carries & value_places(batch, hyperparameters)}

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.commands.command_rules import check_value_truth
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
     check_request,
@@ -78,7 +78,7 @@ def run(
     metrics, truth, estimated, left_out = result.metrics, None, None, ""
     if networks is not None:
         estimated, left_out = evaluated_heldout(config, batch, networks)
-        metrics |= value_metrics(estimated, config.algorithm.gamma)
+        metrics |= value_metrics(estimated, resolve(config))
     if measured is not None:
         points, num_tokens = measured
         if estimated is not None:

@@ -186,6 +186,12 @@ class AlgorithmConfig:
         function=OwnEstimatorOptions,
         vine=VineOptions,
     )
+    gae_over: Literal["tokens", "turns"] = option(
+        "tokens",
+        "with estimator gae: what one advantage belongs to. tokens: every sampled token has its "
+        "own; turns: a turn of an episode is one action, with one value and one advantage "
+        "(Turn-PPO), so that gamma, the lambdas and the length of length_adaptive_gae count turns",
+    )
     baseline: BaselineConfig = section(
         lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"
     )

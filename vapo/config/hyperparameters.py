@@ -26,6 +26,7 @@ class Hyperparameters:
 
     `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
     policy's lambda is the constant `lambda_policy`, unless `k` is given (one of the two at most).
+    `gae_over`: whether a token or a whole turn is one step of gamma and the lambdas.
     """
 
     value_pretraining_iterations: int
@@ -40,6 +41,7 @@ class Hyperparameters:
     lambda_policy: float
     eps_low: float
     gamma: float
+    gae_over: Literal["tokens", "turns"] = "tokens"
 
 
 def resolve(config: FitConfig) -> Hyperparameters:
@@ -65,6 +67,7 @@ def resolve(config: FitConfig) -> Hyperparameters:
         lambda_policy=algorithm.lambda_policy,
         eps_low=algorithm.eps_low,
         gamma=algorithm.gamma,
+        gae_over=algorithm.gae_over,
     )
 
 

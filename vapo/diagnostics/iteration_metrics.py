@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vapo.advantages.credit import achieved_returns, num_steps, value_places
 from vapo.advantages.estimators import policy_lambda
 from vapo.advantages.mismatch import mismatch_metrics
 from vapo.config import Hyperparameters
-from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import explained_variance, first_token_reward_weight
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
@@ -19,7 +19,7 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     """Compute reward, length, value and advantage statistics of an iteration before its update."""
     metrics = response_metrics(batch)
     metrics |= mismatch_metrics(batch)
-    metrics |= value_metrics(batch, hyperparameters.gamma)
+    metrics |= value_metrics(batch, hyperparameters)
     if batch.raw_advantages is not None:
         metrics["advantage/mean"], metrics["advantage/std"] = mean_and_std(
             batch.raw_advantages, batch.response_mask
@@ -38,7 +38,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
     """Mean over responses of the final reward's weight in the first token's advantage."""
     decay = hyperparameters.gamma * torch.as_tensor(policy_lambda(batch, hyperparameters))
     column = decay.expand(len(batch), 1) if decay.dim() else float(decay)
-    weights = first_token_reward_weight(batch.response_lengths, column)
+    weights = first_token_reward_weight(num_steps(batch, hyperparameters), column)
     return float(gather_over_ranks(weights).mean())
 
 
@@ -71,12 +71,15 @@ def response_metrics(batch: TrainingBatch) -> dict[str, float]:
     }
 
 
-def value_metrics(batch: TrainingBatch, gamma: float) -> dict[str, float]:
-    """Compare old values with Monte-Carlo returns, whatever the lambda of the value targets."""
+def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
+    """Compare old values with Monte-Carlo returns, whatever the lambda of the value targets.
+
+    Over the tokens that have a value: with GAE over turns the turns' first.
+    """
     if batch.old_values is None:
         return {}
-    mask, values = batch.response_mask, batch.old_values
-    returns = monte_carlo_returns(batch.critic_token_rewards, mask, gamma=gamma)
+    mask, values = value_places(batch, hyperparameters), batch.old_values
+    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
     rows, first, last = torch.arange(len(batch)), first_column(mask), last_column(mask)
     ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)

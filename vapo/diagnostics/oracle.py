@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.advantages.credit import achieved_returns, value_places
 from vapo.advantages.token_rewards import critic_rewards, placed_rewards
 from vapo.config import FitConfig, resolve
 from vapo.config.data import GeneratedSource
-from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.hidden_states import HIDDEN_STATES
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -23,7 +24,9 @@ def oracle_states(
     config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[str] | None:
     """The hidden state before each response token; None where the task has no such function, or
-    tokens are not the response's text one after the other."""
+    tokens are not the response's text one after the other, as in an episode."""
+    if rollout.turns:
+        return None
     source = config.data.train
     task = source.task if isinstance(source, GeneratedSource) else None
     function = HIDDEN_STATES.get(str(task))
@@ -47,17 +50,18 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
     """
     heldout = [row for unit in stored.heldout for row in unit]
     training = [row for unit in stored.training for row in unit]
+    returns = _returns(stored, stored.heldout)
     if all(row.oracle is not None for row in heldout):
-        values = [list(row.oracle or ()) for row in heldout]
+        values = _at_values(stored, stored.heldout, [row.oracle or () for row in heldout])
     elif all(row.oracle_state is not None for row in [*heldout, *training]):
         values = state_values(
-            [row.oracle_state or () for row in training],
+            _at_values(stored, stored.training, [row.oracle_state or () for row in training]),
             _returns(stored, stored.training),
-            [row.oracle_state or () for row in heldout],
+            _at_values(stored, stored.heldout, [row.oracle_state or () for row in heldout]),
         )
     else:
         return None
-    return explained_by(values, _returns(stored, stored.heldout))
+    return explained_by(values, returns)
 
 
 def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
@@ -76,13 +80,24 @@ def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -
     return token_returns(stored.batch_of(units), stored.config)
 
 
+def _at_values(
+    stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]], rows: Sequence[Sequence[Any]]
+) -> list[list[Any]]:
+    """Of numbers or names for each response token those before which the critic has a value."""
+    places = value_places(stored.batch_of(units), resolve(stored.config)).tolist()
+    return [
+        [x for x, is_used in zip(row, used, strict=False) if is_used]  # the mask has padding
+        for row, used in zip(rows, places, strict=True)
+    ]
+
+
 def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
-    """The Monte-Carlo return of each response token, of the critic's rewards."""
-    rewards = placed_rewards(batch, critic_rewards(batch, config))
-    gamma = resolve(config).gamma
-    returns: Tensor = monte_carlo_returns(rewards, batch.response_mask, gamma=gamma)
-    rows = zip(returns, batch.response_mask, strict=True)
-    return [row[mask].tolist() for row, mask in rows]
+    """The Monte-Carlo return of each sampled token, of the critic's rewards; with GAE over turns
+    that of each turn."""
+    numbers = resolve(config)
+    returns = achieved_returns(batch, placed_rewards(batch, critic_rewards(batch, config)), numbers)
+    rows = zip(returns, value_places(batch, numbers), strict=True)
+    return [row[places].tolist() for row, places in rows]
 
 
 def state_values(

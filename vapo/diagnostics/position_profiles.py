@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.credit import achieved_returns, of_steps, value_places
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import Hyperparameters
 from vapo.evaluation import t_interval
-from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import (
     calibration,
     explained_variance_by_position,
@@ -38,15 +38,16 @@ def position_profile(
     means over the bin's tokens of all ranks. The advantage is before whitening, which would remove
     the mean over all positions, and with it the bias of a critic; explained variance is that
     of the bin's tokens, None where their returns are equal. Quantities that the phase or the
-    system lacks are left out. Every rank must call this.
+    system lacks are left out. With GAE over turns a token has its turn's value and return. Every
+    rank must call this.
     """
     bin_tokens = math.ceil(max_response_tokens / _MAX_BINS)
     num_bins = math.ceil(max_response_tokens / bin_tokens)
     bins: dict[str, Any] = {"bin_tokens": bin_tokens, "num_bins": num_bins}
-    mask, returns = batch.response_mask, achieved_returns(batch, hyperparameters.gamma)
+    mask, returns = batch.response_mask, returns_of_tokens(batch, hyperparameters)
     found: dict[str, Tensor] = {}
     if batch.old_values is not None:
-        found["value"] = batch.old_values
+        found["value"] = of_steps(batch.old_values, batch, hyperparameters)
         found["return"] = returns
         found["reward_weight"] = reward_weight(batch, hyperparameters)
     if batch.raw_advantages is not None:
@@ -63,7 +64,7 @@ def position_profile(
         columns[f"{name}_std"] = one.std[used].tolist()
     if batch.old_values is not None:
         explained = explained_variance_by_position(
-            batch.old_values, returns, mask, **bins, reduce=sum_over_ranks
+            found["value"], returns, mask, **bins, reduce=sum_over_ranks
         )
         columns["explained_variance"] = [  # JSON has no NaN
             None if math.isnan(x) else x for x in explained[used].tolist()
@@ -79,10 +80,10 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     responses to one prompt as one draw; None where fewer than four prompts have a token in the
     bin. Empty without a critic. Every rank must call this.
     """
-    values, mask = batch.old_values, batch.response_mask
-    if values is None:
+    if batch.old_values is None:
         return {}
-    returns = achieved_returns(batch, hyperparameters.gamma)
+    values, mask = batch.old_values, value_places(batch, hyperparameters)
+    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
     ends = max_over_ranks(torch.stack([-values[mask].min(), values[mask].max()]))
     edges = torch.linspace(-float(ends[0]), float(ends[1]), _CALIBRATION_BINS + 1).double()
 
@@ -118,18 +119,24 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     }
 
 
-def achieved_returns(batch: TrainingBatch, gamma: float) -> Float[Tensor, "B T"]:
-    """The Monte-Carlo return from each token on, as the critic's reward, whatever lambda is."""
-    return monte_carlo_returns(batch.critic_token_rewards, batch.response_mask, gamma=gamma)
+def returns_of_tokens(
+    batch: TrainingBatch, hyperparameters: Hyperparameters
+) -> Float[Tensor, "B T"]:
+    """The Monte-Carlo return from each token on, as the critic's reward, whatever lambda is; with
+    GAE over turns that from its turn on."""
+    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
+    return of_steps(returns, batch, hyperparameters)
 
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
     """(gamma * lambda_policy)^(T - t): the share of the final reward that reaches token t directly.
 
-    T is the response's last token, whose weight is 1. The rest comes through the values.
+    T is the response's last token, whose weight is 1. The rest comes through the values. With GAE
+    over turns t counts turns.
     Source: VC-PPO 3.3.
     """
-    steps_left = batch.response_mask.flip(1).cumsum(1).flip(1) - 1
+    places = value_places(batch, hyperparameters)
+    steps_left = places.sum(dim=1, keepdim=True) - places.cumsum(dim=1)  # those behind the token
     lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float32)
     decay = hyperparameters.gamma * lambdas
     return torch.where(batch.response_mask, decay ** steps_left.clamp(min=0), 0.0)

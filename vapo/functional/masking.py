@@ -93,6 +93,15 @@ def last_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
     return torch.where(mask, columns, 0).amax(dim=1)
 
 
+def first_tokens(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """Mark each row's first True token alone.
+
+    >>> first_tokens(torch.tensor([[False, True, True, False, True]]))
+    tensor([[False,  True, False, False, False]])
+    """
+    return mask & (mask.cumsum(dim=1) == 1)
+
+
 def first_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
     """The column of each row's first True token; 0 where there is none.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vapo.config.schema import RewardConfig
 from vapo.rewards.overlong import soft_overlong_punishment
-from vapo.types import FinishReason, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Rollout, RolloutBatch, Turn, Verdict
 
 Batch = TypeVar("Batch", bound=RolloutBatch)
 
@@ -54,7 +54,11 @@ def make_rollout_batch(
     if are_episodes:
         response_mask = torch.zeros_like(is_token)
         response_mask[is_token] = torch.tensor([own for r in rollouts for own in r.is_sampled])
-        episodes = turn_columns(rollouts, response_mask) | {"is_failed": failed}
+        as_turns = [
+            rollout if rollout.turns else replace(rollout, turns=(_one_turn(rollout, verdict),))
+            for rollout, verdict in zip(rollouts, verdicts, strict=True)
+        ]
+        episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
     reward = torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32)
     if are_episodes:  # the same numbers, added up in float32 as everywhere
         reward = episodes["turn_rewards"].sum(dim=1)
@@ -85,6 +89,11 @@ def make_rollout_batch(
         value_mask=value_masks[critic_truncated],
         **episodes,
     )
+
+
+def _one_turn(rollout: Rollout, verdict: Verdict) -> Turn:
+    """A response beside episodes: one turn, which has the verifier's reward."""
+    return Turn(0, len(rollout.response_ids), verdict.reward)
 
 
 def turn_columns(

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vapo.advantages.credit import achieved_returns, value_places
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config.components import ValuePretraining
 from vapo.errors import UserError
-from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.metrics import explained_variance
 from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
 from vapo.training.module import VapoModule
@@ -20,24 +20,23 @@ from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
 def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
-    """The batch with the critic's values, and the Monte-Carlo return of each token [B, T], of the
-    rewards that the value targets add up."""
-    numbers = module.hyperparameters
+    """The batch with the critic's values, and the Monte-Carlo return of each token or turn [B, T],
+    of the rewards that the value targets add up."""
     evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
     rewards = training.critic_token_rewards
-    returns = monte_carlo_returns(rewards, batch.response_mask, gamma=numbers.gamma)
-    return training, returns
+    return training, achieved_returns(batch, rewards, module.hyperparameters)
 
 
 def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> float:
-    """1 - Var(R - V) / Var(R) over all tokens of the held-out rollouts; nan where all R are equal.
+    """1 - Var(R - V) / Var(R) over all tokens (or turns) of the held-out rollouts; nan where all R are equal.
 
     R is the Monte-Carlo return, V the critic's value now.
     """
     batch, returns = evaluated_returns(module, stored.heldout_batch())
     assert batch.old_values is not None
-    return float(explained_variance(batch.old_values, returns, batch.response_mask))
+    places = value_places(batch, module.hyperparameters)
+    return float(explained_variance(batch.old_values, returns, places))
 
 
 class BestCritic:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from lightning.pytorch.callbacks import Callback
 
+from vapo.advantages.credit import value_places
 from vapo.config import FitConfig, resolve
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.answer_now import half_way
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
@@ -56,13 +55,15 @@ class HeldOutValues(NamedTuple):
 
 
 def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
-    """The critic's values now, against the Monte-Carlo returns."""
+    """The critic's values now, against the Monte-Carlo returns; the middle is of what has values,
+    sampled tokens or turns."""
     evaluated, returns = evaluated_returns(module, batch)
     values = evaluated.old_values
     assert values is not None
-    places = torch.tensor([half_way(rollout) for rollout in batch.rollouts])
-    middle = values[torch.arange(len(batch)), places].double().mean()
-    found = explained_variance(values, returns, batch.response_mask)
+    places = value_places(batch, module.hyperparameters)
+    is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
+    middle = values[is_middle].double().mean()
+    found = explained_variance(values, returns, places)
     return HeldOutValues(float(found), float(middle))
 
 

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.credit import advantages_and_targets, of_steps
 from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.position_profiles import Profile, achieved_returns, value_calibration
+from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.diagnostics.value_page.truth import PageTruth, truth_columns
-from vapo.functional.advantages import gae
 from vapo.system.distributed import world_size
 from vapo.system.seeding import derive_seed
 from vapo.types import Phase, TrainingBatch
@@ -75,13 +75,18 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
 
     `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), of the rewards that the advantages add up: with
     `critic.bootstrap_truncated` a truncated response's is its last value. `value_error` is
-    V(s_t) - return, `engine_gap` old log-prob - the engine's.
+    V(s_t) - return, `engine_gap` old log-prob - the engine's. With GAE over turns each token has
+    the value, target, return and TD error of its turn.
     """
-    gamma = config.algorithm.gamma
-    returns = achieved_returns(batch, gamma)
+    numbers = resolve(config)
+    returns = returns_of_tokens(batch, numbers)
+    values, targets = (
+        None if column is None else of_steps(column, batch, numbers)
+        for column in (batch.old_values, batch.value_targets)
+    )
     columns: dict[str, Tensor | None] = {
-        "value": batch.old_values,
-        "value_target": batch.value_targets,
+        "value": values,
+        "value_target": targets,
         "advantage": batch.advantages,
         "unwhitened_advantage": (
             None if batch.raw_advantages is batch.advantages else batch.raw_advantages
@@ -91,13 +96,13 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
         "logprob": batch.old_logprobs,
         "importance_weight": batch.importance_weights,
     }
-    if batch.old_values is not None:
-        columns["value_error"] = batch.old_values - returns
+    if values is not None:
+        columns["value_error"] = values - returns
         rewards = batch.token_rewards
         if config.critic.bootstrap_truncated:
             rewards, _ = rewards_of_both(batch, config, bootstraps=True)
-        columns["td_error"] = gae(
-            rewards, batch.old_values, batch.response_mask, gamma=gamma, lambda_=0
+        columns["td_error"], _ = advantages_and_targets(
+            batch, rewards, values, numbers, lambda_policy=0.0, lambda_critic=0.0
         )
     if batch.ref_logprobs is not None:  # else all but the last are 0
         columns["token_reward"] = batch.token_rewards

@@ -1,0 +1,75 @@
+"""The gradient of episodes with observations is that of their sampled tokens, and nothing else's.
+
+Ours, from rollouts with turns through the batch, the real forward passes, advantages and losses;
+against each sequence through the Hugging Face model, with the losses written out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.forked import on_ranks
+from tests.invariance.episodes import by_hand, compute
+from tests.invariance.test_gradients import (
+    MANY,
+    ONE_FORWARD,
+    PACKED,
+    PADDED,
+    assert_same,
+    largest_relative_difference,
+)
+
+TURNS = "algorithm.gae_over=turns"
+FILTERED = "rewards.overlong.filter_truncated=true"
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    return compute(1, ONE_FORWARD, PADDED)
+
+
+@pytest.fixture(scope="module")
+def whole_turns() -> dict[str, Any]:
+    return compute(1, ONE_FORWARD, PADDED, TURNS)
+
+
+def test_over_tokens_it_is_that_of_hand_built_sequences(whole: dict[str, Any]) -> None:
+    assert largest_relative_difference(by_hand(), whole["gradients"]) < 1e-5
+    assert whole["metrics"]["actor/clip_fraction_high"] > 0
+    assert whole["metrics"]["actor/positive_example_lm_loss"] > 0
+
+
+def test_over_turns_too_and_it_is_another_one(
+    whole: dict[str, Any], whole_turns: dict[str, Any]
+) -> None:
+    expected = by_hand(over_turns=True)
+    assert largest_relative_difference(expected, whole_turns["gradients"]) < 1e-5
+    assert largest_relative_difference(whole["gradients"], whole_turns["gradients"]) > 1e-2
+
+
+def test_truncated_episodes_carry_no_loss_where_they_are_filtered() -> None:
+    filtered = compute(1, MANY, PACKED, FILTERED)
+    assert largest_relative_difference(by_hand(filters=True), filtered["gradients"]) < 1e-5
+
+
+@pytest.mark.parametrize("budget", [ONE_FORWARD, MANY])
+def test_many_microbatches_packed_equal_one_padded(whole: dict[str, Any], budget: int) -> None:
+    assert_same(whole, compute(1, budget, PACKED))
+
+
+def test_many_microbatches_packed_over_turns(whole_turns: dict[str, Any]) -> None:
+    assert_same(whole_turns, compute(1, MANY, PACKED, TURNS))
+
+
+@pytest.mark.parametrize("over", [(), (TURNS,)])
+def test_two_sharded_processes_equal_one(
+    whole: dict[str, Any], whole_turns: dict[str, Any], over: tuple[str, ...]
+) -> None:
+    sharded, _ = on_ranks(2, compute, 2, MANY, PACKED, *over)
+    assert_same(whole_turns if over else whole, sharded)
+    padded, _ = on_ranks(2, compute, 2, ONE_FORWARD, PADDED, *over)
+    assert all(torch.isfinite(gradient).all() for gradient in padded["gradients"].values())
+    assert_same(whole_turns if over else whole, padded)
