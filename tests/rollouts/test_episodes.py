@@ -246,10 +246,11 @@ def test_sampled_tokens_are_never_tokenized_again() -> None:
     assert episode.response_ids == (2, 0, 1, 3, 2, 0, 1, 3)
 
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+CHAT = """
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}
+{%- if m.role == 'assistant' %}</s>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
 
 
 def chat_tokenizer(template: str) -> PreTrainedTokenizerFast:

@@ -1,0 +1,307 @@
+"""Rollouts sampled in a thread: whose they are, how old they may be, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.rollouts.scripted_episodes import (
+    ScriptedEngine,
+    ScriptedEnvironments,
+    ScriptedStream,
+)
+from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeScorer, G, prompt_ids
+from tests.systems import system_config
+from tests.tiny_model import tiny_tokenizer
+from vapo.environments.contract import Reply
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.engines.contract import SampledTurn, TurnRequest
+from vapo.rollouts.episode_sampler import EpisodeSampler
+from vapo.rollouts.source import RolloutSource
+from vapo.runs.weights_lineage import Lineage
+from vapo.system.progress import Progress
+from vapo.types import IterationStart, Phase, Prompt
+
+WAIT_S = 20.0
+LAST = 99
+
+
+class HeldStream(ScriptedStream):
+    """Turns of a request end only while `holds(request)` is False; a step takes a moment."""
+
+    holds: Callable[[TurnRequest], bool] = staticmethod(lambda request: False)
+
+    def step(self) -> list[SampledTurn]:
+        time.sleep(0.0005)
+        held = [item for item in self.open if self.holds(item[0])]
+        self.open = [item for item in self.open if item not in held]
+        done = super().step()
+        self.open += held
+        return done
+
+
+class CountingEngine(ScriptedEngine):
+    """Remembers how often it got weights, and in which thread its stream was opened."""
+
+    num_updates = 0
+    thread = ""
+
+    @contextmanager
+    def turns(self, *args: Any, **options: Any) -> Iterator[ScriptedStream]:
+        self.thread = threading.current_thread().name
+        yield self.stream
+
+    def sync(self, weights: Iterable[Any]) -> None:
+        self.num_updates += 1
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [t for t in threading.enumerate() if t.name.startswith("rollouts-ahead")]
+
+
+def source(
+    *overrides: str,
+    stream: ScriptedStream | None = None,
+    environments: ScriptedEnvironments | None = None,
+    system: str = "vapo",
+) -> tuple[RolloutSource, ScriptedStream]:
+    config = system_config(
+        system,
+        f"components.group_sampling.num_prompts={NUM_PROMPTS}",
+        f"components.group_sampling.group_size={G}",
+        *([] if system == "remax" else ["training.minibatch_size=4"]),
+        "training.max_staleness=1",
+        *overrides,
+    )
+    stream = stream or HeldStream(lambda request: str(request.key[1]))
+    engine: Any = CountingEngine(stream)
+    if environments is not None:
+        engine = EpisodeSampler(engine, environments, config, tiny_tokenizer())
+    train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
+    collection = RolloutCollection(
+        config,
+        prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
+        scorer=FakeScorer(),
+        sampler=engine,
+        progress=Progress(enabled=False),
+        tokenizer=tiny_tokenizer(),
+    )
+    return RolloutSource(config, collection, Lineage(), collection.progress), stream
+
+
+def policy(number: int) -> IterationStart:
+    """An iteration of a run without value pretraining."""
+    return IterationStart(number, Phase.POLICY_OPTIMIZATION, policy_iterations=number - 1)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def own_prompts(made: RolloutSource, iteration: int) -> list[int]:
+    return [int(p.prompt_id) for p in made.collection.attempt_prompts(iteration, 0)]
+
+
+def test_each_iteration_has_its_own_prompts_and_no_rollout_twice() -> None:
+    made, stream = source()
+    for number in range(1, 5):
+        batch, metrics = made.next_batch(policy(number), last=LAST)
+        assert prompt_ids(batch) == own_prompts(made, number - 1)
+        assert [r.response_text for r in batch.rollouts] == [str(j) for j in range(G)] * NUM_PROMPTS
+        assert metrics["rollout/staleness_iterations"] <= 1
+        assert metrics["rollout/ahead_s"] > 0
+    made.cancel()
+    assert made.collection.sampler.thread.startswith("rollouts-ahead")  # type: ignore[attr-defined]
+    keys = [(request.key, request.turn) for request in stream.requests]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_nothing_is_sampled_further_ahead_than_it_may_be_old(staleness: int) -> None:
+    made, stream = source(f"training.max_staleness={staleness}")
+    made.next_batch(policy(1), last=LAST)
+    size = NUM_PROMPTS * G
+    wait_until(lambda: len(stream.requests) == (1 + staleness) * size and not stream.open)
+    time.sleep(0.05)
+    assert len(stream.requests) == (1 + staleness) * size
+    _, metrics = made.next_batch(policy(2), last=LAST)
+    assert metrics["rollout/staleness_iterations"] == 1
+    wait_until(lambda: len(stream.requests) == (2 + staleness) * size)
+    made.cancel()
+
+
+def test_nothing_is_sampled_beyond_the_runs_end() -> None:
+    made, stream = source("training.max_staleness=5")
+    made.next_batch(policy(1), last=1)
+    made.next_batch(policy(2), last=1)
+    time.sleep(0.05)
+    assert len(stream.requests) == 2 * NUM_PROMPTS * G
+    made.cancel()
+
+
+def test_one_long_response_keeps_back_nothing_but_its_own_iteration() -> None:
+    stream = HeldStream(lambda request: str(request.key[1]))
+    go = threading.Event()
+    stream.holds = lambda request: request.key == (0, 0) and not go.is_set()
+    made, _ = source("training.max_staleness=2", stream=stream)
+    taken: list[Any] = []
+    trainer = threading.Thread(
+        target=lambda: taken.append(made.next_batch(policy(1), last=LAST)), daemon=True
+    )
+    trainer.start()
+    wait_until(lambda: len(stream.requests) == 3 * NUM_PROMPTS * G and len(stream.open) == 1)
+    assert not taken
+    go.set()
+    trainer.join(WAIT_S)
+    assert prompt_ids(taken[0][0]) == own_prompts(made, 0)
+    made.cancel()
+
+
+def two_turns(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+    return Reply((0, 0), "o") if len(texts) < 2 else Reply((0, 0), None, 1.0)
+
+
+ENVIRONMENT = ("environment.kind=function", "environment.function=m:E")
+
+
+def test_an_episode_under_way_goes_on_with_new_weights_and_says_so() -> None:
+    go = threading.Event()
+    stream = HeldStream(lambda request: "t")
+    stream.holds = lambda request: (
+        request.turn == 0 and request.key[0] >= NUM_PROMPTS and not go.is_set()
+    )
+    environments = ScriptedEnvironments(two_turns, capacity=64)
+    made, _ = source(*ENVIRONMENT, stream=stream, environments=environments)
+    made.next_batch(policy(1), last=LAST)
+    wait_until(lambda: len(stream.open) == NUM_PROMPTS * G)  # of iteration 2, before any update
+    made.before_update()  # waits for nothing
+    made.collection.sampler.sync([])
+    taken: list[Any] = []
+    trainer = threading.Thread(
+        target=lambda: taken.append(made.next_batch(policy(2), last=LAST)), daemon=True
+    )
+    trainer.start()
+    time.sleep(0.05)
+    go.set()
+    trainer.join(WAIT_S)
+    batch, metrics = taken[0]
+    assert {tuple(t.version for t in r.turns) for r in batch.rollouts} == {(0, 1)}
+    assert {r.version for r in batch.rollouts} == {0}
+    assert metrics["rollout/staleness_iterations"] == 1
+    assert metrics["rollout/staleness_mean"] == 0.5
+    made.cancel()
+
+
+def test_a_batch_of_one_policy_is_waited_for_before_the_update() -> None:
+    stream = HeldStream(lambda request: str(request.key[1]))
+    go = threading.Event()
+    stream.holds = lambda request: request.key[0] >= NUM_PROMPTS and not go.is_set()
+    made, _ = source("training.update_open_rollouts=false", stream=stream)
+    made.next_batch(policy(1), last=LAST)
+    trainer = threading.Thread(target=made.before_update, daemon=True)
+    trainer.start()
+    time.sleep(0.05)
+    assert trainer.is_alive()
+    go.set()
+    trainer.join(WAIT_S)
+    assert not trainer.is_alive()
+    batch, metrics = made.next_batch(policy(2), last=LAST)
+    assert prompt_ids(batch) == own_prompts(made, 1)
+    assert metrics["rollout/staleness_mean"] == 1
+    made.cancel()
+
+
+def test_the_engine_is_free_in_a_pause() -> None:
+    stream = HeldStream(lambda request: str(request.key[1]))
+    stream.holds = lambda request: request.key[0] >= NUM_PROMPTS
+    made, _ = source(stream=stream)
+    made.next_batch(policy(1), last=LAST)
+    with made.engine_free():
+        before = stream.num_steps
+        time.sleep(0.05)
+        assert stream.num_steps == before
+    stream.holds = lambda request: False
+    made.next_batch(policy(2), last=LAST)
+    made.cancel()
+
+
+def test_the_threads_error_is_the_trainers_own() -> None:
+    error = ValueError("the engine died")
+
+    def die(request: TurnRequest) -> str:
+        if request.key[0] >= NUM_PROMPTS:
+            raise error
+        return "0"
+
+    made, _ = source(stream=HeldStream(die))
+
+    def train() -> None:
+        for number in (1, 2):
+            made.next_batch(policy(number), last=LAST)
+
+    with pytest.raises(ValueError, match="the engine died") as caught:
+        train()
+    assert caught.value is error
+    with pytest.raises(ValueError, match="the engine died"), made.engine_free():
+        pass
+    made.cancel()
+
+
+def test_cancel_ends_what_never_would() -> None:
+    stream = HeldStream(lambda request: "0")
+    stream.holds = lambda request: request.key[0] >= NUM_PROMPTS
+    made, _ = source(stream=stream)
+    made.next_batch(policy(1), last=LAST)
+    made.cancel()
+    made.cancel()
+
+
+def test_dynamic_sampling_attempts_follow_one_another() -> None:
+    made, _ = source("algorithm.dynamic_sampling_attempts=50")
+    for number in range(1, 5):
+        batch, metrics = made.next_batch(policy(number), last=LAST)
+        assert all(prompt % 2 == 0 for prompt in prompt_ids(batch))
+        assert metrics["rollout/filler_groups"] == 0
+    made.cancel()
+
+
+def test_dynamic_sampling_does_not_take_what_value_pretraining_sampled() -> None:
+    made, _ = source("algorithm.dynamic_sampling_attempts=9")
+    _, metrics = made.next_batch(IterationStart(1, Phase.VALUE_PRETRAINING), last=LAST)
+    assert "rollout/dynamic_sampling_attempts" not in metrics
+    start = IterationStart(2, Phase.POLICY_OPTIMIZATION)
+    batch, metrics = made.next_batch(start, last=LAST)
+    assert metrics["rollout/dynamic_sampling_attempts"] > 0
+    assert all(prompt % 2 == 0 for prompt in prompt_ids(batch))
+    made.cancel()
+
+
+def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
+    made, _ = source()
+    made.next_batch(IterationStart(1, Phase.VALUE_PRETRAINING), last=LAST)
+    made.collection.sampler.sync([])
+    start = IterationStart(2, Phase.POLICY_OPTIMIZATION)
+    _, metrics = made.next_batch(start, last=LAST)
+    assert metrics["rollout/staleness_iterations"] == 0
+    made.cancel()
+
+
+def test_without_staleness_there_is_no_thread() -> None:
+    made, stream = source("training.max_staleness=0")
+    engine: Any = made.collection.sampler
+    engine.sample = lambda *args, **options: pytest.fail("sampled") if engine.thread else []
+    with pytest.raises(ValueError, match="0 groups"):
+        made.next_batch(policy(1), last=LAST)
+    assert not stream.requests
