@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vapo.environments.settings import MAX_OBSERVATION_CHARS, MakeEpisode
-from vapo.system.child_process import failure_of, limit_memory, print_error, printable
+from vapo.system.child_process import failure_of, limit_memory, print_error
 
 
 def run_episode(make: MakeEpisode, channel: Connection, *, shows_errors: bool) -> None:
@@ -59,10 +59,8 @@ def _seed(seed: Any) -> None:
 def _step_reply(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         return {
-            "failure": printable(
-                "error: step(text) must return (observation or None, reward), it returned "
-                f"{answer!r:.80}"
-            )
+            "failure": "error: step(text) must return (observation or None, reward), it returned "
+            f"{answer!r:.80}"
         }
     return _checked(*answer)
 
@@ -77,11 +75,8 @@ def _checked(observation: Any, reward: Any) -> dict[str, Any]:
         }
     number = None if isinstance(reward, (str, bytes)) else float(reward)
     if number is None or not math.isfinite(number):
-        return {"failure": printable(f"error: a reward is a finite number, this is {reward!r:.80}")}
-    return {
-        "observation": None if observation is None else printable(observation),
-        "reward": number,
-    }
+        return {"failure": f"error: a reward is a finite number, this is {reward!r:.80}"}
+    return {"observation": observation, "reward": number}
 
 
 def _close(episode: Any, *, shows_errors: bool) -> None:
