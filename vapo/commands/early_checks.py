@@ -30,6 +30,7 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data_rules import sources_of
 from vapo.config.engines import ColocatedVllm, VllmEngine
+from vapo.config.environments import FunctionEnvironment
 from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
@@ -228,7 +229,7 @@ def check_prompts(data: DataConfig) -> None:
 
 
 def check_functions(config: Config) -> None:
-    """The verifiers, and the user's own estimator and value head: is what they name there?"""
+    """The verifiers, the user's own estimator, value head and environment: are they there?"""
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
             check_function(block.function, key=f"{key}.function", folder=block.function_folder)
@@ -239,13 +240,16 @@ def check_functions(config: Config) -> None:
             make_reasoning_gym()
     if not isinstance(config, FitConfig):
         return
-    algorithm, critic = config.algorithm, config.critic
+    algorithm, critic, environment = config.algorithm, config.critic, config.environment
     if isinstance(algorithm, OwnEstimatorOptions):
         path, folder = algorithm.estimator_function, algorithm.estimator_function_folder
         check_function(path, key="algorithm.estimator_function", folder=folder)
     if critic.head_function is not None:
         path, folder = critic.head_function, critic.head_function_folder
         check_function(path, key="critic.head_function", folder=folder)
+    if isinstance(environment, FunctionEnvironment):
+        path, folder = environment.function, environment.function_folder
+        check_function(path, key="environment.function", folder=folder)
 
 
 def _check_stored(config: FitConfig) -> None:

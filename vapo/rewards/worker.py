@@ -8,32 +8,22 @@ verifier itself writes into the channel is no reply. `supervision` ends what it 
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import math
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.hostile_text import guarded, install
-from vapo.rewards.supervision import fork_supervised
 from vapo.rewards.verifiers import Verifier, VoteTask, make_verifier, math_vote_classes
-
-MEMORY_HEADROOM_BYTES = 2 * 1024**3
-"""A worker may use so much memory above what it has at the start; then it is a failure."""
-
-HIGH_DESCRIPTOR = 900
-"""The channel's number, or above it, if so many are allowed: what writes into 3 misses it."""
-
-_PACKAGE = str(Path(__file__).parents[1])
+from vapo.system.child_process import channel_of, failure_of, limit_memory, print_error, printable
+from vapo.system.supervision import fork_supervised
 
 
 @dataclass(frozen=True)
@@ -68,59 +58,16 @@ def judge(verifier: Verifier, task: Task, *, shows_errors: bool = False) -> dict
         judgement = verifier(*task)
     except (Exception, SystemExit) as error:  # a verifier may raise anything
         if shows_errors:
-            _print_error(error)
-        return {
-            "failure": _printable(f"error: {type(error).__name__}: {error!s:.200}{_where(error)}")
-        }
+            print_error(error)
+        return {"failure": failure_of(error)}
     if judgement.reward is not None and not math.isfinite(judgement.reward):
         return {"failure": "nan"}
     extracted = judgement.extracted
     return {
         "is_correct": judgement.is_correct,
         "reward": judgement.reward,
-        "extracted": None if extracted is None else _printable(extracted),
+        "extracted": None if extracted is None else printable(extracted),
     }
-
-
-def _print_error(error: BaseException) -> None:
-    """The traceback from the verifier's own first line on; none where the error is ours."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.tb_next
-    if frame is not None:
-        traceback.print_exception(type(error), error, frame)
-
-
-def _where(error: BaseException) -> str:
-    """The line outside of this package at which the error was raised."""
-    place, frame = "", error.__traceback__
-    while frame is not None:  # no source is read: memory may be short
-        name = frame.tb_frame.f_code.co_filename
-        if not name.startswith(_PACKAGE):
-            place = f" ({name.rpartition('/')[2]}:{frame.tb_lineno})"
-        frame = frame.tb_next
-    return place
-
-
-def _printable(text: str) -> str:
-    """Lone surrogates replaced, so that logs and tables can encode the text."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _limit_memory() -> None:
-    """Cap the address space (Linux; elsewhere only the time limit holds)."""
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):
-        return
-    limit = pages * resource.getpagesize() + MEMORY_HEADROOM_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def serve(connection: Connection) -> None:
@@ -137,7 +84,7 @@ def serve(connection: Connection) -> None:
     except UserError as error:
         _send(connection, settings.ticket, {"failure": str(error)})
         return
-    _limit_memory()
+    limit_memory()
     _send(connection, settings.ticket, {})
     if settings.kind == "reasoning_gym":
         importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
@@ -158,20 +105,10 @@ def _send(connection: Connection, ticket: str, reply: dict[str, Any]) -> None:
         line = line[os.write(connection.fileno(), line) :]
 
 
-def _channel(descriptor: int) -> Connection:
-    """The socket under a high number, and not handed to the programs that a verifier starts."""
-    try:
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
-    except OSError:  # fewer are allowed
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return Connection(moved)
-
-
 if __name__ == "__main__":
     channel, control = map(int, sys.argv[1:])
     fork_supervised(control, channel)
     try:
-        serve(_channel(channel))
+        serve(channel_of(channel))
     except (EOFError, ConnectionError):
         sys.exit(0)

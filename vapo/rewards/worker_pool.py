@@ -3,8 +3,9 @@
 Why not `multiprocessing` or a pool library: its children import the caller's `__main__`
 (slow with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of
 tasks, and what a verifier itself started outlives it. Here a worker is a plain child process
-with a supervisor (`supervision`), killed as a whole, and the deadline is that of one response.
-Nothing here waits for a worker without a limit: for a reply, for room to send tasks, for its end.
+with a supervisor (`vapo.system.supervision`), killed as a whole, and the deadline is that of one
+response. Nothing here waits for a worker without a limit: for a reply, for room to send tasks,
+for its end.
 """
 
 from __future__ import annotations
@@ -13,64 +14,28 @@ import json
 import math
 import os
 import secrets
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
-from vapo.config.secret_variables import SECRET_VARIABLES
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
-from vapo.system.user_functions import python_path
+from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S, SupervisedProcess
 
-START_TIMEOUT_S = 120.0
-MAX_START_FAILURES = 3
 MAX_CHUNK = 16
 MAX_REPLY_BYTES = 2**16
-SEND_TIMEOUT_S = 2
-STOP_TIMEOUT_S = 6.0
 GARBLED = "garbled: something other than the worker wrote into its channel"
 
 
-class Worker:
+class Worker(SupervisedProcess):
     """One child process and the tasks that it has been given."""
 
     def __init__(self, settings: Settings, output: int | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        control, self._control = os.pipe()
-        self._status: int | None = None
-        environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | {
-            "PYTHONPATH": os.pathsep.join(python_path()),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        if output is not None:
-            environment["PYTHONUNBUFFERED"] = "1"  # what it printed before it hangs or dies, too
-        printed = subprocess.DEVNULL if output is None else output
-        descriptors = [theirs.fileno(), control]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vapo.rewards.worker", *map(str, descriptors)],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            pass_fds=descriptors,
-            env=environment,
-            start_new_session=True,
-        )
-        theirs.close()
-        os.close(control)
-        # a worker that does not read its channel must not stop the trainer
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
-        self.connection = Connection(ours.detach())
+        super().__init__("vapo.rewards.worker", output)
         self.ready = False
         self.pending: deque[int] = deque()
         self.deadline = time.monotonic() + START_TIMEOUT_S
@@ -115,24 +80,6 @@ class Worker:
         elif len(self._received) > MAX_REPLY_BYTES:
             replies.append({"broken": GARBLED})
         return replies
-
-    def stop(self) -> int:
-        """Kill the process and whatever it started, once; return its exit status."""
-        if self._status is not None:
-            return self._status
-        self.connection.close()
-        with suppress(OSError):  # it has ended
-            os.write(self._control, b"x")
-        os.close(self._control)
-        try:
-            self._status = self.process.wait(timeout=STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._status = -signal.SIGKILL
-        if self._status < 0:  # the supervisor itself was killed, or is stuck
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self._status = self.process.wait()
-        return self._status
 
 
 def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
-"""A worker's supervisor: no process that a verifier started outlives it, however it ends.
+"""A process's supervisor: nothing that a user's code started outlives it, however it ends.
 
-The worker process forks before it imports anything of the user's. The child judges; the parent,
+The process forks before it imports anything of the user's. The child does the work; the parent,
 the supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it
 kills every descendant. On Linux the supervisor adopts descendants whose own parent has ended
 (`PR_SET_CHILD_SUBREAPER`), so a daemon that has left the process group and the session is found
@@ -20,14 +20,14 @@ from contextlib import suppress
 import psutil
 
 KILL_TIMEOUT_S = 5.0
-"""It kills what a verifier started for this long; processes that are stuck in the kernel remain."""
+"""It kills what the child started for this long; processes that are stuck in the kernel remain."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Return in a child process, which judges; the caller's own process never returns.
+    """Return in a child process, which does the work; the caller's own process never returns.
 
     Args:
         control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
@@ -37,26 +37,48 @@ def fork_supervised(control: int, channel: int) -> None:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
+    trainer = _descriptor_of(os.getppid())
     supervisor, child = os.getpid(), os.fork()
     if child:
         os.close(channel)
-        _supervise(child, control, woken)
+        _supervise(child, [control, *trainer], woken)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor in (control, woken, wake):
+    for descriptor in (control, woken, wake, *trainer):
         os.close(descriptor)
+    die_with_parent(supervisor)
+
+
+def adopt_orphans() -> None:
+    """Descendants of the calling process whose own parent has ended become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the calling process killed when its parent ends, which has this id."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it ended before the line above
+    if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
-def _supervise(child: int, control: int, woken: int) -> None:
+def _descriptor_of(process: int) -> list[int]:
+    """A descriptor that can be read once that process has ended (Linux, else none).
+
+    The end of the control pipe says the same, but not while a process that the trainer forked
+    lives on and holds a copy of it.
+    """
+    with suppress(OSError, AttributeError):
+        return [os.pidfd_open(process)]
+    return []
+
+
+def _supervise(child: int, ending: list[int], woken: int) -> None:
     """Wait, kill, and exit with the child's status (128 + the signal that ended it)."""
     status = _reaped(child)
     while status is None:
-        readable, _, _ = select.select([control, woken], [], [])
-        if control in readable:
+        readable, _, _ = select.select([*ending, woken], [], [])
+        if set(ending) & set(readable):
             break
         os.read(woken, 4096)
         status = _reaped(child)
@@ -84,6 +106,9 @@ def _kill_descendants(child: int) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         for process in psutil.Process().children():
+            with suppress(ProcessLookupError, PermissionError):
+                if (group := os.getpgid(process.pid)) != os.getpgid(0):
+                    os.killpg(group, signal.SIGKILL)  # at once: none of it forks meanwhile
             with suppress(psutil.Error):
                 process.kill()
         try:
