@@ -48,7 +48,9 @@ def without_observations(rollout: Rollout) -> Rollout:
     own = rollout.is_sampled
     return replace(
         rollout,
-        response_ids=tuple(x for x, is_own in zip(rollout.response_ids, own, strict=True) if is_own),
+        response_ids=tuple(
+            x for x, is_own in zip(rollout.response_ids, own, strict=True) if is_own
+        ),
         rollout_logprobs=tuple(
             x for x, is_own in zip(rollout.rollout_logprobs, own, strict=True) if is_own
         ),

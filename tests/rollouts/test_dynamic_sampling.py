@@ -59,7 +59,9 @@ def test_at_the_bound_dropped_groups_fill_up_the_earliest_first() -> None:
 
 
 def test_a_full_first_attempt_is_the_only_one() -> None:
-    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5))
+    filled = fill_with_mixed_groups(
+        lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5)
+    )
     assert names(filled.groups) == ["g", "h", "i"]
     assert filled.attempts == 1
 
@@ -72,7 +74,9 @@ def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> N
         "max_over_ranks",
         lambda missing: torch.maximum(missing, torch.tensor(next(others_miss))),
     )
-    filled = fill_with_mixed_groups(lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5))
+    filled = fill_with_mixed_groups(
+        lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5)
+    )
     assert (filled.attempts, names(filled.groups)) == (3, ["g", "h", "i"])
 
 
