@@ -42,8 +42,13 @@ def check_rollouts(config: FitConfig) -> None:
         raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
 
 
-def check_gates(config: FitConfig) -> None:
+def check_gates(config: FitConfig, answer_now: str | None) -> None:
     """What this command does not do, before anything is read."""
+    if answer_now is not None and config.environment.is_used:
+        raise UserError(
+            f"--answer_now {answer_now!r} has a response answer in its middle, and an episode is "
+            "answered by its environment: leave it out, or set environment.kind=null"
+        )
     if not config.algorithm.has_critic:
         raise UserError(
             f"algorithm.advantage_estimator is {config.algorithm.advantage_estimator}, which has "

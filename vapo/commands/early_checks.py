@@ -121,7 +121,7 @@ def _rollouts(config: FitConfig, options: Options) -> None:
 
 
 def _gates(config: FitConfig, options: Options) -> None:
-    check_gates(config)
+    check_gates(config, options["answer_now"])
     check_run(config)
 
 

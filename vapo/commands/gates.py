@@ -66,7 +66,7 @@ def run(
     """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
     started = time.monotonic()
     quiet_libraries()
-    check_gates(config)
+    check_gates(config, answer_now)
     inputs = read_inputs(config, answer_now)
     tokenizer = inputs.tokenizer
     folder = output_dir or Path(config.output_dir) / "gates"

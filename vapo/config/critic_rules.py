@@ -200,7 +200,10 @@ def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
 
 
 def gives_configured_rewards(config: FitConfig) -> bool:
-    """Whether each reward is `rewards.correct` or `rewards.incorrect`, with no verifier's own."""
+    """Whether each reward is `rewards.correct` or `rewards.incorrect`, with no verifier's own, and
+    none of an environment."""
+    if config.environment.is_used:
+        return False
     verifiers = [
         getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
         for source in sources_of(config.data, "train").values()

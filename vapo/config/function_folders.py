@@ -19,12 +19,15 @@ from vapo.config.origins import Origins
 
 
 def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:
-    """Set each `K_folder` that is null, or older than K; a relative one is the file's own."""
-    for key in list(origins.layers):
+    """Set each `K_folder` that is null, or older than K; a relative one is the file's own.
+
+    Without a function there is no folder, whether K was written or not.
+    """
+    written_keys = [key.removesuffix("_folder") for key in origins.layers]
+    for key in dict.fromkeys(written_keys):
         folder_key = f"{key}_folder"
         if not is_function_folder(folder_key) or entries.get(folder_key) is None:
             continue
-        order, layer = origins.layers[key]
         block: Any = OmegaConf.select(tree, key.rpartition(".")[0])
         name = folder_key.rpartition(".")[2]
         values = OmegaConf.to_container(block, resolve=False)
@@ -33,6 +36,9 @@ def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) 
         if values.get(key.rpartition(".")[2]) is None:  # there is no function
             block[name] = None
             continue
+        if key not in origins.layers:
+            continue
+        order, layer = origins.layers[key]
         order_of_folder, its_layer = origins.layers.get(folder_key, (-1, None))
         if is_interpolation(written) and order_of_folder >= order:
             continue

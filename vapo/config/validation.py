@@ -16,6 +16,7 @@ from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.engines import VllmEngine, VllmServers
+from vapo.config.environment_rules import ENVIRONMENT_RULES
 from vapo.config.function_rules import FUNCTION_RULES
 from vapo.config.hyperparameters import resolve
 from vapo.config.pretraining_rules import PRETRAINING_RULES
@@ -206,6 +207,7 @@ _COMMON: tuple[Rule, ...] = (
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *FUNCTION_RULES,
+        *ENVIRONMENT_RULES,
         *ALGORITHM_RULES,
         *CRITIC_FREE_RULES,
         *CRITIC_RULES,

@@ -1,0 +1,282 @@
+"""Whatever is computed of an episode is computed of its sampled tokens, as if nothing was between.
+
+The same episodes with observations and without them, where everything that stands on an
+observation is 999 or nan: every column, metric, profile and loss must agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.rollout_fixtures import make_episodes
+from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config, system_loss
+from vapo.advantages.agreement import mask_agreement, mask_disagreement
+from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.config import FitConfig, resolve
+from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.diagnostics.oracle import token_returns
+from vapo.diagnostics.position_profiles import position_profile, value_calibration
+from vapo.diagnostics.value_page.contents import token_columns
+from vapo.rollouts.bad_rows import bad_inputs
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.types import (
+    EvaluatedBatch,
+    FinishReason,
+    Phase,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    TrainingBatch,
+    Turn,
+    Verdict,
+)
+
+NAN = float("nan")
+NUM, GROUP, MOST = 12, 3, 16
+OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo")]  # no baseline there
+TURNS = "algorithm.gae_over=turns"
+
+
+def without_observations(rollout: Rollout) -> Rollout:
+    own = rollout.is_sampled
+    return replace(
+        rollout,
+        response_ids=tuple(
+            x for x, is_own in zip(rollout.response_ids, own, strict=True) if is_own
+        ),
+        rollout_logprobs=tuple(
+            x for x, is_own in zip(rollout.rollout_logprobs, own, strict=True) if is_own
+        ),
+        turns=tuple(replace(turn, num_observed=0) for turn in rollout.turns),
+    )
+
+
+def evaluated(config: FitConfig, *, observations: bool) -> tuple[EvaluatedBatch, Tensor]:
+    """The batch and current log-probs; the columns' numbers are those of the sampled tokens."""
+    rollouts, verdicts = make_episodes(NUM, vocab_size=30)
+    if not observations:
+        rollouts = [without_observations(rollout) for rollout in rollouts]
+    batch = make_rollout_batch(
+        rollouts,
+        verdicts,
+        group_size=GROUP,
+        rewards=config.rewards,
+        max_response_tokens=MOST,
+        critic_truncated=config.critic.truncated,
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def column(scale: float, mean: float, beside: float) -> Tensor:
+        x = torch.full(batch.response_mask.shape, beside, dtype=torch.float64)
+        numbers = torch.randn(int(batch.response_mask.sum()), generator=generator).double()
+        x[batch.response_mask] = mean + scale * numbers
+        return x
+
+    made = {
+        "old_logprobs": column(0.5, -2.0, NAN),
+        "ref_logprobs": column(0.5, -2.0, NAN),
+        "old_values": column(0.5, 0.2, 999.0),
+        "value_spread": column(0.1, 1.0, NAN),
+        "old_entropy": column(0.1, 1.0, NAN),
+    }
+    batch = replace(batch, rollout_logprobs=column(0.5, -2.0, 999.0))
+    logprobs = made["old_logprobs"] + column(0.3, 0.0, NAN)
+    return EvaluatedBatch(**vars(batch), **made), logprobs.requires_grad_()
+
+
+def on_sampled(x: Tensor, batch: RolloutBatch) -> Tensor:
+    return x[batch.response_mask] if x.dim() == 2 else x
+
+
+def assert_close(a: Any, b: Any, what: str) -> None:
+    if isinstance(a, Tensor) and not a.is_floating_point():
+        assert torch.equal(a, b), what
+    elif isinstance(a, Tensor):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, equal_nan=False, msg=what)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), what
+        for key in a:
+            assert_close(a[key], b[key], f"{what} {key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), what
+        for one, other in zip(a, b, strict=True):
+            assert_close(one, other, what)
+    else:
+        assert a == pytest.approx(b, abs=1e-6), what
+
+
+def everything(
+    config: FitConfig, *, observations: bool
+) -> tuple[TrainingBatch, dict[str, Any], tuple[Tensor, Tensor]]:
+    """The training batch, what is shown and logged of it, and the policy's loss and gradient."""
+    batch, logprobs = evaluated(config, observations=observations)
+    assert not any(bool(rows.any()) for rows in bad_inputs(batch).values())
+    baseline = CriticBaseline(config.algorithm.baseline)
+    training = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
+    training = correct_mismatch(training, config.algorithm.mismatch)
+    training, _ = mask_agreement(training, 0.2)
+    training, _ = mask_disagreement(training, 0.2)
+    numbers = resolve(config)
+    shown = {
+        "metrics": {
+            key: number
+            for key, number in iteration_metrics(training, numbers).items()
+            if "observation" not in key
+        },
+        "baseline": baseline.metrics,
+        "correction": correction_metrics(training, config.algorithm.mismatch),
+        "profile": position_profile(training, numbers, max_response_tokens=MOST),
+        "calibration": value_calibration(training, numbers),
+        "page": {
+            name: on_sampled(column, training)
+            for name, column in token_columns(training, config).items()
+        },
+        "returns": token_returns(training, config),
+    }
+    loss = system_loss(config, training, logprobs)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert float(gradient[~training.response_mask].abs().sum()) == 0
+    return training, shown, (loss.detach(), on_sampled(gradient, training))
+
+
+def assert_observations_do_not_matter(config: FitConfig) -> None:
+    ours, shown, loss = everything(config, observations=True)
+    plain, shown_plain, loss_plain = everything(config, observations=False)
+    for item in fields(TrainingBatch):
+        columns = getattr(ours, item.name), getattr(plain, item.name)
+        assert isinstance(columns[0], Tensor) == isinstance(columns[1], Tensor), item.name
+        if isinstance(columns[0], Tensor) and item.name not in ("response_ids", "response_mask"):
+            pair = on_sampled(columns[0], ours), on_sampled(columns[1], plain)
+            assert_close(*pair, item.name)
+    assert bool((~ours.response_mask[:, 0]).any()), "some episodes begin with an observation"
+    assert_close(shown, shown_plain, "shown")
+    assert_close(list(loss), list(loss_plain), "loss")
+
+
+@pytest.mark.parametrize("system", [*WITH_CRITIC, *OTHERS])
+def test_every_system(system: str) -> None:
+    assert_observations_do_not_matter(system_config(system, "critic.prompt.kind=policy"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (TURNS,),
+        (TURNS, "components.length_adaptive_gae.k=0.5", "algorithm.gamma=0.9"),
+        ("critic.bootstrap_truncated=true",),
+        (TURNS, "critic.bootstrap_truncated=true"),
+        ("algorithm.kl.coef=0.1", "algorithm.kl.placement=reward", "algorithm.kl.estimator=k1"),
+        (TURNS, "algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"),
+        (TURNS, "critic.truncated=leave_out", "rewards.overlong.filter_truncated=false"),
+        (
+            "algorithm.mismatch.tis_cap=1.1",
+            "algorithm.mismatch.tis_level=sequence",
+            "algorithm.mismatch.mask_below=0.8",
+        ),
+        ("rewards.overlong.soft_punishment=true", "rewards.overlong.cache_tokens=12"),
+        ("rewards.overlong.soft_punishment=true", "critic.reward=unshaped", TURNS),
+        (
+            "algorithm.baseline.kind=evpo",
+            "algorithm.baseline.level=response",
+            "algorithm.baseline.threshold=-1000",
+        ),
+        ("algorithm.baseline.kind=linear_mix", TURNS),
+    ],
+    ids="+".join,
+)
+def test_every_option(overrides: tuple[str, ...]) -> None:
+    assert_observations_do_not_matter(system_config("vapo", *overrides))
+
+
+def two_turns(*, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    """An observation, two sampled tokens worth 0.5, an observation, one worth 1."""
+    turns = (Turn(1, 2, 0.5), Turn(2, 1, 1.0))
+    prompt = Prompt("p", "", (2,), "1")
+    return Rollout(prompt, (5,) * 6, "", (-1.0,) * 6, finish, turns)
+
+
+def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
+    batch = make_rollout_batch(
+        [rollout],
+        [Verdict(True, 1.5)],
+        group_size=1,
+        rewards=config.rewards,
+        max_response_tokens=MOST,
+    )
+    values = torch.tensor([[NAN, 0.25, NAN, NAN, NAN, 0.5]])  # turns read no others
+    zeros = torch.zeros_like(values)
+    return EvaluatedBatch(**vars(batch), old_logprobs=zeros, old_values=values)
+
+
+PLAIN = (
+    TURNS,
+    "algorithm.whiten_advantages=false",
+    "algorithm.gamma=0.5",
+    "components.length_adaptive_gae.alpha=1",
+)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_turns_through_the_stage_by_hand(phase: Phase) -> None:
+    """lambda = 1 - 1 / (1 * 2 turns) = 1/2; A_2 = 0.5, A_1 = 0.5 + 0.25 - 0.25 + 0.125."""
+    config = system_config("vapo", *PLAIN)
+    found = estimate_advantages(two_turn_batch(config, two_turns()), phase, config)
+    assert found.value_targets is not None
+    assert found.value_targets.tolist() == [[0, 1.0, 0, 0, 0, 1.0]]
+    assert found.critic_mask.tolist() == [[False, True, False, False, False, True]]
+    assert found.policy_mask.tolist() == [[False, True, True, False, False, True]]
+    if phase is Phase.POLICY_OPTIMIZATION:
+        assert found.advantages is not None
+        assert found.advantages.tolist() == [[0, 0.625, 0.625, 0, 0, 0.5]]
+        numbers = resolve(config)
+        assert iteration_metrics(found, numbers)["advantage/lambda_policy_mean"] == 0.5
+        assert iteration_metrics(found, numbers)["advantage/first_token_reward_weight"] == 0.25
+        profile = position_profile(found, numbers, max_response_tokens=MOST)
+        assert profile["value_mean"] == [0.25, 0.25, 0.5]
+        assert profile["reward_weight_mean"] == [0.25, 0.25, 1.0]
+
+
+def test_a_truncated_episodes_last_turn_is_worth_its_value_again() -> None:
+    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: the turn's reward stays, the future is V of the turn."""
+    config = system_config("vapo", *PLAIN, "critic.bootstrap_truncated=true")
+    rollout = two_turns(finish=FinishReason.TURNS)
+    found = estimate_advantages(two_turn_batch(config, rollout), Phase.POLICY_OPTIMIZATION, config)
+    assert found.advantages is not None
+    assert float(found.advantages[0, 5]) == 0.75
+
+
+def test_without_turns_the_whole_response_is_one() -> None:
+    config = system_config("vapo", *PLAIN)
+    rollout = replace(two_turns(), turns=())
+    batch = two_turn_batch(config, rollout)
+    assert batch.turn_starts is None
+    values = torch.tensor([[0.25, NAN, NAN, NAN, NAN, NAN]])
+    found = estimate_advantages(
+        replace(batch, old_values=values), Phase.POLICY_OPTIMIZATION, config
+    )
+    assert found.advantages is not None
+    assert found.advantages.tolist() == [[1.25] * 6]
+    assert int(found.critic_mask.sum()) == 1
+
+
+def test_a_response_beside_episodes_keeps_its_reward() -> None:
+    config = system_config("vapo", TURNS)
+    plain = replace(two_turns(), turns=(), response_ids=(5,) * 3, rollout_logprobs=(-1.0,) * 3)
+    batch = make_rollout_batch(
+        [two_turns(), plain],
+        [Verdict(True, 1.5), Verdict(False, -1.0)],
+        group_size=1,
+        rewards=config.rewards,
+        max_response_tokens=MOST,
+    )
+    assert batch.rewards.tolist() == [1.5, -1.0]
+    assert batch.response_lengths.tolist() == [3, 3]
+    assert batch.turn_starts is not None
+    assert batch.turn_starts.sum(dim=1).tolist() == [2, 1]

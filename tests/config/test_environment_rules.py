@@ -1,0 +1,131 @@
+"""Rules of `environment` and of GAE over turns: what episodes cannot be used with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import fit_config
+from tests.config.test_validation import CRITIC_FREE, problem
+from vapo.commands.command_rules import check_gates
+from vapo.config.critic_rules import gives_configured_rewards
+from vapo.config.environment_rules import NEED_A_KIND
+from vapo.config.environments import EnvironmentConfig
+from vapo.config.kinds import option_names
+from vapo.errors import UserError
+
+EPISODES = ("environment.kind=function", "environment.function=my_games:Guess")
+TURNS = "algorithm.gae_over=turns"
+OTHER = {
+    "max_turns": "3",
+    "max_turn_tokens": "5",
+    "max_observation_tokens": "7",
+    "observation_template": "'<{observation}>'",
+    "correct_above": "0.5",
+    "timeout_s": "1",
+    "max_processes": "2",
+}
+
+
+def test_every_key_of_the_block_is_listed() -> None:
+    assert {*NEED_A_KIND, "kind"} == set(option_names(EnvironmentConfig))
+
+
+@pytest.mark.parametrize("name", NEED_A_KIND)
+def test_a_key_without_a_kind_has_no_effect(tmp_path: Path, name: str) -> None:
+    set_to = f"environment.{name}={OTHER[name]}"
+    message = problem(tmp_path, set_to)
+    assert message.startswith(f"environment.{name} ")
+    assert "set environment.kind, or environment." in message
+    fit_config(tmp_path, set_to, *EPISODES)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["environment.observation_template=none"], "'none' must contain {observation}"),
+        (
+            ["environment.max_turn_tokens=33", "rollouts.max_response_tokens=32"],
+            "environment.max_turn_tokens 33 is above rollouts.max_response_tokens 32",
+        ),
+        (["rewards.shuffle=true"], "set rewards.shuffle=false"),
+        (
+            ["rewards.overlong.soft_punishment=true"],
+            "set rewards.overlong.soft_punishment=false",
+        ),
+        (["critic.weights=prompt_noise"], "set critic.weights=none"),
+        (
+            ["algorithm.advantage_estimator=vine", *CRITIC_FREE],
+            "vine continues responses from the middle of a text",
+        ),
+        (
+            ["algorithm.advantage_estimator=greedy_baseline", *CRITIC_FREE],
+            "greedy_baseline needs one greedy response",
+        ),
+        (
+            [
+                "algorithm.advantage_estimator=function",
+                "algorithm.estimator_function=mine:estimate",
+                "algorithm.estimator_uses_greedy_baseline=true",
+                *CRITIC_FREE,
+            ],
+            "algorithm.estimator_uses_greedy_baseline=false, or environment.kind=null",
+        ),
+        (
+            [TURNS, "algorithm.advantage_estimator=leave_one_out", *CRITIC_FREE],
+            "leave_one_out makes its own advantages: set algorithm.gae_over=tokens",
+        ),
+        ([TURNS, "algorithm.baseline.kind=tether"], "set algorithm.baseline.kind=critic"),
+        ([TURNS, "algorithm.baseline.kind=evpo"], "set algorithm.baseline.kind=critic"),
+        ([TURNS, "critic.anchors=[0.5]"], "set critic.anchors=[]"),
+        (
+            [TURNS, "critic.count=2", "algorithm.agreement_mask_share=0.1"],
+            "set algorithm.agreement_mask_share=0, or algorithm.gae_over=tokens",
+        ),
+    ],
+)
+def test_what_episodes_cannot_be_used_with(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    assert message in problem(tmp_path, *EPISODES, *overrides)
+
+
+def test_turns_need_an_environment(tmp_path: Path) -> None:
+    message = problem(tmp_path, TURNS)
+    assert "without an environment a response is one turn: set environment.kind" in message
+    fit_config(tmp_path, TURNS, *EPISODES)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.advantage_estimator=leave_one_out", *CRITIC_FREE],
+        ["algorithm.advantage_estimator=group_relative", *CRITIC_FREE],
+        [
+            "algorithm.surrogate=dis",
+            "components.group_sampling.group_size=1",
+            "components.clip_higher.enabled=false",
+        ],
+        [TURNS, "algorithm.baseline.kind=linear_mix"],
+        [TURNS, "critic.bootstrap_truncated=true"],
+        ["rewards.overlong.filter_truncated=true", "critic.truncated=train"],
+        ["algorithm.dynamic_sampling_attempts=2"],
+    ],
+)
+def test_what_they_can_be_used_with(tmp_path: Path, overrides: list[str]) -> None:
+    fit_config(tmp_path, *EPISODES, *overrides)
+
+
+def test_the_rewards_keys_say_nothing_of_an_environments(tmp_path: Path) -> None:
+    """A verifier's rewards of -1 and 1 are not held against the range of the critic's head."""
+    bounded = ("critic.head.kind=bounded", "critic.head.low=0", "rewards.verifier=exact")
+    assert "the value targets reach from -1" in problem(tmp_path, *bounded)
+    assert not gives_configured_rewards(fit_config(tmp_path, *bounded, *EPISODES))
+
+
+def test_no_episode_is_made_to_answer_in_its_middle(tmp_path: Path) -> None:
+    config = fit_config(tmp_path, *EPISODES)
+    check_gates(config, None)
+    with pytest.raises(UserError, match="--answer_now ';' .* leave it out"):
+        check_gates(config, ";")
