@@ -98,7 +98,9 @@ class PoisonedModule(VapoModule):
 class FixedRollouts(RolloutSource):
     """Each rank's share of the same made-up rollouts in every iteration."""
 
-    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
         rollouts, verdicts = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)

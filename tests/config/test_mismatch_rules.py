@@ -9,6 +9,7 @@ import pytest
 from tests.config.fits import fit_config
 from tests.config.test_validation import CRITIC_FREE as NO_CRITIC
 from tests.config.test_validation import problem
+from vapo.config.hyperparameters import mismatch_of
 
 RAFT = (
     "algorithm.surrogate=logprob",
@@ -46,24 +47,50 @@ def test_ranges(tmp_path: Path, key: str) -> None:
 
 
 OVERLAP = "training.max_staleness=1"
+SERVERS = (
+    "rollouts.engine=vllm",
+    "rollouts.vllm.mode=server",
+    "rollouts.vllm.server_urls=http://gpu2:8100",
+)
 
 
 @pytest.mark.parametrize(
     "several",
     [("trainer.strategy=fsdp",), ("trainer.strategy=fsdp", "trainer.devices=2")],
 )
-def test_overlap_is_for_one_process(tmp_path: Path, several: tuple[str, ...]) -> None:
+def test_several_processes_sample_ahead_on_servers(
+    tmp_path: Path, several: tuple[str, ...]
+) -> None:
     message = problem(tmp_path, OVERLAP, *several)
-    assert "collectives of several processes" in message
+    assert "gathers their shards" in message
     fit_config(tmp_path, OVERLAP)
     fit_config(tmp_path, *several)
+    fit_config(tmp_path, OVERLAP, *SERVERS, *several)
+
+
+def test_dynamic_sampling_ahead_is_one_processs(tmp_path: Path) -> None:
+    dynamic = "algorithm.dynamic_sampling_attempts=3"
+    two = ("trainer.strategy=fsdp", "trainer.devices=2")
+    message = problem(tmp_path, OVERLAP, *SERVERS, *two, dynamic)
+    assert "equally many attempts" in message
+    fit_config(tmp_path, OVERLAP, *SERVERS, dynamic)
+
+
+def test_the_correction_is_on_where_rollouts_are_older(tmp_path: Path) -> None:
+    def cap(*overrides: str) -> float | None:
+        return mismatch_of(fit_config(tmp_path, *overrides)).tis_cap
+
+    assert cap() is None
+    assert cap(OVERLAP) == 2
+    assert cap(OVERLAP, "algorithm.mismatch.tis_cap=5") == 5
+    assert cap(OVERLAP, "algorithm.mismatch.correct_stale=false") is None
+    assert cap(OVERLAP, *RAFT) is None
 
 
 def test_overlap_needs_an_engine_beside_the_trainer(tmp_path: Path) -> None:
     message = problem(tmp_path, OVERLAP, "rollouts.engine=vllm")
     assert "set rollouts.vllm.mode=server" in message
-    server = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
-    fit_config(tmp_path, OVERLAP, "rollouts.engine=vllm", *server)
+    fit_config(tmp_path, OVERLAP, *SERVERS)
     fit_config(tmp_path, "rollouts.engine=vllm")
 
 
@@ -75,7 +102,9 @@ def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
         "training.minibatch_size=null",
         *NO_CRITIC,
     )
-    message = problem(tmp_path, OVERLAP, *rloo)
-    assert "set algorithm.mismatch.tis_cap" in message
-    fit_config(tmp_path, OVERLAP, *rloo, "algorithm.mismatch.tis_cap=2")
+    uncorrected = "algorithm.mismatch.correct_stale=false"
+    message = problem(tmp_path, OVERLAP, *rloo, uncorrected)
+    assert "algorithm.mismatch.tis_cap" in message
+    fit_config(tmp_path, OVERLAP, *rloo)
+    fit_config(tmp_path, OVERLAP, *rloo, uncorrected, "algorithm.mismatch.tis_cap=2")
     fit_config(tmp_path, OVERLAP, *RAFT)

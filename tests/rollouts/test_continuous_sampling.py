@@ -85,7 +85,7 @@ def source(
     stream = stream or HeldStream(lambda request: str(request.key[1]))
     engine: Any = CountingEngine(stream)
     if environments is not None:
-        engine = EpisodeSampler(engine, environments, config, tiny_tokenizer())
+        engine = EpisodeSampler(engine, lambda: environments, config, tiny_tokenizer())
     train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
     collection = RolloutCollection(
         config,
@@ -234,6 +234,15 @@ def test_the_engine_is_free_in_a_pause() -> None:
         assert stream.num_steps == before
     stream.holds = lambda request: False
     made.next_batch(policy(2), last=LAST)
+    made.cancel()
+
+
+def test_a_thread_without_work_is_no_hindrance() -> None:
+    made, stream = source()
+    made.next_batch(policy(1), last=0)
+    time.sleep(0.05)
+    with made.engine_free():
+        assert not stream.open
     made.cancel()
 
 

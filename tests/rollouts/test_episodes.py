@@ -57,7 +57,7 @@ def play(
     **options: Any,
 ) -> list[Rollout]:
     engine = ScriptedEngine(stream or ScriptedStream(lambda request: f"t{request.turn}"))
-    sampler = EpisodeSampler(engine, environments, config(**options), tiny_tokenizer())
+    sampler = EpisodeSampler(engine, lambda: environments, config(**options), tiny_tokenizer())
     return sampler.sample(
         asked,
         group_size=group_size,
@@ -234,7 +234,7 @@ def test_sampled_tokens_are_never_tokenized_again() -> None:
         return Reply(KEY, None, 1.0) if len(texts) == 2 else Reply(KEY, "ab")
 
     stream, environments = TwoTokens(lambda request: ""), ScriptedEnvironments(answer)
-    sampler = EpisodeSampler(ScriptedEngine(stream), environments, config(), tokenizer)
+    sampler = EpisodeSampler(ScriptedEngine(stream), lambda: environments, config(), tokenizer)
     (episode,) = sampler.sample(
         [Prompt("p", "a", (0,), "")],
         group_size=1,
@@ -273,7 +273,7 @@ def test_a_chat_template_writes_what_stands_between_turns() -> None:
     made = ObservationTokens(tokenizer, config_with_chat())
     end = tokenizer.eos_token_id
     found, was_cut = made("good", last_id=end)
-    assert tokenizer.decode(found) == "<user>good<assistant>"
+    assert tokenizer.decode(list(found)) == "<user>good<assistant>"
     assert not was_cut
     unended, _ = made("good", last_id=0)
     assert unended == (end, *found)

@@ -14,6 +14,7 @@ from vapo.runs.checkpoints import read_checkpoint
 
 AUTO = "checkpoints.resume=auto"
 KILLED = -signal.SIGKILL
+ONE_POLICY_AHEAD = ["training.max_staleness=1", "training.update_open_rollouts=false"]
 DYNAMIC = [
     "algorithm.advantage_estimator=greedy_baseline",
     "algorithm.dynamic_sampling_attempts=2",
@@ -60,8 +61,8 @@ def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "arguments",
-    [["training.overlap_rollouts=true"], DYNAMIC, ["trainer.checkpoint_every_n_iterations=3"]],
-    ids=["overlap", "dynamic sampling and greedy baseline", "checkpoints now and then"],
+    [ONE_POLICY_AHEAD, DYNAMIC, ["trainer.checkpoint_every_n_iterations=3"]],
+    ids=["sampled ahead", "dynamic sampling and greedy baseline", "checkpoints now and then"],
 )
 def test_rollouts_are_kept_however_they_are_made(
     tmp_path: Path, store: Path, arguments: list[str]

@@ -79,10 +79,12 @@ class SourceThatSamples(RolloutSource):
     sampled: list[int]
     reused: list[int]
 
-    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
         collection: Any = self.collection
-        collection.sample_batch = lambda i, phase, stage: self._sample(i)
-        batch, metrics = super().next_batch(start)
+        collection.sample_batch = lambda i, phase: self._sample(i)
+        batch, metrics = super().next_batch(start, last=last)
         if start.index not in self.sampled:
             self.reused.append(start.index)
         assert metrics["digest"] == weights_digest(self.module), "sampled from other weights"

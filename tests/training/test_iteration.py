@@ -84,20 +84,11 @@ def test_the_same_iteration_again_is_the_same() -> None:
         assert a.microbatches.chunks == b.microbatches.chunks
 
 
-def test_the_next_iteration_is_sampled_ahead_unless_this_is_the_last() -> None:
-    overrides = ("training.overlap_rollouts=true", "training.num_iterations=3")
-    for phase, number, policy_iterations, continues in (
-        (Phase.POLICY_OPTIMIZATION, 6, 1, True),
-        (Phase.POLICY_OPTIMIZATION, 6, 2, False),
-        (Phase.VALUE_PRETRAINING, 8, 0, True),
-        (Phase.VALUE_PRETRAINING, 9, 0, False),
+def test_the_runs_last_iteration_is_known_in_the_policys_phase() -> None:
+    runner, *_ = make_runner("training.num_iterations=3")
+    for phase, number, policy_iterations, last in (
+        (Phase.POLICY_OPTIMIZATION, 6, 1, 6),
+        (Phase.POLICY_OPTIMIZATION, 6, 2, 5),
+        (Phase.VALUE_PRETRAINING, 2, 0, 8),
     ):
-        runner, _, sampler = make_runner(*overrides)
-        runner.run(IterationStart(number, phase, policy_iterations))
-        runner.rollouts.wait()
-        assert len(sampler.calls) == (2 if continues else 1), (phase, number)
-        runner.rollouts.cancel()
-    runner, _, sampler = make_runner("training.num_iterations=3")
-    runner.run(IterationStart(6, Phase.POLICY_OPTIMIZATION, 1))
-    runner.rollouts.wait()
-    assert len(sampler.calls) == 1, "off, nothing runs ahead"
+        assert runner.last(IterationStart(number, phase, policy_iterations)) == last

@@ -179,11 +179,11 @@ class ContinuousSampling:
                         self._order(loop, self._next)
                         self._next += 1
                     if loop.num_open:
+                        self._is_parked = False
                         return True
-                self._is_parked = self._num_pauses > 0
+                self._is_parked = True  # as long as it waits here it uses nothing
                 self._changed.notify_all()
                 self._changed.wait()
-                self._is_parked = False
             return False
 
     def _order(self, loop: EpisodeLoop, iteration: int) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import cast
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
+from vapo.environments.build import make_environments
 from vapo.environments.contract import Environments
-from vapo.environments.selection import make_environments
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, TurnSampler
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
@@ -24,19 +25,23 @@ class EpisodeSampler:
 
     It closes the engine and the environments.
 
-    Raises: UserError: the observation template is not usable.
+    Args:
+        start_environments: called at once, and again for each loop that another thread runs.
+
+    Raises: UserError: the observation template, or the environment, is not usable.
     """
 
     def __init__(
         self,
         engine: TurnSampler,
-        environments: Environments,
+        start_environments: Callable[[], Environments],
         config: FitConfig,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        self._engine, self._environments = engine, environments
+        self._engine, self._start_environments = engine, start_environments
         self._config, self._tokenizer = config, tokenizer
         self._observation_tokens = ObservationTokens(tokenizer, config)
+        self._environments = start_environments()
 
     def sample(
         self,
@@ -49,7 +54,7 @@ class EpisodeSampler:
     ) -> list[Rollout]:
         """See `Sampler.sample`. An episode whose environment fails has a `failure`."""
         ended: dict[Key, Episode] = {}
-        with self.loop(settings, seed=seed) as loop:
+        with self._loop(self._environments, settings, seed=seed) as loop:
             for i, prompt in enumerate(prompts):
                 for j in range(group_size):
                     loop.add(prompt, (i, j))
@@ -64,13 +69,31 @@ class EpisodeSampler:
 
     @contextmanager
     def loop(
-        self, settings: SamplingSettings, *, seed: int, version: Version = uncounted
+        self, settings: SamplingSettings, *, seed: int, version: Version
     ) -> Iterator[EpisodeLoop]:
-        """A loop on this engine, whose open episodes end with the context."""
+        """A loop on this engine with environments of its own, which end with the context.
+
+        Another loop, or `sample`, may run beside it, in another thread's pauses.
+        """
+        with (
+            closing(self._start_environments()) as environments,
+            self._loop(environments, settings, seed=seed, version=version) as loop,
+        ):
+            yield loop
+
+    @contextmanager
+    def _loop(
+        self,
+        environments: Environments,
+        settings: SamplingSettings,
+        *,
+        seed: int,
+        version: Version = uncounted,
+    ) -> Iterator[EpisodeLoop]:
         with self._engine.turns(settings, seed=seed) as stream:
             loop = EpisodeLoop(
                 stream,
-                self._environments,
+                environments,
                 config=self._config.environment,
                 settings=settings,
                 tokenizer=self._tokenizer,
@@ -138,8 +161,7 @@ def make_rollout_sampler(
         return engine
     with ExitStack() as opened:
         opened.callback(engine.close)
-        environments = make_environments(config)
-        opened.callback(environments.close)
-        sampler = EpisodeSampler(cast(TurnSampler, engine), environments, config, tokenizer)
+        start = partial(make_environments, config.environment)
+        sampler = EpisodeSampler(cast(TurnSampler, engine), start, config, tokenizer)
         opened.pop_all()
     return sampler
