@@ -74,7 +74,9 @@ class DecodingRows:
         self.is_alive = torch.ones_like(counts, dtype=torch.bool)
         self.num_alive = len(turns)
         self._first_counts = counts
-        self._step_ids: list[Tensor] = []
+        self._ids = counts.new_empty(len(turns), 0)
+        self._logprobs = draws.new_empty(len(turns), 0, dtype=torch.float32)
+        self._step_ids: list[Tensor] = []  # of the steps after those
         self._step_logprobs: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -139,11 +141,15 @@ class DecodingRows:
     def write_out(self, rows: list[int]) -> list[OpenTurn]:
         """Hand these rows' recorded tokens to their turns, once in a row's life; return them."""
         turns = [self.turns[row] for row in rows]
-        if not self._step_ids:
-            return turns
-        ids = torch.stack(self._step_ids, dim=1)[rows].tolist()
-        logprobs = torch.stack(self._step_logprobs, dim=1)[rows].tolist()
-        nums = (self.counts - self._first_counts)[rows].tolist()
+        if self._step_ids:  # put together once: rows that finish one by one do not pay for all
+            self._ids = torch.cat([self._ids, torch.stack(self._step_ids, dim=1)], dim=1)
+            step_logprobs = torch.stack(self._step_logprobs, dim=1)
+            self._logprobs = torch.cat([self._logprobs, step_logprobs], dim=1)
+            self._step_ids, self._step_logprobs = [], []
+        index = torch.tensor(rows, device=self.counts.device)
+        ids = self._ids[index].tolist()
+        logprobs = self._logprobs[index].tolist()
+        nums = (self.counts - self._first_counts)[index].tolist()
         for turn, row_ids, row_logprobs, num in zip(turns, ids, logprobs, nums, strict=True):
             turn.ids.extend(row_ids[:num])
             turn.logprobs.extend(row_logprobs[:num])
