@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from vapo.config.environments import EnvironmentConfig, FunctionEnvironment
+from vapo.config.environments import EnvironmentConfig, FunctionEnvironment, VerifiersEnvironment
 from vapo.environments.contract import Environments
 from vapo.environments.processes import ProcessEnvironments
 from vapo.environments.settings import HostSettings
 from vapo.environments.user_class import KEY
-from vapo.errors import UserError
 from vapo.system.handed_functions import bytes_of
 
 
@@ -20,18 +19,24 @@ def make_environments(config: EnvironmentConfig, *, output: int | None = None) -
 
     Raises:
         UserError: the class cannot be imported, lacks a method, or cannot be called with
-            `environment.args`.
+            `environment.args`; the environment of the package cannot be loaded.
     """
-    if not isinstance(config, FunctionEnvironment):
-        raise UserError(f"environment.kind {config.kind} is not supported yet")
-    settings = HostSettings(
-        kind="function",
-        name=config.function,
-        args=config.args,
-        function_folder=config.function_folder,
-        function_bytes=bytes_of(config.function, key=KEY),
-        shows_errors=output is not None,
-    )
+    shows_errors = output is not None
+    if isinstance(config, FunctionEnvironment):
+        settings = HostSettings(
+            kind="function",
+            name=config.function,
+            args=config.args,
+            function_folder=config.function_folder,
+            function_bytes=bytes_of(config.function, key=KEY),
+            shows_errors=shows_errors,
+        )
+    elif isinstance(config, VerifiersEnvironment):
+        settings = HostSettings(
+            kind="verifiers", name=config.id, args=config.args, shows_errors=shows_errors
+        )
+    else:
+        raise ValueError("environment.kind is null: there is nothing to start")
     return ProcessEnvironments(
         settings, capacity=config.max_processes, timeout_s=config.timeout_s, output=output
     )
