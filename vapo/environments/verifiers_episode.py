@@ -16,12 +16,12 @@ from typing import Any
 
 from vapo.environments.chat_endpoint import MODEL, ChatCall, ChatEndpoint, observation_text
 from vapo.environments.settings import HostSettings, MakeEpisode
-from vapo.prompts.verifiers_tasks import (
-    INDEX,
+from vapo.environments.verifiers_package import (
+    TASK,
     TOOLS,
     load_environment,
     opening_messages,
-    tasks_of,
+    task_of,
     tools_text,
 )
 
@@ -59,15 +59,13 @@ class VerifiersEpisode:
             ValueError: the row is of no task of the environment, or the rollout begins with other
                 messages than the task's.
         """
-        index = row.get(INDEX)
-        if not isinstance(index, int):
+        data = row.get(TASK)
+        if not isinstance(data, dict):
             raise ValueError(
-                f"the row has no column {INDEX}: environment.kind verifiers needs the rows of a "
+                f"the row has no column {TASK}: environment.kind verifiers needs the rows of a "
                 "data source of the kind verifiers"
             )
-        task = next(iter(list(tasks_of(self._environment, index + 1))[index:]), None)
-        if task is None:
-            raise ValueError(f"the environment has no task {index}")
+        task = task_of(self._environment, data)
         os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
         self._thread = threading.Thread(target=self._run, args=(task,), daemon=True)
         self._thread.start()

@@ -22,11 +22,11 @@ __all__ = ["ChatHarness"]
 HARNESS_ID = "vapo-chat"
 
 
-class ChatHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
+class ChatHarnessConfig(vf.HarnessConfig):
     """No options beyond the package's own."""
 
 
-class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
+class ChatHarness(vf.Harness[ChatHarnessConfig]):
     """Talks until the model answers without calling a tool."""
 
     APPENDS_SYSTEM_PROMPT = True

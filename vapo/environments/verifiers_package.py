@@ -1,8 +1,7 @@
-"""Environments of the package verifiers, and the tasks that they bring.
+"""Environments of the package verifiers: loading one, its tasks and its tools.
 
 An environment is named by the id of its taskset, as the package's own commands take it. What else
-its config has (`--env.NAME` there) comes from the block's `args`. The package is imported when it
-is used.
+its config has (`--env.NAME` there) comes from `args`. The package is imported when it is used.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.extras import install_command
 
 SUPPORTED = "0.4"
-INDEX = "verifiers_index"
-"""The row's column with the position of its task."""
+TASK = "verifiers_task"
+"""The row's column with the data of its task, as the package writes it."""
 
 TOOLS = "verifiers_tools"
 """The row's column with the names of the tools that its prompt describes."""
@@ -45,8 +42,8 @@ def check_installed(key: str) -> None:
 def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any:
     """The package's environment.
 
-    An agent's program is our chat (`vapo.environments.verifiers_harness`) and runs on this machine,
-    unless the environment or `args` says otherwise.
+    An agent's program is our chat (`verifiers_harness`) and runs on this machine, unless the
+    environment or `args` says otherwise.
 
     Raises:
         UserError: it is not installed, or does not take `args`.
@@ -66,8 +63,10 @@ def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
     from verifiers.v1 import AgentConfig
     from verifiers.v1.utils import loaders
 
-    harness = import_module("vapo.environments.verifiers_harness")
-    sys.modules.setdefault(harness.HARNESS_ID.replace("-", "_"), harness)
+    from vapo.environments import verifiers_harness
+
+    harness = verifiers_harness.HARNESS_ID  # which the package imports as a module of that name
+    sys.modules.setdefault(harness.replace("-", "_"), verifiers_harness)
     data = {**args, "taskset": {**args.get("taskset", {}), "id": identity}}
     own_program = loaders.default_harness_id(identity) != "bash"
     fields = loaders.env_config_type(identity, args.get("id", "")).model_fields
@@ -79,22 +78,25 @@ def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
         if role.runtime.type == "prime":  # the package's default, which is a service
             chosen.setdefault("runtime", {"type": "subprocess"})
         if role.harness is None and not own_program:
-            chosen.setdefault("harness", {"id": harness.HARNESS_ID})
+            chosen.setdefault("harness", {"id": harness})
         data[name] = chosen
     return data
 
 
-def tasks_of(environment: Any, number: int | None) -> Iterator[Any]:
-    """The first tasks of the environment's own data, in its order."""
-    return islice(iter(environment.taskset), number)
+def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
+    """The task with this data, made as the package's own server makes it.
+
+    Raises: pydantic.ValidationError: it is not the data of a task of this environment.
+    """
+    task = type(environment.taskset).task_type()
+    return task(task.data_type().model_validate(data), environment.config.taskset.task)
 
 
 def opening_messages(task: Any) -> list[dict[str, Any]]:
     """The messages with which a task's conversation begins, without the tools."""
-    opening: list[dict[str, Any]] = import_module("vapo.environments.verifiers_harness").opening(
-        task.data.system_prompt, task.data.prompt
-    )
-    return opening
+    from vapo.environments.verifiers_harness import opening
+
+    return opening(task.data.system_prompt, task.data.prompt)
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
