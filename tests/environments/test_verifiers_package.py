@@ -78,7 +78,7 @@ def test_an_environment_of_one_turn():
 
 
 def test_rows_are_shuffled_with_the_seed_and_take_options():
-    first, again, other = ([row.answer for row in rows("say-word", 3, s)] for s in (1, 1, 3))
+    first, again, other = ([row.answer for row in rows("say-word", 3, s)] for s in (1, 1, 0))
     assert first == again
     assert first != other
     assert [row.answer for row in rows("say-word", taskset={"words": ["tree"]})] == ["tree"]
