@@ -144,6 +144,12 @@ def test_a_tool_server_ends_with_an_episode_that_is_given_up():
     assert ends(server)
 
 
+def test_a_limit_of_the_environments_own_ends_and_scores_the_episode():
+    row = rows("look-up", 1)[0]
+    with opened("look-up", agent={"max_turns": 1}) as envs:
+        assert play(envs, row, CALL % "capital") == [Reply((0,), "", 0.0), Reply((0,), None, 0.0)]
+
+
 def test_what_an_environment_raises_is_a_failure():
     with opened("guess-digit", fails_after=1) as envs:
         replies = play(envs, rows("guess-digit")[0], "5", "8")

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import verifiers.v1 as vf
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
@@ -56,18 +56,27 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
                 AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
             )
             tools, dispatch, connected = await connect_mcp({"mcpServers": servers}, stack)
-            while True:
-                offered = {"tools": tools} if tools else {}
-                completion = await client.chat.completions.create(
-                    model=ctx.model, messages=messages, **offered
-                )
-                message = completion.choices[0].message
-                messages.append(message.model_dump(exclude_none=True))
-                if not message.tool_calls:
-                    return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-                for call in message.tool_calls:
-                    content = await _result(connected, dispatch, call.function)
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            try:
+                await _talk(client, ctx.model, messages, tools, dispatch, connected)
+            except APIStatusError as error:  # so a limit or a stop condition refuses a turn
+                return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+async def _talk(
+    client: Any, model: str, messages: list[Any], tools: list[Any], dispatch: Any, servers: Any
+) -> None:
+    """Give the model what it asks its tools for, until it answers without asking."""
+    offered = {"tools": tools} if tools else {}
+    while True:
+        completion = await client.chat.completions.create(model=model, messages=messages, **offered)
+        message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            return
+        for call in message.tool_calls:
+            content = await _result(servers, dispatch, call.function)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
 
 
 def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
