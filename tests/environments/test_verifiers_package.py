@@ -85,11 +85,13 @@ def test_rows_are_shuffled_with_the_seed_and_take_options():
 
 
 def test_an_environment_of_many_turns_that_begins_the_conversation():
-    found = rows("guess-digit")
-    assert found[0].problem == [{"role": "user", "content": "Begin."}]
+    found = {row.metadata["verifiers_task"]["hidden"]: row for row in rows("guess-digit", 6)}
+    openings = [row.problem[0]["content"] for row in found.values()]  # type: ignore[index]
+    assert len(set(openings)) == 2  # what is equal is the same problem, wherever it stands
+    assert all(re.fullmatch(r"Begin task [0-9a-f]{8}\.", opening) for opening in openings)
     with opened("guess-digit") as envs:
-        replies = play(envs, found[0], "5", "8", "7")
-        others = play(envs, found[1], "2")
+        replies = play(envs, found[7], "5", "8", "7")
+        others = play(envs, found[2], "2")
     assert [(r.observation, r.reward) for r in replies] == [
         ("I think of a digit. Which?", 0.0),
         ("higher", 0.0),
@@ -99,9 +101,10 @@ def test_an_environment_of_many_turns_that_begins_the_conversation():
     assert others[-1] == Reply((0,), None, 1.0)
 
 
-def test_endless_tasks_have_an_order_of_their_own():
-    with pytest.raises(UserError, match=r"data\.train\.seed: .* endless"):
-        rows("guess-digit", seed=1)
+def test_of_endless_tasks_the_first_are_shuffled():
+    found = rows("guess-digit", 9, seed=1)
+    assert sorted(row.metadata["verifiers_task"]["idx"] for row in found) == list(range(9))
+    assert found[0].place != "guess-digit: task 0"
 
 
 CALL = '<tool_call>\n{"name": "atlas_%s", "arguments": {"country": "Peru"}}\n</tool_call>'
@@ -152,7 +155,7 @@ def test_a_limit_of_the_environments_own_ends_and_scores_the_episode():
 
 def test_what_an_environment_raises_is_a_failure():
     with opened("guess-digit", fails_after=1) as envs:
-        replies = play(envs, rows("guess-digit")[0], "5", "8")
+        replies = play(envs, rows("guess-digit", 1)[0], "5", "8")
     assert replies[-1].failure is not None
     assert "EnvError" in replies[-1].failure
     assert "the game is broken" in replies[-1].failure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from vapo.config.data import GeneratedSource
@@ -16,29 +18,31 @@ from vapo.environments.verifiers_package import (
 from vapo.errors import UserError
 from vapo.prompts.rows import Message, Row
 
-OPENING = "Begin."
-"""The user's message of a task that has none: there the environment says more as it begins."""
+OPENING = "Begin task {digest}."
+"""The user's message of a task that has none: there the environment says more as it begins.
+
+The digest is of the task's data: prompts that are equal count as one problem.
+"""
 
 
 def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
-    """The environment's tasks, shuffled with the source's seed; endless ones in their own order.
+    """The environment's tasks, shuffled with the source's seed.
 
-    A task's tools are described in the system message.
+    Of endless ones the first are taken. A task's tools are described in the system message.
 
     Raises:
         UserError: the environment cannot be loaded, or a task has what is no text.
     """
     environment = load_environment(source.task, source.options, key=f"{key}.task")
     taskset = environment.taskset
-    if not taskset.bounded and source.seed:
-        raise UserError(
-            f"{key}.seed: the tasks of {source.task} are endless, in an order of their own: set "
-            f"{key}.seed=0, and give what they are drawn from in {key}.options"
-        )
-    view = taskset.shuffle(source.seed) if taskset.bounded else taskset
+    number, seed = source.num_examples, source.seed
+    if taskset.bounded:
+        view = taskset.shuffle(seed).take(number)
+    else:
+        view = taskset.take(number).shuffle(seed)
     try:
         tools = tool_schemas(environment)
-        tasks = list(view.take(source.num_examples))
+        tasks = list(view)
     except Exception as error:  # an environment's package may raise anything
         raise UserError(
             f"{key}.task: the tasks of {source.task} cannot be read: "
@@ -48,12 +52,12 @@ def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
 
 
 def _row(task: Any, tools: list[dict[str, Any]], place: str) -> Row:
+    data = task.data.model_dump(mode="json")
     problem = _with_tools(opening_messages(task), tools_text(tools), place)
+    if not any(message["role"] == "user" for message in problem):
+        problem.append({"role": "user", "content": OPENING.format(digest=_digest(data))})
     answer = getattr(task.data, "answer", "")
-    metadata = {
-        TASK: task.data.model_dump(mode="json"),
-        TOOLS: [tool["function"]["name"] for tool in tools],
-    }
+    metadata = {TASK: data, TOOLS: [tool["function"]["name"] for tool in tools]}
     answer = answer if isinstance(answer, str) else ""
     record = {"prompt": problem, "answer": answer, **metadata}
     return Row(place, problem, answer, metadata=metadata, record=record)
@@ -68,4 +72,9 @@ def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[
     said = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]
     described = "\n\n".join([*system, *([tools] if tools else [])])
     begun = [{"role": "system", "content": described}] if described else []
-    return [*begun, *(said or [{"role": "user", "content": OPENING}])]
+    return [*begun, *said]
+
+
+def _digest(data: dict[str, Any]) -> str:
+    content = {name: value for name, value in data.items() if name != "idx"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
