@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs learning kills soak gpu smollm2 vllm vllm-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs learning kills soak gpu smollm2 vllm vllm-test verifiers-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -92,6 +92,10 @@ vllm: install ## add the vLLM engine for machines without a GPU
 
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)
+
+verifiers-test: install ## add the package verifiers, and run the tests of its environments
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[verifiers]'
+	$(TEST_ENV) $(BIN)/python -m pytest tests/environments/test_verifiers_package.py $(ARGS)
 
 hostile: install ## 10,000 adversarial responses through every verifier (minutes)
 	$(TEST_ENV) $(BIN)/python -m tests.rewards.adversarial 10000 $(ARGS)

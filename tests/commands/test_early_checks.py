@@ -55,6 +55,9 @@ def in_a_process(*argv: str, code: str = WITH_MODULES) -> tuple[int, str, set[st
         (["gates", "rewards={verifier: python, function: 'my_verifier_xyz:score'}"],
          "rewards.function: cannot import my_verifier_xyz:score: there is no module "
          "my_verifier_xyz"),
+        (["fit", "environment={kind: function, function: 'my_environment_xyz:Env'}"],
+         "environment.function: cannot import my_environment_xyz:Env: there is no module "
+         "my_environment_xyz"),
     ],
 )  # fmt: skip
 def test_a_wrong_path_is_an_error_without_torch(argv: list[str], said: str) -> None:

@@ -117,6 +117,24 @@ def test_what_they_can_be_used_with(tmp_path: Path, overrides: list[str]) -> Non
     fit_config(tmp_path, *EPISODES, *overrides)
 
 
+TASKS = ("data.train.kind=verifiers", "data.train.task=say-word", "data.train.num_examples=4")
+
+
+def test_tasks_are_of_the_environment_that_plays_them(tmp_path: Path) -> None:
+    for environment in ((), EPISODES, ("environment.kind=verifiers", "environment.id=other")):
+        message = problem(tmp_path, *TASKS, *environment)
+        assert "data.train.task say-word are tasks of an environment" in message
+        assert "set environment.kind=verifiers and environment.id=say-word" in message
+    config = fit_config(
+        tmp_path,
+        *TASKS,
+        "data.train.task=${environment.id}",
+        "environment.kind=verifiers",
+        "environment.id=say-word",
+    )
+    assert getattr(config.data.train, "task") == "say-word"  # noqa: B009
+
+
 def test_the_rewards_keys_say_nothing_of_an_environments(tmp_path: Path) -> None:
     """A verifier's rewards of -1 and 1 are not held against the range of the critic's head."""
     bounded = ("critic.head.kind=bounded", "critic.head.low=0", "rewards.verifier=exact")

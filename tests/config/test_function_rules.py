@@ -70,6 +70,10 @@ def test_a_function_is_named_in_full(tmp_path: Path) -> None:
         message = problem(tmp_path, function, f"algorithm.estimator_function='{path}'", *NO_CRITIC)
         assert "is not of the form package.module:function" in message
     assert "is not of the form" in problem(tmp_path, "critic.head_function=mine.make_head")
+    environment = ("environment.kind=function", "environment.function=mine.Environment")
+    assert "environment.function 'mine.Environment' is not of the form" in problem(
+        tmp_path, *environment
+    )
 
 
 def test_the_components_and_groups_that_it_needs(tmp_path: Path) -> None:

@@ -219,3 +219,16 @@ class FailsToBegin:
 
 def made_by_a_function(turns: int) -> Counts:
     return Counts(turns)
+
+
+class CountsOrDies(Counts):
+    """As `Counts`; where the row says so its process dies in the first step."""
+
+    def reset(self, row: Row) -> str:
+        self.fails = row["fails"]
+        return "a"
+
+    def step(self, text: str) -> Answer:
+        if self.fails:
+            os._exit(1)
+        return super().step(text)

@@ -9,9 +9,10 @@ from typing import Any
 
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
-from vapo.environments.build import make_environments
+from vapo.config.schema import FitConfig
 from vapo.environments.contract import EpisodeKey, Reply
 from vapo.environments.processes import ProcessEnvironments
+from vapo.environments.selection import make_environments
 
 HOSTILE = "tests.environments.hostile_environments"
 
@@ -20,8 +21,8 @@ HOSTILE = "tests.environments.hostile_environments"
 def environments(name: str, **options: Any) -> Iterator[ProcessEnvironments]:
     """The environments of a class of `hostile_environments`, or at another place."""
     function = name if ":" in name else f"{HOSTILE}:{name}"
-    config = make(EnvironmentConfig, kind="function", function=function, **options)
-    made = make_environments(config)
+    block = make(EnvironmentConfig, kind="function", function=function, **options)
+    made = make_environments(FitConfig(environment=block))
     assert isinstance(made, ProcessEnvironments)
     try:
         yield made

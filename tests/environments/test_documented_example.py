@@ -11,9 +11,9 @@ from tests.config.fits import ROOT
 from tests.environments.open_environments import play
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.environments.build import make_environments
 from vapo.environments.contract import Reply
 from vapo.environments.processes import ProcessEnvironments
+from vapo.environments.selection import make_environments
 
 
 def test_guess_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_guess_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path.parent)  # the class is looked for beside the config
     files = [ROOT / "conf" / "vapo.yaml", tmp_path / "guess_number.yaml"]
     config = load_config(FitConfig, files, [])
-    envs = make_environments(config.environment)
+    envs = make_environments(config)
     assert isinstance(envs, ProcessEnvironments)
     try:
         replies = play(envs, ["I say 20", "no", "40", "<answer>33</answer>"], answer="33")

@@ -30,10 +30,11 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data_rules import sources_of
 from vapo.config.engines import ColocatedVllm, VllmEngine
-from vapo.config.environments import FunctionEnvironment
+from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
 from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
+from vapo.environments.verifiers_package import check_installed as check_verifiers_installed
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
@@ -250,6 +251,8 @@ def check_functions(config: Config) -> None:
     if isinstance(environment, FunctionEnvironment):
         path, folder = environment.function, environment.function_folder
         check_function(path, key="environment.function", folder=folder)
+    elif isinstance(environment, VerifiersEnvironment):
+        check_verifiers_installed("environment.kind")
 
 
 def _check_stored(config: FitConfig) -> None:

@@ -96,12 +96,18 @@ class ReasoningGymSource(GeneratedSource):
     """Rows of a generator of reasoning_gym."""
 
 
+@dataclass
+class VerifiersSource(GeneratedSource):
+    """Tasks of an environment of the package verifiers; `task` is its id, `options` its args."""
+
+
 _KINDS: dict[str, type] = {
     "jsonl": JsonlSource,
     "parquet": ParquetSource,
     "huggingface": HuggingfaceSource,
     "procedural": ProceduralSource,
     "reasoning_gym": ReasoningGymSource,
+    "verifiers": VerifiersSource,
 }
 
 
@@ -109,8 +115,8 @@ _KINDS: dict[str, type] = {
 class MixtureSource:
     """One source of a mixture, under its name."""
 
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym"] = choice(
-        "jsonl", "the type of source", **_KINDS
+    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"] = (
+        choice("jsonl", "the type of source", **_KINDS)
     )
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
     verifier: Literal["exact", "regex", "math", "reasoning_gym", "python"] | None = choice(
@@ -132,9 +138,9 @@ class Mixture:
 class SourceConfig:
     """One source, or a mixture of several."""
 
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "mixture"] = (
-        choice("jsonl", "the type of source", **_KINDS, mixture=Mixture)
-    )
+    kind: Literal[
+        "jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers", "mixture"
+    ] = choice("jsonl", "the type of source", **_KINDS, mixture=Mixture)
 
 
 PromptSource = FileSource | GeneratedSource

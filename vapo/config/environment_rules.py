@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm import Evpo, Tether
-from vapo.config.environments import EnvironmentConfig
+from vapo.config.data import VerifiersSource
+from vapo.config.data_rules import sources_of
+from vapo.config.environments import EnvironmentConfig, VerifiersEnvironment
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
@@ -157,6 +159,22 @@ def turns_have_one_value(config: FitConfig) -> Problem | None:
     return None
 
 
+def tasks_are_of_the_environment(config: FitConfig) -> Problem | None:
+    """A source of the tasks of an environment of the package verifiers is of the one that plays."""
+    environment = config.environment
+    own = environment.id if isinstance(environment, VerifiersEnvironment) else None
+    for name in ("train", "heldout"):
+        for key, source in sources_of(config.data, name).items():
+            if isinstance(source, VerifiersSource) and source.task != own:
+                return Problem(
+                    (f"{key}.task", "environment.id"),
+                    f"{key}.task {source.task} are tasks of an environment of the package "
+                    f"verifiers, which must be the one that plays them: set {_KIND}=verifiers and "
+                    f"environment.id={source.task}",
+                )
+    return None
+
+
 def _written(default: Any) -> str:
     return "null" if default is None else f"{default}"
 
@@ -169,4 +187,5 @@ ENVIRONMENT_RULES: tuple[Rule, ...] = (
     estimator_takes_episodes,
     turns_are_of_episodes,
     turns_have_one_value,
+    tasks_are_of_the_environment,
 )

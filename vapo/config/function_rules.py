@@ -1,10 +1,11 @@
-"""Rules between the keys that name a user's own estimator and value head."""
+"""Rules between the keys that name a user's own estimator, value head and environment."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vapo.config.algorithm import OwnEstimatorOptions
+from vapo.config.environments import FunctionEnvironment
 from vapo.config.flattening import flatten
 from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
@@ -16,6 +17,13 @@ def own_estimator_is_an_import_path(config: FitConfig) -> Problem | None:
     if not isinstance(algorithm, OwnEstimatorOptions):
         return None
     return import_path_problem("algorithm.estimator_function", algorithm.estimator_function)
+
+
+def own_environment_is_an_import_path(config: FitConfig) -> Problem | None:
+    environment = config.environment
+    if not isinstance(environment, FunctionEnvironment):
+        return None
+    return import_path_problem("environment.function", environment.function)
 
 
 def own_head_has_a_critic(config: FitConfig) -> Problem | None:
@@ -54,6 +62,7 @@ def own_head_is_not_sharded(config: FitConfig) -> Problem | None:
 
 FUNCTION_RULES: tuple[Rule, ...] = (
     own_estimator_is_an_import_path,
+    own_environment_is_an_import_path,
     own_head_has_a_critic,
     own_head_starts_untrained,
     own_head_is_not_sharded,

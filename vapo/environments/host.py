@@ -111,7 +111,7 @@ class Host:
 def serve(channel: socket.socket, settings: HostSettings) -> None:
     """Import what the settings name, say whether that went well, and be its host."""
     try:
-        make = user_class(settings)
+        make = episode_maker(settings)
     except UserError as error:
         _say(channel, settings.ticket, {"failure": str(error)})
         return
@@ -120,6 +120,15 @@ def serve(channel: socket.socket, settings: HostSettings) -> None:
     gc.freeze()  # so that a collection in an episode's process does not copy the host's memory
     _say(channel, settings.ticket, {})
     host.serve()
+
+
+def episode_maker(settings: HostSettings) -> MakeEpisode:
+    """What makes an episode's object. Raises: UserError: what the settings name is not there."""
+    if settings.kind == "function":
+        return user_class(settings)
+    from vapo.environments.verifiers_episode import verifiers_episodes
+
+    return verifiers_episodes(settings)
 
 
 def _say(channel: socket.socket, ticket: str, reply: dict[str, str]) -> None:

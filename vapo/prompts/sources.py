@@ -18,19 +18,23 @@ from typing import Any
 
 from vapo.config.data import (
     FileSource,
+    GeneratedSource,
     HuggingfaceSource,
     JsonlSource,
     ParquetSource,
     ProceduralSource,
     PromptSource,
     ReasoningGymSource,
+    VerifiersSource,
 )
 from vapo.config.nearest_path import nearest_path
+from vapo.environments.verifiers_package import check_installed
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
 from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, reasoning_gym_rows
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
+from vapo.prompts.verifiers_rows import verifiers_rows
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 
@@ -49,11 +53,16 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
             for place, record in passing(records, source, key, left_out)
         )
     else:
-        is_ours = isinstance(source, ProceduralSource)
-        rows = (procedural_rows if is_ours else reasoning_gym_rows)(source, key)
+        rows = _generator(source)(source, key)
     if source.deduplicate:
         rows = first_of_each(rows, left_out)
     return list(islice(rows, source.num_examples))
+
+
+def _generator(source: GeneratedSource) -> Callable[[Any, str], list[Row]]:
+    if isinstance(source, ProceduralSource):
+        return procedural_rows
+    return verifiers_rows if isinstance(source, VerifiersSource) else reasoning_gym_rows
 
 
 def check_source(source: PromptSource, *, key: str) -> None:
@@ -67,6 +76,8 @@ def check_source(source: PromptSource, *, key: str) -> None:
     """
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)
+    elif isinstance(source, VerifiersSource):
+        check_installed(f"{key}.kind")
     elif isinstance(source, ProceduralSource):
         procedural_rows(replace(source, num_examples=1), key)
     elif isinstance(source, FileSource):

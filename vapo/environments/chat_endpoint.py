@@ -1,0 +1,175 @@
+"""An OpenAI-compatible endpoint on this machine, whose model is whoever takes its calls.
+
+An environment of another package speaks to its model over HTTP. Here each call waits until
+`answer` has its text, so that the model is the policy that the trainer samples. Tool calls are
+read from the text as the chat templates of Qwen and Hermes write them:
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODEL = "policy"
+SESSION_HEADER = "X-Session-ID"
+
+_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """What the environment asks the model: the whole conversation, and the tools it may use."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    session: str
+    """The caller's own name for its conversation."""
+
+
+class ChatEndpoint:
+    """Serves calls from a thread of its own; one may be open at a time.
+
+    Args:
+        on_call: called in that thread with each call.
+    """
+
+    def __init__(self, on_call: Callable[[ChatCall], None]) -> None:
+        self._on_call = on_call
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._is_busy = threading.Lock()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                endpoint._serve(self)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing: its output is the environment's own."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def answer(self, text: str) -> None:
+        """Give the open call the text that the model wrote."""
+        self._answers.put(text)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _serve(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length", 0))))
+        if not handler.path.endswith("/chat/completions"):
+            _send(handler, 404, "application/json", b'{"error": "only chat completions"}')
+            return
+        if not self._is_busy.acquire(blocking=False):
+            _send(handler, 409, "application/json", b'{"error": "one call at a time"}')
+            return
+        try:
+            session = handler.headers.get(SESSION_HEADER, "")
+            self._on_call(ChatCall(body["messages"], body.get("tools") or [], session))
+            message = assistant_message(self._answers.get(), has_tools=bool(body.get("tools")))
+        finally:
+            self._is_busy.release()
+        if body.get("stream"):
+            _send(handler, 200, "text/event-stream", _events(message))
+        else:
+            _send(handler, 200, "application/json", json.dumps(_completion(message)).encode())
+
+
+def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
+    """The message that a text is, with its tool calls; what is no whole call stays text.
+
+    >>> assistant_message('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
+    ...                   has_tools=True)["tool_calls"][0]["function"]
+    {'name': 'f', 'arguments': '{"x": 1}'}
+    """
+    calls: list[dict[str, Any]] = []
+
+    def take(found: re.Match[str]) -> str:
+        call = _tool_call(found[1], len(calls))
+        if call is None:
+            return found[0]
+        calls.append(call)
+        return ""
+
+    content = _TOOL_CALL.sub(take, text).strip() if has_tools else text
+    message: dict[str, Any] = {"role": "assistant", "content": content if calls else text}
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_call(text: str, index: int) -> dict[str, Any] | None:
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", {})
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {
+        "id": f"call_{index}",
+        "type": "function",
+        "function": {"name": call["name"], "arguments": written},
+    }
+
+
+def _choice(message: dict[str, Any], key: str) -> dict[str, Any]:
+    reason = "tool_calls" if "tool_calls" in message else "stop"
+    return {"index": 0, key: message, "finish_reason": reason}
+
+
+def _completion(message: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "policy",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [_choice(message, "message")],
+    }
+
+
+def _events(message: dict[str, Any]) -> bytes:
+    calls = [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", []))]
+    delta = {**message, **({"tool_calls": calls} if calls else {})}
+    chunk = _completion(message) | {
+        "object": "chat.completion.chunk",
+        "choices": [_choice(delta, "delta")],
+    }
+    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, kind: str, body: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def observation_text(messages: Sequence[dict[str, Any]]) -> str:
+    """Messages as one text: a tool's result between `<tool_response>` tags, others as they are."""
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.get("text", "") for part in content)
+        is_tool = message["role"] == "tool"
+        texts.append(f"<tool_response>\n{content}\n</tool_response>" if is_tool else content)
+    return "\n".join(texts)

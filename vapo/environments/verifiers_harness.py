@@ -1,0 +1,100 @@
+"""The agent's program in environments of the package verifiers: a chat that may call tools.
+
+The package's own programs are scripts that uv prepares, over the network, in a process of their
+own. This one makes the same calls in the episode's process: to the model through the package's
+interception endpoint, to the tools through their MCP servers. It runs no code of the model's.
+Imported only where the package is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import verifiers.v1 as vf
+from openai import APIStatusError, AsyncOpenAI
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+
+__all__ = ["ChatHarness"]
+
+HARNESS_ID = "vapo-chat"
+
+
+class ChatHarnessConfig(vf.HarnessConfig):
+    """No options beyond the package's own."""
+
+
+class ChatHarness(vf.Harness[ChatHarnessConfig]):
+    """Talks until the model answers without calling a tool."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> vf.ProgramResult:
+        system_prompt, prompt = self.resolve_prompt(data)
+        messages = opening(system_prompt, prompt)
+        servers = {
+            name: {"url": url, "timeout": self.config.tool_timeout}
+            for name, url in mcp_urls.items()
+        }
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
+            )
+            tools, dispatch, connected = await connect_mcp({"mcpServers": servers}, stack)
+            try:
+                await _talk(client, ctx.model, messages, tools, dispatch, connected)
+            except APIStatusError as error:  # so a limit or a stop condition refuses a turn
+                return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+async def _talk(
+    client: Any, model: str, messages: list[Any], tools: list[Any], dispatch: Any, servers: Any
+) -> None:
+    """Give the model what it asks its tools for, until it answers without asking."""
+    offered = {"tools": tools} if tools else {}
+    while True:
+        completion = await client.chat.completions.create(model=model, messages=messages, **offered)
+        message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            return
+        for call in message.tool_calls:
+            content = await _result(servers, dispatch, call.function)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+
+
+def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
+    """The messages with which a conversation begins, as an endpoint takes them."""
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    return [*messages, *(message_to_wire(message) for message in prompt or [])]
+
+
+async def _result(servers: Any, dispatch: dict[str, Any], function: Any) -> Any:
+    """A tool's result, or why there is none, for the model to read."""
+    try:
+        arguments = json.loads(function.arguments or "{}")
+    except json.JSONDecodeError as error:
+        return f"error: the arguments are no JSON ({error})"
+    if not isinstance(arguments, dict):
+        return f"error: the arguments are a JSON object, not {type(arguments).__name__}"
+    if function.name not in dispatch:
+        return f"error: there is no tool {function.name!r}"
+    return await call_mcp(servers, dispatch, function.name, arguments)

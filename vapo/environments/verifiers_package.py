@@ -1,0 +1,144 @@
+"""Environments of the package verifiers: loading one, its tasks and its tools.
+
+An environment is named by the id of its taskset, as the package's own commands take it. What else
+its config has (`--env.NAME` there) comes from `args`. The package is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.system.extras import install_command
+
+SUPPORTED = "0.4"
+TASK = "verifiers_task"
+"""The row's column with the data of its task, as the package writes it."""
+
+TOOLS = "verifiers_tools"
+"""The row's column with the names of the tools that its prompt describes."""
+
+
+def check_installed(key: str) -> None:
+    """Raises: UserError: the package is missing, or another version than is supported."""
+    try:
+        installed = version("verifiers")
+    except PackageNotFoundError:
+        raise UserError(
+            f"{key} needs the package verifiers: {install_command('verifiers')}"
+        ) from None
+    if installed.split(".")[:2] != SUPPORTED.split("."):
+        raise UserError(
+            f"{key} needs version {SUPPORTED} of the package verifiers, {installed} is installed: "
+            f"{install_command('verifiers')}"
+        )
+
+
+def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any:
+    """The package's environment.
+
+    An agent's program is our chat (`verifiers_harness`) and runs on this machine, unless the
+    environment or `args` says otherwise.
+
+    Raises:
+        UserError: it is not installed, or does not take `args`.
+    """
+    check_installed(key)
+    from verifiers.v1.utils import loaders
+
+    try:
+        config = loaders.resolve_env_config(_config_data(identity, args))
+        return loaders.load_environment(config)
+    except Exception as error:  # an environment's package may raise anything
+        reason = str(error).strip() or type(error).__name__
+        raise UserError(f"{key}: the environment {identity} cannot be loaded: {reason}") from None
+
+
+def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    from verifiers.v1 import AgentConfig
+    from verifiers.v1.utils import loaders
+
+    from vapo.environments import verifiers_harness
+
+    harness = verifiers_harness.HARNESS_ID  # which the package imports as a module of that name
+    sys.modules.setdefault(harness.replace("-", "_"), verifiers_harness)
+    data = {**args, "taskset": {**args.get("taskset", {}), "id": identity}}
+    own_program = loaders.default_harness_id(identity) != "bash"
+    fields = loaders.env_config_type(identity, args.get("id", "")).model_fields
+    for name, field in fields.items():
+        role = field.default
+        if not isinstance(role, AgentConfig):
+            continue
+        chosen = dict(args.get(name) or {})
+        if role.runtime.type == "prime":  # the package's default, which is a service
+            chosen.setdefault("runtime", {"type": "subprocess"})
+        if role.harness is None and not own_program:
+            chosen.setdefault("harness", {"id": harness})
+        data[name] = chosen
+    return data
+
+
+def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
+    """The task with this data, made as the package's own server makes it.
+
+    Raises: pydantic.ValidationError: it is not the data of a task of this environment.
+    """
+    task = type(environment.taskset).task_type()
+    return task(task.data_type().model_validate(data), environment.config.taskset.task)
+
+
+def opening_messages(task: Any) -> list[dict[str, Any]]:
+    """The messages with which a task's conversation begins, without the tools."""
+    from vapo.environments.verifiers_harness import opening
+
+    return opening(task.data.system_prompt, task.data.prompt)
+
+
+def tool_schemas(environment: Any) -> list[dict[str, Any]]:
+    """The tools that the environment's own classes declare, as a chat call offers them.
+
+    Those of a server elsewhere are not among them: they are known once somebody connects to it.
+    """
+    taskset = environment.taskset
+    servers = [
+        *taskset.toolsets(taskset.config),
+        *type(taskset).task_type().toolsets(taskset.config.task),
+    ]
+    return asyncio.run(_schemas([s for s in servers if not getattr(s.config, "url", None)]))
+
+
+async def _schemas(servers: list[Any]) -> list[dict[str, Any]]:
+    from mcp.server.mcpserver import MCPServer
+
+    found = []
+    for server in servers:
+        mcp = MCPServer(server.server_name or type(server).__name__)
+        server.register(mcp)
+        for tool in await mcp.list_tools():
+            name = f"{server.server_name}_{tool.name}" if server.server_name else tool.name
+            function = {
+                "name": name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            }
+            found.append({"type": "function", "function": function})
+    return found
+
+
+def tools_text(tools: list[dict[str, Any]]) -> str:
+    """How tools are described to a policy, as the chat templates of Qwen and Hermes do; or ''."""
+    if not tools:
+        return ""
+    listed = "\n".join(json.dumps(tool) for tool in tools)
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        f"You are provided with function signatures within <tools></tools> XML tags:\n"
+        f"<tools>\n{listed}\n</tools>\n\nFor each function call, return a json object with "
+        "function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
