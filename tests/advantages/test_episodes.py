@@ -244,7 +244,7 @@ def test_turns_through_the_stage_by_hand(phase: Phase) -> None:
 
 
 def test_a_truncated_episodes_last_turn_is_worth_its_value_again() -> None:
-    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: the turn's reward stays, the future is V of the turn."""
+    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: its reward stays, and its own value stands for more."""
     config = system_config("vapo", *PLAIN, "critic.bootstrap_truncated=true")
     rollout = two_turns(finish=FinishReason.TURNS)
     found = estimate_advantages(two_turn_batch(config, rollout), Phase.POLICY_OPTIMIZATION, config)

@@ -29,9 +29,9 @@ def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[Training
 
 
 def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> float:
-    """1 - Var(R - V) / Var(R) over all tokens (or turns) of the held-out rollouts; nan where all R are equal.
+    """1 - Var(R - V) / Var(R) over all tokens (or turns) of the held-out rollouts.
 
-    R is the Monte-Carlo return, V the critic's value now.
+    nan where all R are equal. R is the Monte-Carlo return, V the critic's value now.
     """
     batch, returns = evaluated_returns(module, stored.heldout_batch())
     assert batch.old_values is not None
