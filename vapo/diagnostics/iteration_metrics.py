@@ -43,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
     return float(gather_over_ranks(weights).mean())
 
 
-def response_metrics(batch: TrainingBatch) -> dict[str, float]:
+def response_metrics(batch: RolloutBatch) -> dict[str, float]:
     failed = [verdict.failure is not None for verdict in batch.verdicts]
     columns = torch.stack(
         [
