@@ -1,4 +1,4 @@
-"""A page of episodes: turns as blocks, observations without numbers, positions of sampled tokens."""
+"""A page of episodes: turns as blocks, observations without numbers, places of sampled tokens."""
 
 from __future__ import annotations
 
