@@ -6,6 +6,7 @@ every rank.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -140,13 +143,14 @@ def evaluate(
     config: EvaluationConfig,
     max_response_tokens: int,
     progress: Progress,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> EvaluationResult:
     """Sample k responses to each held-out prompt by the evaluation's own settings, and score.
 
     The seed is the config's own, so that every evaluation draws the same random numbers.
     `max_response_tokens` is the training budget, used when the config sets none. Every rank
     must call this, with the same prompts. Sources of a mixture have the metrics of their own
-    prompts too, as `eval_NAME/...`.
+    prompts too, as `eval_NAME/...`. With a tokenizer the table shows the turns of episodes.
 
     Raises:
         UserError: there are no prompts.
@@ -174,7 +178,7 @@ def evaluate(
                 votes = scorer.votes(rollouts, verdicts, group_size=config.k)
     return EvaluationResult(
         _metrics_by_source(rollouts, verdicts, votes, can_vote, config.k),
-        _table(rollouts, verdicts, config.k)[: config.num_table_rows],
+        _table(rollouts, verdicts, config.k, tokenizer)[: config.num_table_rows],
         rollouts,
         verdicts,
         config.k,
@@ -232,9 +236,9 @@ def _metrics(
             groups = [slice(first, first + k) for first in range(0, len(verdicts), k)]
             elected = [majority_is_correct(verdicts[g], votes[g]) for g in groups]
             majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
-        lengths = [len(rollout.response_ids) for rollout in rollouts]
+        lengths = [rollout.num_sampled for rollout in rollouts]
         length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
-        is_cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
+        is_cut = [rollout.finish_reason is not FinishReason.STOP for rollout in rollouts]
         truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
     score = avg.compute()
     majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}
@@ -251,7 +255,10 @@ def _metrics(
 
 
 def _table(
-    rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], k: int
+    rollouts: Sequence[Rollout],
+    verdicts: Sequence[Verdict],
+    k: int,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []
@@ -266,9 +273,19 @@ def _table(
                 "extracted": verdict.extracted,
                 "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
                 "reward": verdict.reward if math.isfinite(verdict.reward) else None,
-                "length": len(rollout.response_ids),
+                "length": rollout.num_sampled,
                 "finish_reason": str(rollout.finish_reason),
                 "k": i % k,
+                **_turn_columns(rollout, tokenizer),
             }
         )
     return rows
+
+
+def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    """What the table has of an episode beside, and in place of the response's text."""
+    if not rollout.turns:
+        return {}
+    shown = {} if tokenizer is None else {"response": shown_turns(rollout, tokenizer)}
+    rewards = json.dumps([turn.reward for turn in rollout.turns])
+    return {**shown, "num_turns": len(rollout.turns), "turn_rewards": rewards}

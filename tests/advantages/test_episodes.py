@@ -15,12 +15,17 @@ from torch import Tensor
 
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config, system_loss
+from tests.tracking.metric_docs import documented_keys
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.diagnostics.iteration_metrics import (
+    episode_metrics,
+    iteration_metrics,
+    response_metrics,
+)
 from vapo.diagnostics.oracle import token_returns
 from vapo.diagnostics.position_profiles import position_profile, value_calibration
 from vapo.diagnostics.value_page.contents import token_columns
@@ -41,7 +46,11 @@ from vapo.types import (
 NAN = float("nan")
 NUM, GROUP, MOST = 12, 3, 16
 OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo")]  # no baseline there
-TURNS = "algorithm.gae_over=turns"
+TURNS = (
+    "environment.kind=function",
+    "environment.function=my_games:Guess",
+    "algorithm.gae_over=turns",
+)
 
 
 def without_observations(rollout: Rollout) -> Rollout:
@@ -168,28 +177,28 @@ def test_every_system(system: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (TURNS,),
-        (TURNS, "components.length_adaptive_gae.k=0.5", "algorithm.gamma=0.9"),
+        TURNS,
+        (*TURNS, "components.length_adaptive_gae.k=0.5", "algorithm.gamma=0.9"),
         ("critic.bootstrap_truncated=true",),
-        (TURNS, "critic.bootstrap_truncated=true"),
+        (*TURNS, "critic.bootstrap_truncated=true"),
         ("algorithm.kl.coef=0.1", "algorithm.kl.placement=reward", "algorithm.kl.estimator=k1"),
-        (TURNS, "algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"),
-        (TURNS, "critic.truncated=leave_out", "rewards.overlong.filter_truncated=false"),
+        (*TURNS, "algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"),
+        (*TURNS, "critic.truncated=leave_out", "rewards.overlong.filter_truncated=false"),
         (
             "algorithm.mismatch.tis_cap=1.1",
             "algorithm.mismatch.tis_level=sequence",
             "algorithm.mismatch.mask_below=0.8",
         ),
         ("rewards.overlong.soft_punishment=true", "rewards.overlong.cache_tokens=12"),
-        ("rewards.overlong.soft_punishment=true", "critic.reward=unshaped", TURNS),
+        ("rewards.overlong.soft_punishment=true", "critic.reward=unshaped"),
         (
             "algorithm.baseline.kind=evpo",
             "algorithm.baseline.level=response",
             "algorithm.baseline.threshold=-1000",
         ),
-        ("algorithm.baseline.kind=linear_mix", TURNS),
+        ("algorithm.baseline.kind=linear_mix", *TURNS),
     ],
-    ids="+".join,
+    ids=lambda overrides: "+".join(overrides[-2:]),
 )
 def test_every_option(overrides: tuple[str, ...]) -> None:
     assert_observations_do_not_matter(system_config("vapo", *overrides))
@@ -216,7 +225,7 @@ def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
 
 
 PLAIN = (
-    TURNS,
+    *TURNS,
     "algorithm.whiten_advantages=false",
     "algorithm.gamma=0.5",
     "components.length_adaptive_gae.alpha=1",
@@ -244,7 +253,7 @@ def test_turns_through_the_stage_by_hand(phase: Phase) -> None:
 
 
 def test_a_truncated_episodes_last_turn_is_worth_its_value_again() -> None:
-    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: the turn's reward stays, the future is V of the turn."""
+    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: its reward stays, and its own value stands for more."""
     config = system_config("vapo", *PLAIN, "critic.bootstrap_truncated=true")
     rollout = two_turns(finish=FinishReason.TURNS)
     found = estimate_advantages(two_turn_batch(config, rollout), Phase.POLICY_OPTIMIZATION, config)
@@ -267,7 +276,7 @@ def test_without_turns_the_whole_response_is_one() -> None:
 
 
 def test_a_response_beside_episodes_keeps_its_reward() -> None:
-    config = system_config("vapo", TURNS)
+    config = system_config("vapo", *TURNS)
     plain = replace(two_turns(), turns=(), response_ids=(5,) * 3, rollout_logprobs=(-1.0,) * 3)
     batch = make_rollout_batch(
         [two_turns(), plain],
@@ -280,3 +289,32 @@ def test_a_response_beside_episodes_keeps_its_reward() -> None:
     assert batch.response_lengths.tolist() == [3, 3]
     assert batch.turn_starts is not None
     assert batch.turn_starts.sum(dim=1).tolist() == [2, 1]
+
+
+def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
+    config = system_config("vapo")
+    cut = replace(two_turns(finish=FinishReason.LENGTH), turns=(Turn(0, 6, 0.0),))
+    out_of_turns = two_turns(finish=FinishReason.TURNS)
+    rollouts = [two_turns(), cut, out_of_turns, out_of_turns]
+    verdicts = [Verdict(False, sum(turn.reward for turn in r.turns)) for r in rollouts]
+    options: dict[str, Any] = {
+        "group_size": 1,
+        "rewards": config.rewards,
+        "max_response_tokens": MOST,
+    }
+    found = response_metrics(make_rollout_batch(rollouts, verdicts, **options))
+    assert found["rollout/truncation_rate"] == 0.75
+    assert found["rollout/num_tokens"] == 3 + 6 + 3 + 3
+    found = episode_metrics(make_rollout_batch(rollouts, verdicts, **options))
+    assert found == {
+        "rollout/turns_mean": 1.75,
+        "rollout/turns_max": 2.0,
+        "rollout/turn_reward_mean": 4.5 / 7,
+        "rollout/observation_tokens_mean": 2.25,
+        "rollout/num_observation_tokens": 9.0,
+        "rollout/truncated_by_tokens_rate": 0.25,
+        "rollout/truncated_by_turns_rate": 0.5,
+    }
+    assert found.keys() <= documented_keys()
+    plain = replace(two_turns(), turns=())
+    assert episode_metrics(make_rollout_batch([plain], verdicts[:1], **options)) == {}

@@ -145,5 +145,5 @@ def test_the_rewards_keys_say_nothing_of_an_environments(tmp_path: Path) -> None
 def test_no_episode_is_made_to_answer_in_its_middle(tmp_path: Path) -> None:
     config = fit_config(tmp_path, *EPISODES)
     check_gates(config, None)
-    with pytest.raises(UserError, match="--answer_now ';' .* leave it out"):
+    with pytest.raises(UserError, match=r"--answer_now ';' .* leave it out"):
         check_gates(config, ";")

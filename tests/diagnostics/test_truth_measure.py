@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.config.fits import fit_config
+from tests.rollout_fixtures import make_episodes
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
@@ -25,6 +26,7 @@ from vapo.diagnostics.value_truth.measure import (
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.rollouts.batch import make_rollout_batch, select_rows
 from vapo.rollouts.continuations import Prefix, distinct
+from vapo.rollouts.segments import num_whole_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 
@@ -46,6 +48,28 @@ def truth(**values: object) -> ValueTruthConfig:
 
 def chosen(settings: ValueTruthConfig, *, seed: int = 0):
     return choose_prefixes(responses(), settings, tiny_tokenizer(), seed=seed)
+
+
+def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
+    episodes, _ = make_episodes(12, vocab_size=30)
+    failed = replace(
+        episodes[0], response_ids=(), rollout_logprobs=(), turns=(), failure="timeout: reset"
+    )
+    rollouts = [failed, *episodes]
+    settings = truth(num_responses=3, num_prefixes=30, num_continuations=2)
+    choice = choose_prefixes(rollouts, settings, tiny_tokenizer(), seed=0)
+    assert sum(not of_steps for of_steps in choice.of_steps) == 30
+    number = Counter(
+        num_whole_turns(rollouts[prefix.row], prefix.num_tokens) for prefix in choice.prefixes
+    )
+    assert len(number) == 4, "turns at all places of an episode"
+    for row in {
+        p.row for p, of_steps in zip(choice.prefixes, choice.of_steps, strict=True) if of_steps
+    }:
+        places = [p.num_tokens for p in choice.prefixes if p.row == row]
+        assert places[: len(rollouts[row].turns)] == turn_starts(rollouts[row])
+    one = Prefix(1, turn_starts(episodes[0])[0])
+    assert expected_tokens(rollouts, [one], 2) == 2 * episodes[0].num_sampled
 
 
 def test_whole_responses_are_of_as_many_prompts_as_there_are() -> None:

@@ -25,7 +25,7 @@ def test_slow_and_failing_environments_hold_up_nobody() -> None:
     start = time.monotonic()
     with environments("CountsOrDies", args={"turns": 2, "nap_s": 0.25}, max_processes=6) as envs:
         engine = ScriptedEngine(ScriptedStream(lambda request: "a"))
-        sampler = EpisodeSampler(engine, envs, config, tiny_tokenizer())
+        sampler = EpisodeSampler(engine, lambda: envs, config, tiny_tokenizer())
         rollouts = sampler.sample(
             asked, group_size=4, settings=SamplingSettings(max_response_tokens=500), seed=0
         )

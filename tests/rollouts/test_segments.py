@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
-from vapo.rollouts.segments import places_of, step_starts
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.rollouts.segments import num_whole_turns, places_of, step_starts, turn_starts
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 PROMPT = Prompt("p", "1=", (2, 3), "1")
 
@@ -67,3 +67,18 @@ def test_a_place_is_the_token_that_completes_the_text() -> None:
     tokenizer.decode.side_effect = lambda ids, **_: "".join(pieces[i] for i in ids)
     response = Rollout(PROMPT, (0, 1, 2, 3, 4), "abc\xf6de", (0.0,) * 5, FinishReason.LENGTH)
     assert places_of([1, 2, 3, 4, 5, 6], response, tokenizer) == [1, 1, 2, 3, 5, 5]
+
+
+def test_the_steps_of_an_episode_are_its_turns() -> None:
+    """Whatever the pattern: a turn begins when what the environment wrote has been read."""
+    turns = (Turn(2, 3), Turn(0, 1), Turn(4, 2))
+    ids = tuple(tiny_tokenizer().encode(";" * 12, add_special_tokens=False))
+    episode = Rollout(PROMPT, ids, ";" * 12, (0.0,) * 12, FinishReason.TURNS, turns)
+    assert turn_starts(episode) == [2, 5, 10]
+    for options in ({"pattern": ";"}, {"kind": "tokens", "num_tokens": 1}):
+        assert starts(episode, **options) == [2, 5, 10]
+    assert starts(episode, pattern=";", max_segments=2) == [2, 5]
+    assert [num_whole_turns(episode, place) for place in (2, 5, 10)] == [0, 1, 2]
+    for place in (0, 3, 6, 12):
+        with pytest.raises(ValueError, match=f"no turn begins after {place} tokens"):
+            num_whole_turns(episode, place)

@@ -93,7 +93,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
 def test_the_documented_columns_are_the_files() -> None:
     text = (Path(__file__).parents[2] / "docs" / "critics.md").read_text()
     table = rollout_table([], [], [], [])
-    assert [f"| `{name}` |" in text for name in table.column_names] == [True] * 21
+    assert [f"| `{name}` |" in text for name in table.column_names] == [True] * 24
 
 
 def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> None:
@@ -172,8 +172,8 @@ def test_other_tokens_another_version_and_no_file(tmp_path: Path, policy: Path) 
     write_table(path, table, {"tokenizer": "0123456789ab"})
     with pytest.raises(UserError, match=r"of the tokenizer 0123456789ab, and actor.path has"):
         read_rollouts(config, path, TOKENIZER)
-    write_table(path, table, {"schema_version": 3})
-    with pytest.raises(UserError, match="schema version 3, and this vapo reads up to 2"):
+    write_table(path, table, {"schema_version": 4})
+    with pytest.raises(UserError, match="schema version 4, and this vapo reads up to 3"):
         read_table(path, key="--rollouts")
     pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA_KEY: b"[]"}), path)
     with pytest.raises(UserError, match="not a JSON object"):

@@ -142,7 +142,7 @@ def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Ce
 def describe_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
     """What is to be done, before it is begun."""
     left = [cell for cell in cells if cell.result() is None]
-    mean_tokens = sum(len(row.rollout.response_ids) for row in rows) / len(rows)
+    mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
     names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
     numbers = [resolve(cell.config) for cell in left]
     num_rollouts = sum(

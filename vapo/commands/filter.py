@@ -108,7 +108,7 @@ def _sample(
             for i, prompt in enumerate(chunk):
                 file.append(start + i, prompt, verdicts[i * k : (i + 1) * k])
             file.flush()
-            num_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
+            num_tokens += sum(rollout.num_sampled for rollout in rollouts)
             advance(len(missing))
     return num_tokens
 

@@ -270,7 +270,10 @@ def _open_folder(path: Path, metadata: dict[str, Any]) -> None:
 
 def summary_metrics(table: pa.Table) -> dict[str, float]:
     """What the file says of the policy; keys as docs/metrics.md has them."""
-    lengths = [len(ids) for ids in table.column("response_ids").to_pylist()]
+    columns = (table.column(name).to_pylist() for name in ("response_ids", "turn_sampled"))
+    lengths = [
+        len(ids) if sampled is None else sum(sampled) for ids, sampled in zip(*columns, strict=True)
+    ]
     correct, rewards = (table.column(name).to_pylist() for name in ("is_correct", "reward"))
     return {
         "rollouts/num_rollouts": float(table.num_rows),

@@ -92,7 +92,7 @@ def sampled_trials(sampled: Sampled, scorer: Scorer, output: VerifierOutput) -> 
             response_text=rollout.response_text,
             output=output.take(),
             num_prompt_tokens=len(prompt.prompt_ids),
-            num_response_tokens=len(rollout.response_ids),
+            num_response_tokens=rollout.num_sampled,
             finish_reason=str(rollout.finish_reason),
             foreign_end=_foreign_end(sampled, rollout),
             **vars(verdict),

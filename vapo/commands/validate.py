@@ -127,6 +127,7 @@ def sample_heldout(
             config=config.evaluation,
             max_response_tokens=budget,
             progress=progress,
+            tokenizer=tokenizer,
         )
         batch = heldout_batch(config, result)
         settings = evaluation_settings(config.evaluation, budget)

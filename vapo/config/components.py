@@ -88,7 +88,8 @@ class LengthAdaptiveGAE:
     enabled: bool = _option(True, "off: the constant algorithm.lambda_policy")
     alpha: float = _option(
         0.05,
-        "the policy's GAE horizon in units of the response (paper: 0.05)",
+        "the policy's GAE horizon in units of the response, whose length counts sampled tokens, or "
+        "turns with algorithm.gae_over turns (paper: 0.05)",
         gt=0,
     )
     k: float | None = _option(

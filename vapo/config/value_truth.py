@@ -25,7 +25,8 @@ class ValueTruthConfig:
         64, "prefixes of other responses, spread evenly over the positions in a response", ge=0
     )
     segments: SegmentsConfig = section(
-        lambda: make(SegmentsConfig), "where a response is cut into steps"
+        lambda: make(SegmentsConfig),
+        "where a response is cut into steps; an episode is, into its turns",
     )
     max_tokens: int | None = option(
         None,

@@ -12,12 +12,13 @@ from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import explained_variance, first_token_reward_weight
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
-from vapo.types import TrainingBatch
+from vapo.types import FinishReason, RolloutBatch, TrainingBatch
 
 
 def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Compute reward, length, value and advantage statistics of an iteration before its update."""
     metrics = response_metrics(batch)
+    metrics |= episode_metrics(batch)
     metrics |= mismatch_metrics(batch)
     metrics |= value_metrics(batch, hyperparameters)
     if batch.raw_advantages is not None:
@@ -42,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
     return float(gather_over_ranks(weights).mean())
 
 
-def response_metrics(batch: TrainingBatch) -> dict[str, float]:
+def response_metrics(batch: RolloutBatch) -> dict[str, float]:
     failed = [verdict.failure is not None for verdict in batch.verdicts]
     columns = torch.stack(
         [
@@ -68,6 +69,35 @@ def response_metrics(batch: TrainingBatch) -> dict[str, float]:
         "rollout/verifier_failures": float(failures.sum()),
         "rollout/num_tokens": float(lengths.sum()),
         "rollout/num_prompt_tokens": float(prompts.sum()),
+    }
+
+
+def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Turns, observations and how episodes ended; nothing where responses are no episodes."""
+    if batch.turn_rewards is None:
+        return {}
+    columns = torch.tensor(
+        [
+            [
+                len(rollout.turns),
+                len(rollout.response_ids) - rollout.num_sampled,
+                sum(turn.reward for turn in rollout.turns),
+                rollout.finish_reason is FinishReason.LENGTH,
+                rollout.finish_reason is FinishReason.TURNS,
+            ]
+            for rollout in batch.rollouts
+        ],
+        dtype=torch.double,
+    )
+    turns, observed, rewards, by_tokens, by_turns = gather_over_ranks(columns).unbind(1)
+    return {
+        "rollout/turns_mean": float(turns.mean()),
+        "rollout/turns_max": float(turns.max()),
+        "rollout/turn_reward_mean": float(rewards.sum() / turns.sum().clamp(min=1)),
+        "rollout/observation_tokens_mean": float(observed.mean()),
+        "rollout/num_observation_tokens": float(observed.sum()),
+        "rollout/truncated_by_tokens_rate": float(by_tokens.mean()),
+        "rollout/truncated_by_turns_rate": float(by_turns.mean()),
     }
 
 

@@ -39,8 +39,7 @@ def decoupled_turn_gae(
     lambda_critic = 1.
     Units: those of the reward; gamma and the lambdas are per turn.
     Padding: as `decoupled_gae`; values at other tokens than a turn's first may hold anything.
-    Raises: ValueError when gamma or a lambda is outside [0, 1], a turn starts on a token that was
-        not sampled, or a sampled token comes before the first turn.
+    Raises: ValueError as `turn_numbers`, and when gamma or a lambda is outside [0, 1].
 
     >>> r, v = torch.tensor([[0.0, 0.5, 9.0, 1.0]]), torch.tensor([[0.25, 9.0, 9.0, 0.5]])
     >>> sampled = torch.tensor([[True, True, False, True]])
@@ -70,8 +69,8 @@ def turn_numbers(
 ) -> Int[Tensor, "B T"]:
     """The number of each sampled token's turn in its row, from 0; -1 on every other token.
 
-    Raises: ValueError: a turn starts on a token that was not sampled, or a sampled token comes
-        before the first turn.
+    Raises: ValueError where a turn starts on a token that was not sampled, or a token was sampled
+    before the first turn.
 
     >>> sampled = torch.tensor([[False, True, True, False, True]])
     >>> starts = torch.tensor([[False, True, False, False, True]])

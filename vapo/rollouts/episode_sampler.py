@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
-from vapo.environments.build import make_environments
+from vapo.environments.selection import make_environments
 from vapo.environments.contract import Environments
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, TurnSampler
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
@@ -161,7 +161,7 @@ def make_rollout_sampler(
         return engine
     with ExitStack() as opened:
         opened.callback(engine.close)
-        start = partial(make_environments, config.environment)
+        start = partial(make_environments, config)
         sampler = EpisodeSampler(cast(TurnSampler, engine), start, config, tokenizer)
         opened.pop_all()
     return sampler

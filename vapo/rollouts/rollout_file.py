@@ -17,12 +17,13 @@ import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
 from vapo.rollouts.measured_prefixes import MeasuredPrefix, truth_columns
+from vapo.rollouts.stored_turns import turn_columns
 from vapo.system.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from vapo.types import Rollout, Verdict
 
-SCHEMA_VERSION = 2  # 1 had no truth_ columns
+SCHEMA_VERSION = 3  # 1 had no truth_ columns, 2 no turn_ columns
 METADATA_KEY = b"vapo.rollouts"
 _IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 SCHEMA = pa.schema(
@@ -48,6 +49,9 @@ SCHEMA = pa.schema(
         "truth_noise": _NUMBERS,
         "truth_continuations": pa.int32(),
         "truth_rows": _IDS,
+        "turn_observed": _IDS,
+        "turn_sampled": _IDS,
+        "turn_rewards": pa.list_(pa.float64()),
     }
 )
 
@@ -79,6 +83,7 @@ def rollout_table(
             "oracle": None,
             "oracle_state": states,
             **truth_columns(measured),
+            **turn_columns(rollout),
         }
         for rollout, verdict, group, states, measured in zip(
             rollouts, verdicts, groups, oracle_states, truths or [None] * len(rollouts), strict=True

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.measured_prefixes import MeasuredPrefix, read_truth
+from vapo.rollouts.stored_turns import is_episode, read_turns
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -86,6 +87,7 @@ class RowReader:
         reward = record.get("reward")
         if isinstance(reward, str) or reward is None or not math.isfinite(reward):
             self._fail(number, "reward", f"{reward!r} is not a finite number")
+        failure = record.get("failure")
         rollout = self._rollout(record, number, str(group))
         is_correct, length = record.get("is_correct"), len(rollout.response_ids)
         oracle = self._per_token(record, "oracle", number, length)
@@ -97,7 +99,7 @@ class RowReader:
             Verdict(
                 is_correct=reward > 0 if is_correct is None else bool(is_correct),
                 reward=float(reward),
-                failure=record.get("failure"),
+                failure=failure,
             ),
             str(group),
             None if oracle is None else tuple(map(float, oracle)),
@@ -110,7 +112,16 @@ class RowReader:
         if reason is not None and reason not in list(FinishReason):
             allowed = " or ".join(FinishReason)
             self._fail(number, "finish_reason", f"{reason!r} is not {allowed}")
-        response_ids = self._ids(record, "response", number, ends=reason != FinishReason.LENGTH)
+        has_turns = is_episode(record)
+        self._check_ends(record, reason, number, has_turns=has_turns)
+        failure = record.get("failure") if has_turns else None
+        response_ids = self._ids(
+            record,
+            "response",
+            number,
+            ends=reason != FinishReason.LENGTH,
+            may_be_empty=failure is not None,
+        )
         if len(response_ids) > self.max_response_tokens:
             self._fail(
                 number,
@@ -130,7 +141,20 @@ class RowReader:
             response_text=str(record.get("response") or ""),
             rollout_logprobs=(0.0,) * len(response_ids) if logprobs is None else tuple(logprobs),
             finish_reason=FinishReason(reason),
+            turns=read_turns(record, len(response_ids), partial(self._fail, number)),
+            failure=failure,
         )
+
+    def _check_ends(
+        self, record: Mapping[str, Any], reason: str | None, number: int, *, has_turns: bool
+    ) -> None:
+        """An episode's end is not in its tokens, and only an episode has turns to run out of."""
+        if has_turns and reason is None:
+            self._fail(number, "finish_reason", "is null: an episode needs one beside its turns")
+        if has_turns and record.get("response_ids") is None:
+            self._fail(number, "response_ids", "is null: turns count tokens, not characters")
+        if reason == FinishReason.TURNS and not has_turns:
+            self._fail(number, "finish_reason", "is turns, and turn_sampled is null")
 
     def _prompt(self, record: Mapping[str, Any], number: int, group: str) -> Prompt:
         own: Any = {}
@@ -150,7 +174,13 @@ class RowReader:
         )
 
     def _ids(
-        self, record: Mapping[str, Any], column: str, number: int, *, ends: bool
+        self,
+        record: Mapping[str, Any],
+        column: str,
+        number: int,
+        *,
+        ends: bool,
+        may_be_empty: bool = False,
     ) -> tuple[int, ...]:
         """The ids as they are; else those of the text, a response's with its end token."""
         ids, text, name = record.get(f"{column}_ids"), record.get(column), f"{column}_ids"
@@ -164,7 +194,7 @@ class RowReader:
                 ids = [*ids, int(self.tokenizer.eos_token_id)]
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             self._fail(number, name, "is not a list of whole numbers")
-        if not ids:
+        if not ids and not may_be_empty:
             self._fail(number, name, f"is empty: a {column} has at least one token")
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:

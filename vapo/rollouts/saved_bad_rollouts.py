@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_ids": list(rollout.prompt.prompt_ids),
         "response_ids": list(rollout.response_ids),
         "rollout_logprobs": list(rollout.rollout_logprobs),
+        **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
         **per_token,
     }
 

@@ -19,13 +19,42 @@ def step_starts(
 ) -> list[int]:
     """The number of tokens before each step, ascending; the first is 0.
 
+    The steps of an episode are its turns: a turn begins at its first sampled token, when what the
+    environment wrote before it has been read.
+
     No step begins behind the last token; a pattern that takes longer than a second has no match.
     Of more than `max_segments` steps the first is kept, and others evenly spread, so that the rest
     belong to the steps before them.
     """
+    if rollout.turns:
+        return _spread(turn_starts(rollout), segments.max_segments)
     starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
     starts = [place for place in starts if place < len(rollout.response_ids)]
     return _spread(starts, segments.max_segments)
+
+
+def turn_starts(rollout: Rollout) -> list[int]:
+    """The number of tokens before each turn's first sampled one; those observed last among them."""
+    places, place = [], 0
+    for turn in rollout.turns:
+        if turn.num_sampled:
+            places.append(place + turn.num_observed)
+        place += turn.num_observed + turn.num_sampled
+    return places
+
+
+def num_whole_turns(rollout: Rollout, num_tokens: int) -> int:
+    """How many turns of an episode come before a place where a turn's first token was sampled.
+
+    Raises: ValueError: no turn begins there, so that it cannot be played on from there.
+    """
+    starts = turn_starts(rollout)
+    if num_tokens not in starts:
+        raise ValueError(
+            f"no turn begins after {num_tokens} tokens of the episode; they begin after "
+            f"{', '.join(map(str, starts))}"
+        )
+    return starts.index(num_tokens)
 
 
 def _boundaries(

@@ -37,6 +37,9 @@ class StoredRollouts:
     after pass goes through seeded permutations of the other units; iteration i takes positions
     [i * num_prompts, (i + 1) * num_prompts) of this sequence.
 
+    Units with an episode whose environment failed are left out, `num_failed` of them: what it would
+    have earned is not known.
+
     A privileged critic's own prompts are made of the rows' prompts, answers and records.
 
     Raises: UserError: the rows do not fill groups, leave nothing to train on, or lack what the
@@ -58,6 +61,9 @@ class StoredRollouts:
         numbers = resolve(config)
         self.num_prompts, self.group_size = numbers.num_prompts, numbers.group_size
         units = self._units(with_stored_critic_prompts(rows, config, tokenizer, name))
+        whole = [u for u in units if all(row.rollout.failure is None for row in u)]
+        self.num_failed = len(units) - len(whole)
+        units = whole
         prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
         Random(derive_seed(config.seed, "held-out rollouts")).shuffle(prompts)
         share = config.components.value_pretraining.heldout_share
@@ -128,6 +134,8 @@ class StoredRollouts:
             f"value pretraining reads {self.name}: {len(self.training)} {unit} to train on, "
             f"{len(self.heldout)} held out; a pass is {each:.3g} iterations"
         )
+        if self.num_failed:
+            text += f"; {self.num_failed} {unit} are left out, whose environment failed"
         if self.other_policy:
             text += (
                 f"; another policy than actor.path's sampled them ({self.other_policy}): the "

@@ -38,6 +38,7 @@ _FIRST_LOOK = {
         "accuracy",
         "sampled_accuracy",
         "response_length_mean",
+        "turns_mean",
         "truncation_rate",
         "verifier_failures",
         "logprob_gap_mean",

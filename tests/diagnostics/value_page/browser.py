@@ -41,10 +41,15 @@ def drawn(file: Path, fragment: str = "") -> str:
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 
 
-def drawn_by_node(file: Path, fragment: str = "") -> str:
-    """The same of Node with the few parts of a document that the script uses (small_dom.js)."""
+def drawn_by_node(file: Path, fragment: str = "", clicked: tuple[int, int] | None = None) -> str:
+    """The same of Node with the few parts of a document that the script uses (small_dom.js).
+
+    Args:
+        clicked: a card and a token of it, counted from 0, that is clicked.
+    """
     script = Path(__file__).with_name("small_dom.js")
-    command = ["node", str(script), str(file), fragment]
+    chosen = [] if clicked is None else [":".join(map(str, clicked))]
+    command = ["node", str(script), str(file), fragment, *chosen]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,5 +1,6 @@
 // Runs a page's script in Node on the few parts of the DOM that it uses, and prints the body.
-//     node small_dom.js PAGE.html [#FRAGMENT]
+//     node small_dom.js PAGE.html [#FRAGMENT [CARD:TOKEN]]
+// CARD:TOKEN, counted from 0, is the token that is clicked.
 // It knows no layout: every observed element is in view. An unknown part of the DOM is an error.
 "use strict";
 
@@ -97,5 +98,12 @@ class IntersectionObserver {
 const script = /<script>([\s\S]*)<\/script>/.exec(page)[1];
 const atob = (text) => Buffer.from(text, "base64").toString("latin1");
 vm.runInNewContext(script, { document, IntersectionObserver, atob, location: { hash: process.argv[3] ?? "" } });
+const [card, token] = (process.argv[4] ?? "").split(":").map(Number);
+if (token !== undefined) {
+  const all = (node, name) => [
+    ...(node.classList.contains(name) ? [node] : []), ...node.children.flatMap((child) => all(child, name))];
+  const tokens = all(body, "tokens")[card];
+  for (const listener of tokens.listeners.click) listener({ target: all(tokens, "t")[token] });
+}
 for (const script of body.children.filter((node) => node.tag === "script")) script.remove();
 process.stdout.write(body.html);

@@ -110,7 +110,7 @@ def test_prefixes_beyond_the_tokens_that_are_shown_are_left_out() -> None:
     contents = contents_of(batch, config, PageTruth(points, figures(), None))
     contents = replace(contents, groups=[replace(contents.groups[0], index=3, num_tokens={11: 5})])
     assert contents.truth is not None
-    assert measured_prefixes(contents.truth, {11: 5})[11]["num_tokens"] == [0, 4]
+    assert measured_prefixes(contents.truth, {11: torch.arange(5)})[11]["num_tokens"] == [0, 4]
 
 
 def test_pages_without_truth_say_nothing_of_it() -> None:

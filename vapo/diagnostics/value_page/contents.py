@@ -123,10 +123,11 @@ def estimator_facts(config: FitConfig) -> dict[str, str]:
     facts = {"gamma": f"{hp.gamma:g}"}
     if config.algorithm.has_critic:
         of_policy = f"{hp.lambda_policy:g}"
+        length = "turns" if hp.gae_over == "turns" else "length"
         if hp.k is not None:
-            of_policy = f"{hp.k:g}^(1 / length)"
+            of_policy = f"{hp.k:g}^(1 / {length})"
         elif hp.alpha is not None:
-            of_policy = f"1 - 1 / ({hp.alpha:g} length)"
+            of_policy = f"1 - 1 / ({hp.alpha:g} {length})"
         critic = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
         facts["lambda of the policy"] = of_policy
         facts["lambda of the critic"] = critic
@@ -155,6 +156,16 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
             "critic.bootstrap_truncated: the TD error at the last token of a truncated response is "
             "of the value that stands in the place of its reward; the value errors are of the "
             "reward."
+        )
+    if config.environment.is_used:
+        yield (
+            "Responses are episodes: what the environment wrote is in grey and has no numbers; "
+            "positions and charts count the tokens that the policy sampled."
+        )
+    if config.algorithm.gae_over == "turns":
+        yield (
+            "GAE over turns: a turn is one action, and each of its tokens has the turn's value, "
+            "return, advantage and TD error."
         )
     if world_size() > 1:
         yield "The groups are of the first process; the charts are of the rollouts of all."

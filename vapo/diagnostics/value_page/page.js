@@ -22,12 +22,14 @@ function describedList(place, facts) {
 function card(data) {
   const response = new Response(data, PAGE);
   const view = new TokenView(response, state);
-  const shown = response.ids.length, cut = data.finish_reason === "length";
+  const shown = response.ids.length;
+  const ends = { length: "cut at the budget", turns: "had all its turns" };
   const facts = {
     reward: signed(data.reward, 2),
     tokens: data.num_tokens.toLocaleString("en"),
-    end: cut ? "cut at the budget" : data.finish_reason,
+    end: ends[data.finish_reason] ?? data.finish_reason,
   };
+  if (data.turns) facts.turns = data.num_turns.toLocaleString("en");
   if (data.extracted !== null) facts.answer = data.extracted;
   if (data.failure) facts["verifier failed"] = data.failure;
   const values = response.numbers("value");

@@ -24,6 +24,7 @@ from vapo.diagnostics.value_page.group_choice import ChosenGroup
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
+from vapo.diagnostics.value_page.turns import in_context, turns_data
 
 _SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")
 _MAX_PROMPT_CHARS = 20_000
@@ -68,7 +69,7 @@ def page_data(
     tokens = {i: token_text.token(i) for i in sorted(ids)}
     truth, measured = contents.truth, {}
     if truth is not None:
-        measured = measured_prefixes(truth, {row: len(at) for row, at in shown.items()})
+        measured = measured_prefixes(truth, shown)
     return {
         **about,
         "measures": [
@@ -129,9 +130,11 @@ def _response_data(
         "failure": verdict.failure and _shortened(verdict.failure, _MAX_ANSWER_CHARS),
         "carries_loss": bool((batch.loss_mask | batch.critic_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
-        "num_tokens": len(rollout.response_ids),
+        "num_tokens": rollout.num_sampled,
+        "num_turns": len(rollout.turns),
+        "turns": turns_data(rollout, len(token_ids), token_text),
         "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),
-        "in_context": token_text.in_context(token_ids),
+        "in_context": in_context(rollout, token_ids, token_text),
         "columns": {
             name: _packed(column[row, places].float()) for name, column in contents.columns.items()
         },

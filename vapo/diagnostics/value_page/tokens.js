@@ -30,6 +30,10 @@ class Response {
     }
     return this.cache.get(name);
   }
+  turn(i) {  // the number of token i's turn; null: no episode
+    const { turns } = this.data;
+    return turns ? turns.findLastIndex((turn) => turn.at <= i) : null;
+  }
   text(i) {
     return this.texts.get(i) ?? this.page.tokens[this.ids[i]];
   }
@@ -69,6 +73,8 @@ class TokenView {
   }
   build(chunk) {
     const { special, partial } = this.state;
+    const starts = new Map((this.response.data.turns ?? []).map((turn, k) => [turn.at, k]));
+    const nodes = [];
     chunk.spans = [];
     for (let i = chunk.from; i < chunk.to; i++) {
       const id = this.response.ids[i];
@@ -77,9 +83,11 @@ class TokenView {
       if (partial[id]) span.classList.add("partial");
       span.place = i;
       chunk.spans.push(span);
+      if (starts.has(i)) nodes.push(turnHead(this.response.data.turns, starts.get(i)));
+      nodes.push(span);
     }
     chunk.style.minHeight = "";
-    chunk.append(...chunk.spans);
+    chunk.append(...nodes);
   }
   paint(chunk) {
     const measure = this.state.measure, numbers = this.response.numbers(measure.name);
@@ -110,6 +118,10 @@ class TokenView {
       if (known.length) lines.at(-1).push([bins > 1 ? (b / (bins - 1)) * 100 : 50, y(mean(known))]);
       else if (lines.at(-1).length) lines.push([]);  // a gap: tokens without a number
     }
+    for (const { at } of this.response.data.turns?.slice(1) ?? []) {
+      const x = count > 1 ? (at / (count - 1)) * 100 : 50;
+      svg.append(shape("path", { class: "turn", d: `M${x} 0V20`, "vector-effect": "non-scaling-stroke" }));
+    }
     if (low < 0 && high > 0) svg.append(shape("path", { class: "zero", d: `M0 ${y(0)}H100`, "vector-effect": "non-scaling-stroke" }));
     for (const points of lines.filter((line) => line.length)) {
       if (points.length === 1) points.push([points[0][0] + 1, points[0][1]]);
@@ -117,6 +129,18 @@ class TokenView {
     }
     return svg;
   }
+}
+
+// What stands before a turn's tokens: its number and reward, and what the environment wrote.
+function turnHead(turns, k) {
+  const { reward, num_observed, observed } = turns[k];
+  const head = element("div", "turn", element("span", "", `turn ${k + 1}, reward ${signed(reward, 2)}`));
+  if (num_observed) {
+    const wrote = element("span", "observed", observed);
+    wrote.title = `${num_observed} tokens of the environment: not sampled, without value and loss`;
+    head.append(wrote);
+  }
+  return head;
 }
 
 // A sentence for who cannot see the line.
@@ -148,6 +172,11 @@ function tokenDetails(response, i, state) {
   add("id", String(id));
   if (partial) add("bytes", partial);
   add("position", `${i} of ${response.data.num_tokens}`);
+  const turn = response.turn(i);
+  if (turn !== null) {
+    add("turn", `${turn + 1} of ${response.data.num_turns}`);
+    add("reward of the turn", signed(response.data.turns[turn].reward, 4));
+  }
   for (const name of Object.keys(response.data.columns)) {
     const x = response.numbers(name)?.[i];
     const ratio = name === "engine_gap" ? ` (ratio ${number(Math.exp(x), 4)})` : "";

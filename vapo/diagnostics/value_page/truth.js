@@ -19,6 +19,9 @@ function truthChart(response, domain) {
   const count = response.ids.length;
   const { svg, x, y } = axes([0, Math.max(1, count - 1)], domain, "token", CARD_HEIGHT);
   const inside = (v) => y(Math.min(domain[1], Math.max(domain[0], v)));
+  for (const { at } of response.data.turns?.slice(1) ?? []) {
+    svg.append(shape("path", { class: "grid", d: `M${x(at)} ${y(domain[0])}V${y(domain[1])}` }));
+  }
   if (values) {
     const points = [...values].map((v, i) => `${x(i)} ${inside(v)}`);
     if (points.length === 1) points.push(`${x(1)} ${inside(values[0])}`);

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
@@ -85,22 +85,29 @@ def truth_data(truth: PageTruth) -> dict[str, Any]:
     }
 
 
-def measured_prefixes(truth: PageTruth, max_tokens: Mapping[int, int]) -> dict[int, Profile]:
-    """The prefixes that were measured of each row, shorter than so many tokens, in order.
+def measured_prefixes(
+    truth: PageTruth, shown: Mapping[int, Int[Tensor, " n"]]
+) -> dict[int, Profile]:
+    """The measured prefixes of each row before one of its shown tokens, in order.
 
-    Columns: num_tokens, mean of the returns, low and high of its 95 % interval, num_continuations,
-    value: V there.
+    Args:
+        shown: of each row the places of its shown tokens in the response; of an episode those that
+            the policy sampled.
+
+    Columns: num_tokens, among the shown, mean of the returns, low and high of its 95 % interval,
+    num_continuations, value: V there.
     """
     spread = fmean(point.noise * len(point.returns) for point in truth.points)
     found: dict[int, Profile] = {}
-    for row, num in max_tokens.items():
-        points = [point for point in truth.points if point.row == row and point.num_tokens < num]
+    for row, at in shown.items():
+        number = {place: i for i, place in enumerate(at.tolist())}
+        points = [p for p in truth.points if p.row == row and p.num_tokens in number]
         if not points:
             continue
         points.sort(key=lambda point: point.num_tokens)
         limits = [true_value_interval(p.returns, truth.outcomes, spread=spread) for p in points]
         found[row] = {
-            "num_tokens": [point.num_tokens for point in points],
+            "num_tokens": [number[point.num_tokens] for point in points],
             "mean": [point.mean for point in points],
             "low": [low for low, _ in limits],
             "high": [high for _, high in limits],

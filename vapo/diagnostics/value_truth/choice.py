@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.value_truth import ValueTruthConfig
 from vapo.rollouts.continuations import Prefix, State, distinct, state_of
-from vapo.rollouts.segments import step_starts
+from vapo.rollouts.segments import step_starts, turn_starts
 from vapo.types import Rollout
 
 
@@ -48,16 +48,16 @@ def choose_prefixes(
 
     Fewer of both, in proportion, where they would sample more than `settings.max_tokens` by the
     tokens that the responses themselves had left; one response, or prefix, is always measured.
+    Episodes are continued from the beginnings of turns alone.
     """
-    order = spread_over_prompts(rollouts, seed)
+    order = [row for row in spread_over_prompts(rollouts, seed) if rollouts[row].failure is None]
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
     rng = Random(seed)
     num = settings.num_prefixes if others else 0
     drawn: list[Prefix] = []
     for i in range(num):
         row = others[i % len(others)]
-        length = len(rollouts[row].response_ids)
-        drawn.append(Prefix(row, min(int((i + rng.random()) / num * length), length - 1)))
+        drawn.append(Prefix(row, _place(rollouts[row], (i + rng.random()) / num)))
     rng.shuffle(drawn)  # so that fewer of them are spread over the positions too
     steps = [
         [Prefix(row, n) for n in step_starts(rollouts[row], settings.segments, tokenizer)]
@@ -84,6 +84,13 @@ def choose_prefixes(
     return Choice([*prefixes, *drawn], is_of_steps, len(steps))
 
 
+def _place(rollout: Rollout, share: float) -> int:
+    """The place that has this share of the response before it; in an episode the beginning of the
+    turn that has this share of the turns before it."""
+    places = turn_starts(rollout) if rollout.turns else range(len(rollout.response_ids))
+    return places[min(int(share * len(places)), len(places) - 1)]
+
+
 def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
     """All rows, shuffled: first one of every prompt, then another one of each, and so on."""
     by_prompt: dict[State, list[int]] = defaultdict(list)
@@ -99,5 +106,6 @@ def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
 
 def expected_tokens(rollouts: Sequence[Rollout], prefixes: Sequence[Prefix], k: int) -> int:
     """What the continuations would sample if each were as long as what the response had left."""
-    lengths = [len(rollout.response_ids) for rollout in rollouts]
-    return sum(k * (lengths[p.row] - p.num_tokens) for p in distinct(rollouts, prefixes))
+    return sum(
+        k * sum(rollouts[p.row].is_sampled[p.num_tokens :]) for p in distinct(rollouts, prefixes)
+    )

@@ -68,4 +68,5 @@ def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> Evalua
             config=config.evaluation,
             max_response_tokens=config.rollouts.max_response_tokens,
             progress=progress,
+            tokenizer=datamodule.tokenizer,
         )

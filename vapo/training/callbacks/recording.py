@@ -68,12 +68,14 @@ class Recording(Callback):
         since, self._since = self._since, now
         flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
         num_response_tokens = iteration.metrics["rollout/num_tokens"]
+        num_given_tokens = iteration.metrics["rollout/num_prompt_tokens"]
+        num_given_tokens += iteration.metrics.get("rollout/num_observation_tokens", 0.0)
         times = StageTimes(
             self.progress.pop_iteration_seconds(),
             pl_module.update_seconds,
             total_s=now - since,
             num_response_tokens=num_response_tokens,
-            num_tokens=iteration.metrics["rollout/num_prompt_tokens"] + num_response_tokens,
+            num_tokens=num_given_tokens + num_response_tokens,
             flops_per_rank=flops / world_size(),
             peak_tflops=peak_tflops(
                 pl_module.config.trainer, pl_module.config.actor.dtype, pl_module.device

@@ -1,0 +1,47 @@
+"""The turns of an episode as text, for people to read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.types import Rollout
+
+
+class TurnText(NamedTuple):
+    """What the environment wrote, and what the policy answered, special tokens included."""
+
+    observed: str
+    sampled: str
+    reward: float
+
+
+def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
+    """The texts of an episode's turns, each decoded by itself; empty where it is no episode."""
+    found, place = [], 0
+    for turn in rollout.turns:
+        first = place + turn.num_observed
+        after = first + turn.num_sampled
+        observed, sampled = rollout.response_ids[place:first], rollout.response_ids[first:after]
+        found.append(
+            TurnText(_decoded(observed, tokenizer), _decoded(sampled, tokenizer), turn.reward)
+        )
+        place = after
+    return found
+
+
+def shown_turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
+    """An episode as one text: each turn's two parts under a line that says whose they are."""
+    parts = []
+    for number, turn in enumerate(turn_texts(rollout, tokenizer), start=1):
+        if turn.observed:
+            parts.append(f"[environment, before turn {number}]\n{turn.observed}")
+        parts.append(f"[policy, turn {number}, reward {turn.reward:g}]\n{turn.sampled}")
+    return "\n".join(parts)
+
+
+def _decoded(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
