@@ -67,6 +67,7 @@ class Prompt:
     """One problem. `text` is the policy's input, after the template.
 
     `source` is its name in a mixture, else empty; `record` the row of the file it is from.
+    `demonstration` is a worked response, or the policy's turns of an episode.
     `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
     `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
     """
@@ -75,7 +76,7 @@ class Prompt:
     text: str
     prompt_ids: tuple[int, ...]
     answer: str
-    demonstration: str | None = None
+    demonstration: str | tuple[str, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)

@@ -47,6 +47,26 @@ def test_jsonl_rows_and_columns(tmp_path: Path):
     assert read(jsonl(tmp_path, {"prompt": "x", "answer": 10**400}))[0].answer == str(10**400)
 
 
+def test_a_demonstration_may_be_the_turns_of_an_episode(tmp_path: Path):
+    path = jsonl(tmp_path, {**GOOD, "turns": ["5", "2"]}, {**GOOD, "turns": "2"})
+    rows = read(path, demonstration_column="turns")
+    assert [row.demonstration for row in rows] == [("5", "2"), "2"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([], "'turns' is a list without a turn"),
+        (["5", 2], "'turns': turn 2 must be text, it is int 2"),
+        ({"5": "2"}, "'turns' must be text, a list of turns or null, it is dict"),
+    ],
+)
+def test_turns_that_are_no_texts_are_named(tmp_path: Path, turns: Any, message: str):
+    path = jsonl(tmp_path, {**GOOD, "turns": ["2"]}, {**GOOD, "turns": turns})
+    with pytest.raises(UserError, match=f"{path}:2: {message}"):
+        read(path, demonstration_column="turns")
+
+
 def test_num_examples_takes_the_first_rows_and_reads_no_further(tmp_path: Path):
     path = jsonl(tmp_path, GOOD, GOOD, "not JSON")
     assert len(read(path, num_examples=2)) == 2
@@ -88,7 +108,7 @@ def test_bytes_that_are_no_text_and_bad_demonstration(tmp_path: Path):
     path.write_bytes(b'{"prompt": "\xff\xfe", "answer": "1"}\n')
     with pytest.raises(UserError, match=":1: not a line of JSON in UTF-8"):
         read(str(path))
-    with pytest.raises(UserError, match=":1: 'work' must be text or null, it is int"):
+    with pytest.raises(UserError, match="1: 'work' must be text, a list of turns or null, it is i"):
         read(jsonl(tmp_path, GOOD | {"work": 3}), demonstration_column="work")
     with pytest.raises(UserError, match=":1: no column 'work'"):
         read(jsonl(tmp_path, GOOD), demonstration_column="work")

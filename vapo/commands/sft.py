@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.config import SftConfig
+from vapo.config import FitConfig, SftConfig
+from vapo.environments.selection import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.networks.actor import Actor
@@ -19,8 +23,11 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
 from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
 from vapo.prompts.load import load_prompts
-from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.rollouts.demonstrated_episodes import play_demonstrations
+from vapo.rollouts.engines.selection import access_to, check_engine, sampling_config
+from vapo.rollouts.episode_sampler import make_rollout_sampler
 from vapo.system.devices import pick_device, set_threads
+from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.training.supervised import (
@@ -30,7 +37,7 @@ from vapo.training.supervised import (
     recorded_run,
     train_supervised,
 )
-from vapo.types import Prompt
+from vapo.types import Prompt, Rollout
 
 
 def run(config: SftConfig) -> None:
@@ -43,14 +50,10 @@ def run(config: SftConfig) -> None:
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer = make_or_load(config)
     prompts = load_prompts(config.data, tokenizer)
-    require_demonstrations(prompts.train)
+    require_demonstrations(prompts.train, environment_is_used=config.environment.is_used)
     actor = Actor(model)
-    pad_id = int(tokenizer.pad_token_id)
     batches = Batches(
-        prompts.train,
-        lambda examples: collate_demonstrations(
-            examples, tokenizer, pad_id, max_tokens=config.microbatch_tokens
-        ),
+        *examples_of(prompts.train, config, sampling, tokenizer),
         batch_size=config.batch_size,
         num_steps=config.num_steps,
         seed=config.seed,
@@ -74,7 +77,9 @@ def run(config: SftConfig) -> None:
             precision=config.trainer.precision,
         )
         save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
-        with closing(make_sampler(sampling, access_to(model, device), tokenizer)) as sampler:
+        with closing(
+            make_rollout_sampler(sampling, access_to(model, device), tokenizer)
+        ) as sampler:
             result = evaluate(
                 prompts.heldout,
                 sampler=sampler,
@@ -90,12 +95,45 @@ def run(config: SftConfig) -> None:
     print(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
 
 
-def require_demonstrations(prompts: list[Prompt]) -> None:
+def examples_of(
+    prompts: list[Prompt],
+    config: SftConfig,
+    sampling: FitConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[Any], Callable[[list[Any]], SupervisedBatch]]:
+    """The examples, and what makes an optimizer step of some: prompts, or episodes played of them.
+
+    Raises: UserError: a demonstration and the environment do not fit together.
+    """
+    pad_id, max_tokens = int(tokenizer.pad_token_id), config.microbatch_tokens
+    if not config.environment.is_used:
+        return prompts, partial(
+            collate_demonstrations, tokenizer=tokenizer, pad_id=pad_id, max_tokens=max_tokens
+        )
+    with (
+        Progress() as progress,
+        closing(make_environments(sampling)) as environments,
+        progress.stage("demonstrations", total=len(prompts), unit="episodes") as advance,
+    ):
+        episodes = play_demonstrations(
+            prompts, environments, config=sampling, tokenizer=tokenizer, advance=advance
+        )
+    return episodes, partial(collate_episodes, pad_id=pad_id, max_tokens=max_tokens)
+
+
+def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) -> None:
+    """Raises: UserError: a row has none, or turns that no environment would answer."""
     missing = next((prompt for prompt in prompts if prompt.demonstration is None), None)
     if missing is not None:
         raise UserError(
             f"data.train: prompt {missing.prompt_id} has no demonstration; set "
             "data.train.demonstration_column to the column of worked responses"
+        )
+    turns = next((p for p in prompts if not isinstance(p.demonstration, str)), None)
+    if turns is not None and not environment_is_used:
+        raise UserError(
+            f"data.train: prompt {turns.prompt_id} has a list of turns as its demonstration: set "
+            "environment.kind to what answers them, or give one text"
         )
 
 
@@ -114,13 +152,36 @@ def collate_demonstrations(
     pairs = []
     for prompt in examples:
         ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        pairs.append((prompt.prompt_ids, [*ids, int(tokenizer.eos_token_id)]))
+        pairs.append((prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id))))
+    everything = [(True,) * len(ids) for _, ids in pairs]
+    return _cut(pairs, everything, pad_id, max_tokens=max_tokens)
+
+
+def collate_episodes(examples: list[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
+    """Episodes, of which the policy's tokens alone have loss, and count in the denominator."""
+    pairs = [(episode.prompt.prompt_ids, episode.response_ids) for episode in examples]
+    return _cut(pairs, [episode.is_sampled for episode in examples], pad_id, max_tokens=max_tokens)
+
+
+def _cut(
+    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    has_loss: Sequence[tuple[bool, ...]],
+    pad_id: int,
+    *,
+    max_tokens: int,
+) -> SupervisedBatch:
     lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids in pairs]
-    chunks = cut_by_tokens(lengths, range(len(pairs)), max_tokens=max_tokens)
-    return SupervisedBatch(
-        [token_inputs([pairs[row] for row in chunk], pad_id=pad_id) for chunk in chunks],
-        denominator=sum(len(ids) for _, ids in pairs),
-    )
+    microbatches = []
+    for chunk in cut_by_tokens(lengths, range(len(pairs)), max_tokens=max_tokens):
+        masks = [torch.tensor(has_loss[row]) for row in chunk]
+        microbatches.append(
+            token_inputs(
+                [pairs[row] for row in chunk],
+                pad_id=pad_id,
+                response_mask=pad_sequence(masks, batch_first=True, padding_value=False),
+            )
+        )
+    return SupervisedBatch(microbatches, denominator=sum(map(sum, has_loss)))
 
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:

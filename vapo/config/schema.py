@@ -192,6 +192,9 @@ class SftConfig:
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling, for the evaluation")
     rewards: RewardConfig = section(RewardConfig, "verifier, for the evaluation")
+    environment: EnvironmentConfig = section(
+        EnvironmentConfig, "what answers the turns of demonstrations, and of the evaluation"
+    )
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")

@@ -13,6 +13,7 @@ from typing import Any
 from vapo.config.data import CurriculumStage, GeneratedSource
 from vapo.errors import UserError
 from vapo.prompts import procedural
+from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import Row
 from vapo.system.extras import install_command
 
@@ -57,10 +58,11 @@ def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[Row]:
 
 
 def _row(
-    place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: str
+    place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: Demonstration
 ) -> Row:
     """Make a row with the record that a file of these rows would have, in the default columns."""
-    record = {"prompt": problem, "answer": answer, **demonstration, **metadata}
+    in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
+    record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 

@@ -1,15 +1,16 @@
 """Seeded generators of problems: row i depends only on (seed, i) and the options.
 
-A generator is a function `(num_examples, *, seed, **options) -> list[ProceduralRow]`, listed
-by name in `PROCEDURAL_TASKS`. Problems and demonstrations draw from separate random streams,
-so the problems are the same whatever the noise in the demonstrations.
+A generator is a function `(num_examples, *, seed, **options)` that gives a list of
+`ProceduralRow`, or of `EpisodeRow` for an environment; `PROCEDURAL_TASKS` lists them by name.
+Problems and demonstrations draw from separate random streams, so the problems are the same whatever
+the noise in the demonstrations.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from string import ascii_letters
@@ -17,7 +18,8 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.prompts.checked_steps import checked_steps
-from vapo.prompts.procedural_rows import ProceduralRow, check_range, check_steps
+from vapo.prompts.procedural_rows import EpisodeRow, ProceduralRow, check_range, check_steps
+from vapo.prompts.windy_walk import windy_walk
 
 
 def state_tracking(
@@ -138,15 +140,16 @@ def _after(position: int, swap: tuple[int, ...]) -> int:
     return {first: second, second: first}.get(position, position)
 
 
-PROCEDURAL_TASKS: Mapping[str, Callable[..., list[ProceduralRow]]] = {
+PROCEDURAL_TASKS: Mapping[str, Callable[..., Sequence[ProceduralRow | EpisodeRow]]] = {
     "checked_steps": checked_steps,
+    "windy_walk": windy_walk,
     "state_tracking": state_tracking,
 }
 
 
 def generate(
     task: str | None, options: Mapping[str, Any], *, num_examples: int, seed: int
-) -> list[ProceduralRow]:
+) -> Sequence[ProceduralRow | EpisodeRow]:
     """Generate the rows of one task of `PROCEDURAL_TASKS`.
 
     Raises:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from vapo.errors import UserError
 
 MAX_STEPS = 10_000
+Demonstration = str | tuple[str, ...]
+"""A worked response, or the texts of the policy's turns in an episode."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,15 @@ class ProceduralRow:
     problem: str
     answer: str
     demonstration: str
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One generated problem of an environment, its answer and the turns of a worked episode."""
+
+    problem: str
+    answer: str
+    demonstration: tuple[str, ...]
 
 
 def check_range(name: str, value: float, *, low: float, high: float) -> None:

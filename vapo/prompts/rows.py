@@ -10,6 +10,7 @@ from typing import Any
 
 from vapo.config.data import FileSource
 from vapo.prompts.columns import pass_rate
+from vapo.prompts.procedural_rows import Demonstration
 
 Message = Mapping[str, str]
 
@@ -21,7 +22,7 @@ class Row:
     place: str
     problem: str | list[Message]
     answer: str
-    demonstration: str | None = None
+    demonstration: Demonstration | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)  # by columns, as a file has it
 

@@ -33,6 +33,7 @@ from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
 from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, reasoning_gym_rows
+from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.prompts.verifiers_rows import verifiers_rows
 
@@ -222,14 +223,11 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> R
     problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")
     value = take(record, source.answer_column, place=place, key=f"{key}.answer_column")
     columns = [source.prompt_column, source.answer_column]
-    demonstration = None
+    demonstration: Demonstration | None = None
     if source.demonstration_column is not None:
         columns.append(source.demonstration_column)
         demonstration = take(record, columns[2], place=place, key=f"{key}.demonstration_column")
-    if demonstration is not None and not isinstance(demonstration, str):
-        raise UserError(
-            f"{place}: {columns[2]!r} must be text or null, it is {_kind(demonstration)}"
-        )
+        demonstration = _demonstration(demonstration, f"{place}: {columns[2]!r}")
     answer = _answer(value, f"{place}: {columns[1]!r}")
     if source.answer_pattern is not None:
         answer = match_answer(
@@ -243,6 +241,20 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> R
         metadata={str(name): v for name, v in record.items() if name not in columns},
         record=record,
     )
+
+
+def _demonstration(value: Any, where: str) -> Demonstration | None:
+    """A worked response, or the policy's turns of an episode as a list of texts."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise UserError(f"{where} must be text, a list of turns or null, it is {_kind(value)}")
+    if not value:
+        raise UserError(f"{where} is a list without a turn")
+    for number, turn in enumerate(value, start=1):
+        if not isinstance(turn, str):
+            raise UserError(f"{where}: turn {number} must be text, it is {_kind(turn)}")
+    return tuple(value)
 
 
 def _problem(value: Any, where: str) -> str | list[Message]:

@@ -53,6 +53,7 @@ def recorded_run(
             config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
             data=config.data,
+            environment=config.environment if isinstance(config, SftConfig) else None,
         ) as scorer,
         RunLogger(
             recorded_tracking(config),

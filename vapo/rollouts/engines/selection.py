@@ -63,14 +63,17 @@ def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
 def sampling_config(
     config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
 ) -> FitConfig:
-    """The part of a config that `make_sampler` needs, for sampling from the policy in a folder."""
-    return FitConfig(
+    """The part of a config that samplers need, for sampling from the policy in a folder."""
+    sampling = FitConfig(
         actor=ActorConfig(path=path),
         data=config.data,
         rollouts=config.rollouts,
         evaluation=evaluation,
         trainer=config.trainer,
     )
+    if isinstance(config, SftConfig):
+        sampling.environment = config.environment
+    return sampling
 
 
 def check_engine(config: FitConfig) -> None:

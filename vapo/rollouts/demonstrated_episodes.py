@@ -1,0 +1,119 @@
+"""Demonstrations of several turns, played in their environment: episodes that nobody sampled.
+
+The loop that plays sampled episodes plays these, too, so an observation has the tokens that it will
+have in sampling, and an environment is told what it will be told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.schema import FitConfig
+from vapo.environments.contract import Environments
+from vapo.errors import UserError
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.episodes import Episode, EpisodeLoop, played
+from vapo.rollouts.observations import ObservationTokens
+from vapo.types import FinishReason, Prompt, Rollout
+
+
+class DemonstratedTurns:
+    """A `TurnStream` whose turns are the prompts' demonstrations, each with an end token."""
+
+    def __init__(self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
+        self._prompts, self._tokenizer = prompts, tokenizer
+        self._requests: deque[TurnRequest] = deque()
+
+    @property
+    def num_open(self) -> int:
+        """See `TurnStream.num_open`."""
+        return len(self._requests)
+
+    def submit(self, request: TurnRequest) -> None:
+        """See `TurnStream.submit`."""
+        self._requests.append(request)
+
+    def step(self) -> list[SampledTurn]:
+        """See `TurnStream.step`. A turn that the demonstration does not have is empty."""
+        requests, self._requests = self._requests, deque()
+        return [self._turn(request) for request in requests]
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """See `TurnStream.forget`."""
+        self._requests = deque(request for request in self._requests if request.key != key)
+
+    def _turn(self, request: TurnRequest) -> SampledTurn:
+        turns = demonstrated_turns(self._prompts[request.key[0]])
+        if request.turn == len(turns):
+            return SampledTurn(request, (), (), has_ended=False)
+        text = turns[request.turn]
+        ids = (
+            *self._tokenizer(text, add_special_tokens=False)["input_ids"],
+            int(self._tokenizer.eos_token_id),
+        )
+        kept = ids[: request.max_tokens]
+        return SampledTurn(request, kept, (0.0,) * len(kept), has_ended=kept == ids)
+
+
+def demonstrated_turns(prompt: Prompt) -> tuple[str, ...]:
+    """The turns of a prompt's demonstration: a worked response is one turn."""
+    assert prompt.demonstration is not None
+    turns = prompt.demonstration
+    return (turns,) if isinstance(turns, str) else turns
+
+
+def play_demonstrations(
+    prompts: Sequence[Prompt],
+    environments: Environments,
+    *,
+    config: FitConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[Rollout]:
+    """Play each prompt's demonstration as an episode; log-probs are 0, as nobody sampled it.
+
+    Raises:
+        UserError: a demonstration has more or fewer turns than its episode, it does not fit into
+            the budgets, or the environment failed; names the row.
+    """
+    settings = SamplingSettings(max_response_tokens=config.rollouts.max_response_tokens)
+    loop = EpisodeLoop(
+        DemonstratedTurns(prompts, tokenizer),
+        environments,
+        config=config.environment,
+        settings=settings,
+        tokenizer=tokenizer,
+        observation_tokens=ObservationTokens(tokenizer, config),
+    )
+    for i, prompt in enumerate(prompts):
+        loop.add(prompt, (i, 0))
+    rollouts: dict[int, Rollout] = {}
+    for episode in played(loop):
+        if (problem := _problem(episode)) is not None:
+            raise UserError(f"{episode.prompt.prompt_id}: {problem}")
+        rollouts[episode.key[0]] = episode.rollout(tokenizer)
+        advance(1)
+    return [rollouts[i] for i in range(len(prompts))]
+
+
+def _problem(episode: Episode) -> str | None:
+    """Why a demonstration is not the episode that was played of it."""
+    num_turns, num_played = len(demonstrated_turns(episode.prompt)), len(episode.turns)
+    its = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
+    if episode.failure is not None:
+        return f"the environment failed after turn {num_played} of {num_turns}: {episode.failure}"
+    if num_played > num_turns:
+        return f"{its}, after which the environment goes on: add the turns that are missing"
+    if episode.finish_reason is FinishReason.TURNS:
+        return f"after {num_played} turns the environment goes on: raise environment.max_turns"
+    if episode.finish_reason is FinishReason.LENGTH:
+        return (
+            f"turn {max(num_played, 1)} of the demonstration does not fit into "
+            "environment.max_turn_tokens, or the episode not into rollouts.max_response_tokens"
+        )
+    if num_played < num_turns:
+        return f"{its}, but the environment ends the episode after turn {num_played}"
+    return None
