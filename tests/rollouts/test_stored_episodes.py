@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.rollout_fixtures import make_episodes, make_rollouts
-from tests.rollouts.test_stored_rollouts import A, B, END, TOKENIZER, config_of, foreign, policy
+from tests.rollouts.test_stored_rollouts import END, TOKENIZER, A, B, config_of, foreign, policy
 from vapo.commands.rollouts import summary_metrics
 from vapo.errors import UserError
 from vapo.evaluation import _table

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
-from vapo.environments.selection import make_environments
 from vapo.environments.contract import Environments
+from vapo.environments.selection import make_environments
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, TurnSampler
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
