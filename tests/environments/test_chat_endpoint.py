@@ -58,7 +58,7 @@ def test_without_tools_nothing_is_a_call():
 
 
 def test_messages_are_one_text():
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": "call_0", "content": "4"},
         {"role": "user", "content": [{"type": "text", "text": "and"}, {"type": "image_url"}]},
         {"role": "user", "content": None},

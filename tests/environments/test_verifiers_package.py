@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from vapo.config.data import SourceConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.config.schema import FitConfig
+from vapo.environments.chat_endpoint import ChatCall, ChatEndpoint
 from vapo.environments.contract import Reply
 from vapo.environments.processes import ProcessEnvironments
 from vapo.environments.selection import make_environments
@@ -24,6 +26,8 @@ from vapo.prompts.rows import Row
 from vapo.prompts.sources import read_rows
 
 pytest.importorskip("verifiers.v1", reason="needs the extra verifiers: docs/environments.md")
+
+pytestmark = pytest.mark.slow  # each host imports the package, which takes seconds
 
 EXAMPLES = Path(__file__).parent / "verifiers_examples"
 
@@ -159,6 +163,30 @@ def test_what_an_environment_raises_is_a_failure():
     assert replies[-1].failure is not None
     assert "EnvError" in replies[-1].failure
     assert "the game is broken" in replies[-1].failure
+
+
+def test_a_conversation_that_is_written_anew_is_a_failure():
+    """The tokens of what the policy has seen are those that it is trained on."""
+    with opened("forgets") as envs:
+        begun, failed = play(envs, rows("forgets", 1)[0], "I am")
+    assert begun.observation == ""
+    assert "has changed messages that the policy has already seen" in (failed.failure or "")
+
+
+def test_the_policy_is_one_agent_and_others_have_a_client_of_their_own():
+    row = rows("two-agents", 1)[0]
+    with opened("two-agents") as envs:
+        assert "more than one agent" in (play(envs, row, "I am")[-1].failure or "")
+    other = queue.Queue[ChatCall]()
+    endpoint = ChatEndpoint(other.put)
+    endpoint.answer("other")
+    client = {"type": "eval", "base_url": endpoint.base_url, "api_key_var": "NONE"}
+    try:
+        with opened("two-agents", first={"client": client}) as envs:
+            assert play(envs, row, "I am")[-1] == Reply((0,), None, 1.0)
+    finally:
+        endpoint.close()
+    assert other.get(timeout=1).messages == [{"role": "user", "content": "Who are you?"}]
 
 
 def test_a_row_of_another_source_is_a_failure():

@@ -20,6 +20,8 @@ from typing import Any
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
 
+_POLL_S = 0.02  # so long does it take to close
+
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
@@ -57,7 +59,8 @@ class ChatEndpoint:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(_POLL_S,), daemon=True).start()
 
     @property
     def base_url(self) -> str:

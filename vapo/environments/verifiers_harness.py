@@ -12,6 +12,7 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
+import openai.resources  # noqa: F401 - now, and not in each episode's process
 import verifiers.v1 as vf
 from openai import APIStatusError, AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire

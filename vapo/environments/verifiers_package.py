@@ -55,7 +55,7 @@ def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any
         config = loaders.resolve_env_config(_config_data(identity, args))
         return loaders.load_environment(config)
     except Exception as error:  # an environment's package may raise anything
-        reason = str(error).strip() or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{key}: the environment {identity} cannot be loaded: {reason}") from None
 
 
