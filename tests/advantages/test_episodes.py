@@ -88,7 +88,7 @@ def evaluated(config: FitConfig, *, observations: bool) -> tuple[EvaluatedBatch,
         x[batch.response_mask] = mean + scale * numbers
         return x
 
-    made = {
+    made: dict[str, Any] = {
         "old_logprobs": column(0.5, -2.0, NAN),
         "ref_logprobs": column(0.5, -2.0, NAN),
         "old_values": column(0.5, 0.2, 999.0),

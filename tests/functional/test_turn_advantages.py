@@ -55,7 +55,7 @@ def test_the_critics_own_lambda_by_hand() -> None:
 
 
 def test_a_lambda_of_each_row_and_rows_of_unequal_turns() -> None:
-    one = {"gamma": 1.0, "lambda_critic": 1.0}
+    one: dict[str, Any] = {"gamma": 1.0, "lambda_critic": 1.0}
     pair: dict[str, Any] = {
         "token_rewards": torch.cat([REWARDS, row(0, 0, 1, 0, 0, 0, 0, 0)]),
         "values": torch.cat([VALUES, row(0.25, 9, 9, 9, 9, 9, 9, 9)]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
-from vapo.rewards.scorer import episode_verdict
+from vapo.rewards.scorer import episode_verdict, scorer_of
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.continuations import Continuer, Prefix, check_replayed, first_tokens
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.episode_sampler import EpisodeSampler
 from vapo.rollouts.observations import ObservationTokens
+from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 KEY = (0, 0)
@@ -272,10 +275,9 @@ def test_a_chat_template_writes_what_stands_between_turns() -> None:
     tokenizer = chat_tokenizer(CHAT)
     made = ObservationTokens(tokenizer, config_with_chat())
     end = tokenizer.eos_token_id
-    found, was_cut = made("good", last_id=end)
+    found = made("good", last_id=end)
     assert tokenizer.decode(list(found)) == "<user>good<assistant>"
-    assert not was_cut
-    unended, _ = made("good", last_id=0)
+    unended = made("good", last_id=0)
     assert unended == (end, *found)
 
 
@@ -296,3 +298,65 @@ def config_with_chat() -> FitConfig:
     made = config()
     made.data.chat_template = True
     return made
+
+
+def begun(budget: int = 60, **options: Any) -> tuple[EpisodeSampler, Rollout]:
+    """A sampler, and an episode of three turns that it has played."""
+    environments = ScriptedEnvironments(counting)
+    engine = ScriptedEngine(ScriptedStream(lambda request: f"t{request.turn}"))
+    sampler = EpisodeSampler(engine, lambda: environments, config(**options), tiny_tokenizer())
+    settings = SamplingSettings(max_response_tokens=budget)
+    (episode,) = sampler.sample(prompts("3"), group_size=1, settings=settings, seed=3)
+    return sampler, episode
+
+
+@pytest.mark.parametrize(("num_tokens", "num_turns"), [(2, 0), (7, 1), (12, 2)])
+def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_turns: int) -> None:
+    sampler, episode = begun()
+    start = first_tokens(episode, num_tokens)
+    assert start.turns == episode.turns[:num_turns]
+    settings = SamplingSettings(max_response_tokens=60)
+    again = sampler.sample_on([start], group_size=2, settings=settings, seed=3)
+    assert [replace(r, version=None) for r in again] == [episode, episode]
+    asked = [r for r in sampler._engine.stream.requests[3:] if r.key == KEY]  # type: ignore[attr-defined]
+    assert [request.turn for request in asked] == list(range(num_turns, 3))
+    assert asked[0].ids == (*episode.prompt.prompt_ids, *episode.response_ids[:num_tokens])
+
+
+def test_an_episode_does_not_go_on_from_within_a_turn() -> None:
+    _, episode = begun()
+    with pytest.raises(ValueError, match="turn"):
+        first_tokens(episode, 4)
+
+
+def test_an_environment_that_answers_differently_is_found_out() -> None:
+    sampler, episode = begun()
+    other = replace(episode, response_ids=(*ids("o9"), *episode.response_ids[2:]))
+    settings = SamplingSettings(max_response_tokens=60)
+    (failed,) = sampler.sample_on([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
+    assert failed.failure is not None
+    with pytest.raises(UserError, match="could not begin"):
+        check_replayed([failed])
+
+
+def test_continuations_of_episodes_are_worth_what_comes_after_the_prefix() -> None:
+    """Turns earn 0.5, 0.5 and 1; gamma 0.5 a sampled token: 2 tokens from a turn's first to its
+    last, 3 more to the next one's."""
+    sampler, episode = begun()
+    made = config()
+    continuer = Continuer(
+        made,
+        SamplingSettings(max_response_tokens=60),
+        sampler,
+        scorer_of(made),
+        tiny_tokenizer(),
+        Progress(enabled=False).stage,
+    )
+    prefixes = [Prefix(0, 2), Prefix(0, 12)]
+    found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
+    rewards = found.batch.rewards
+    assert rewards.tolist() == [2.0] * 4
+    assert found.returns(rewards, gamma=1.0).tolist() == [[2.0, 2.0], [1.0, 1.0]]
+    early = 0.5 * 0.5**2 + 0.5 * 0.5**5 + 0.5**8
+    assert found.returns(rewards, gamma=0.5).tolist() == [[early, early], [0.25, 0.25]]
+    assert found.num_sampled_tokens == 2 * 9 + 2 * 3

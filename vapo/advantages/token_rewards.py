@@ -10,12 +10,8 @@ from vapo.advantages.credit import value_places
 from vapo.config import FitConfig, Hyperparameters
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.losses import kl_penalty
-from vapo.functional.masking import (
-    check_rewards_on_sampled,
-    last_column,
-    place_at_last_token,
-    zero_outside,
-)
+from vapo.functional.masking import last_column, zero_outside
+from vapo.rollouts.batch import placed_rewards
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 
@@ -40,22 +36,6 @@ def token_rewards(
             batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
         )
         placed = placed - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
-    return placed
-
-
-def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Each response's reward on its last sampled token.
-
-    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
-    (the overlong punishment, a bootstrapped value) on the last of all.
-
-    Raises: ValueError: a reward is on a token that the policy did not sample.
-    """
-    if batch.turn_rewards is None:
-        return place_at_last_token(rewards, batch.response_mask)
-    rest = rewards - batch.turn_rewards.sum(dim=1)
-    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
-    check_rewards_on_sampled(placed, batch.response_mask)
     return placed
 
 

@@ -7,10 +7,11 @@ from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config.schema import RewardConfig
+from vapo.functional.masking import check_rewards_on_sampled, place_at_last_token
 from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.types import FinishReason, Rollout, RolloutBatch, Turn, Verdict
 
@@ -115,6 +116,22 @@ def turn_columns(
                 raise ValueError(f"a turn of row {row} has a reward, and no token was sampled")
             first = last
     return {"turn_rewards": rewards, "turn_starts": starts}
+
+
+def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+    """Each response's reward on its last sampled token.
+
+    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
+    (the overlong punishment, a bootstrapped value) on the last of all.
+
+    Raises: ValueError: a reward is on a token that the policy did not sample.
+    """
+    if batch.turn_rewards is None:
+        return place_at_last_token(rewards, batch.response_mask)
+    rest = rewards - batch.turn_rewards.sum(dim=1)
+    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    check_rewards_on_sampled(placed, batch.response_mask)
+    return placed
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:

@@ -11,10 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.functional.advantages import monte_carlo_returns
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import make_rollout_batch, placed_rewards
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rollouts.episode_sampler import EpisodeSampler
+from vapo.rollouts.episodes import REPLAY
+from vapo.rollouts.segments import num_whole_turns
 from vapo.system.progress import Stage
 from vapo.types import Prompt, Rollout, RolloutBatch
 
@@ -58,11 +63,17 @@ class Continuations:
     num_sampled_tokens: int
 
     def returns(self, rewards: Float[Tensor, " PK"], *, gamma: float) -> Float[Tensor, "P K"]:
-        """The return of each continuation at its prefix: gamma^(tokens after the next) * reward."""
+        """The return of each continuation at its prefix: what it earned after it, discounted.
+
+            sum over rewards of gamma^(sampled tokens from the next one to the reward's)
+
+        The rewards of earlier turns are not in it.
+        """
         size = self.batch.group_size
         starts = torch.tensor([p.num_tokens for p in self.prefixes]).repeat_interleave(size)
-        after = (self.batch.response_lengths - 1 - starts).double()
-        return (rewards.double() * gamma**after).view(-1, size)
+        placed = placed_rewards(self.batch, rewards.double())
+        returns = monte_carlo_returns(placed, self.batch.response_mask, gamma=gamma)
+        return returns.gather(1, starts[:, None]).view(-1, size)
 
 
 @dataclass(frozen=True)
@@ -106,17 +117,27 @@ class Continuer:
         starts, places = self._starts(rollouts, prefixes)
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
-            found = self.sampler.sample(
-                [_extended(start, self.settings) for start in starts],
-                group_size=num_continuations,
-                settings=self.settings,
-                seed=seed,
-                advance=advance,
-            )
-        whole = [
-            _whole(starts[i // num_continuations], rollout, self.tokenizer)
-            for i, rollout in enumerate(found)
-        ]
+            if isinstance(self.sampler, EpisodeSampler):
+                whole = self.sampler.sample_on(
+                    starts,
+                    group_size=num_continuations,
+                    settings=self.settings,
+                    seed=seed,
+                    advance=advance,
+                )
+                check_replayed(whole)
+            else:
+                found = self.sampler.sample(
+                    [_extended(start, self.settings) for start in starts],
+                    group_size=num_continuations,
+                    settings=self.settings,
+                    seed=seed,
+                    advance=advance,
+                )
+                whole = [
+                    _whole(starts[i // num_continuations], rollout, self.tokenizer)
+                    for i, rollout in enumerate(found)
+                ]
         with self.stage("scoring_continuations", total=total, unit="responses") as advance:
             verdicts = self.scorer.score(whole, advance=advance)
         rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
@@ -127,7 +148,10 @@ class Continuer:
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
-        sampled = sum(len(rollout.response_ids) for rollout in found)
+        sampled = sum(
+            sum(rollout.is_sampled[len(starts[i // num_continuations].response_ids) :])
+            for i, rollout in enumerate(whole)
+        )
         return Continuations(tuple(prefixes), batch, len(starts), sampled)
 
     def _starts(
@@ -142,12 +166,36 @@ class Continuer:
             most = min(len(rollout.response_ids), self.settings.max_response_tokens)
             if prefix.num_tokens >= most:
                 raise ValueError(f"{prefix}: nothing is left to sample")
-            start = rollout.response_ids[: prefix.num_tokens]
             place = asked.setdefault(state_of(rollouts, prefix), len(starts))
             if place == len(starts):
-                starts.append(replace(rollout, response_ids=start))
+                starts.append(first_tokens(rollout, prefix.num_tokens))
             places.append(place)
         return starts, places
+
+
+def first_tokens(rollout: Rollout, num_tokens: int) -> Rollout:
+    """The rollout as it was after so many tokens, with the turns that were over by then.
+
+    Raises: ValueError: an episode has not just then its turn.
+    """
+    num_turns = num_whole_turns(rollout, num_tokens) if rollout.turns else 0
+    return replace(
+        rollout,
+        response_ids=rollout.response_ids[:num_tokens],
+        rollout_logprobs=rollout.rollout_logprobs[:num_tokens],
+        turns=rollout.turns[:num_turns],
+    )
+
+
+def check_replayed(rollouts: Sequence[Rollout]) -> None:
+    """Raises: UserError: an environment did not come to where an episode is continued."""
+    failed = [r for r in rollouts if r.failure is not None and r.failure.startswith(REPLAY)]
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(rollouts)} continuations could not begin (prompt "
+            f"{failed[0].prompt.prompt_id}): {failed[0].failure}; draw numbers from "
+            "random.Random(row['seed']), or switch off what continues responses (value_truth)"
+        )
 
 
 def _extended(start: Rollout, settings: SamplingSettings) -> Prompt:

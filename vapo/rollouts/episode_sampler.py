@@ -53,17 +53,44 @@ class EpisodeSampler:
         advance: Callable[[int], None] = lambda n: None,
     ) -> list[Rollout]:
         """See `Sampler.sample`. An episode whose environment fails has a `failure`."""
+        asked = [(prompt, None) for prompt in prompts]
+        return self._play(asked, group_size, settings, seed, advance)
+
+    def sample_on(
+        self,
+        starts: Sequence[Rollout],
+        *,
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> list[Rollout]:
+        """`group_size` whole episodes from each of these first turns, groups contiguous.
+
+        Environments are told those turns again. Every rank must call this.
+        """
+        asked = [(start.prompt, start) for start in starts]
+        return self._play(asked, group_size, settings, seed, advance)
+
+    def _play(
+        self,
+        asked: Sequence[tuple[Prompt, Rollout | None]],
+        group_size: int,
+        settings: SamplingSettings,
+        seed: int,
+        advance: Callable[[int], None],
+    ) -> list[Rollout]:
         ended: dict[Key, Episode] = {}
         with self._loop(self._environments, settings, seed=seed) as loop:
-            for i, prompt in enumerate(prompts):
+            for i, (prompt, start) in enumerate(asked):
                 for j in range(group_size):
-                    loop.add(prompt, (i, j))
+                    loop.add(prompt, (i, j), start=start)
             for episode in played(loop):
                 ended[episode.key] = episode
                 advance(1)
         return [
             ended[i, j].rollout(self._tokenizer)
-            for i in range(len(prompts))
+            for i in range(len(asked))
             for j in range(group_size)
         ]
 

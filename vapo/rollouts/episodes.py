@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +21,9 @@ from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRe
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Turn
+
+REPLAY = "replay"
+"""What the failure of an episode begins with that could not be continued."""
 
 _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 
@@ -33,13 +36,45 @@ def uncounted() -> None:
     """Nobody counts the updates."""
 
 
+class Replayed(NamedTuple):
+    """An observation's tokens, the sampled token before it, and the turn that followed it.
+
+    `text` None: the episode is continued here.
+    """
+
+    ids: tuple[int, ...]
+    last_id: int | None
+    text: str | None
+
+
+def replay_of(start: Rollout, tokenizer: PreTrainedTokenizerBase) -> deque[Replayed]:
+    """What an environment must be told to come to where these first turns of an episode end."""
+    replay: deque[Replayed] = deque()
+    place, last_id = 0, None
+    for turn in start.turns:
+        seen = start.response_ids[place : place + turn.num_observed]
+        place += turn.num_observed
+        said = start.response_ids[place : place + turn.num_sampled]
+        place += turn.num_sampled
+        replay.append(Replayed(seen, last_id, turn_text(said, tokenizer)))
+        last_id = said[-1]
+    replay.append(Replayed(start.response_ids[place:], last_id, None))
+    return replay
+
+
+def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """What an environment is given of a turn: its text, without special tokens."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
 @dataclass
 class Episode:
     """One episode under way: sample j of prompt i by its `key`.
 
     `ids` are the tokens behind the prompt so far, `num_observed` of them since the last sampled
-    one; `num_cut` counts observations that were cut. `is_judged` says that a verifier judges the
-    one turn that it has.
+    one. `is_judged` says that a verifier judges the
+    one turn that it has. `replay` is what its environment has still to be told again of an episode
+    that is continued: each observation that must come, and what the policy said to it.
     """
 
     prompt: Prompt
@@ -49,7 +84,7 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     num_observed: int = 0
-    num_cut: int = 0
+    replay: deque[Replayed] = field(default_factory=deque)
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
     failure: str | None = None
@@ -141,9 +176,21 @@ class EpisodeLoop:
         """How many episodes were added and have not been returned."""
         return len(self._waiting) + len(self._open) + len(self._ended)
 
-    def add(self, prompt: Prompt, key: Key) -> None:
-        """Play an episode as soon as there is room for one."""
-        self._waiting.append(Episode(prompt, key, is_judged=self._environments is None))
+    def add(self, prompt: Prompt, key: Key, *, start: Rollout | None = None) -> None:
+        """Play an episode as soon as there is room for one.
+
+        Args:
+            start: the first turns of an episode and the observation behind them, to go on from.
+                The environment is told those turns again, and must answer as it did.
+        """
+        episode = Episode(prompt, key, is_judged=self._environments is None)
+        if start is not None:
+            episode.ids, episode.logprobs = list(start.response_ids), list(start.rollout_logprobs)
+            episode.turns = list(start.turns)
+            used = sum(turn.num_observed + turn.num_sampled for turn in start.turns)
+            episode.num_observed = len(episode.ids) - used
+            episode.replay = replay_of(start, self._tokenizer)
+        self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
         """Take what has come from engine and environments, and return the episodes that ended."""
@@ -186,6 +233,9 @@ class EpisodeLoop:
             episode.failure = reply.failure
             self._end(episode, FinishReason.LENGTH)
             return
+        if episode.replay:
+            self._go_on_replaying(episode, reply)
+            return
         if episode.turns:
             episode.earn(reply.reward)
         elif reply.reward or reply.observation is None:
@@ -200,13 +250,29 @@ class EpisodeLoop:
             self._observe(episode, reply.observation)
             self._ask_engine(episode)
 
+    def _go_on_replaying(self, episode: Episode, reply: Reply) -> None:
+        expected = episode.replay.popleft()
+        ids = self._tokens(reply.observation or "", expected.last_id)
+        if reply.observation is None or ids != expected.ids:
+            episode.failure = (
+                f"{REPLAY}: the environment answered the same turns differently; it must be a "
+                "function of the row and the turns"
+            )
+            self._end(episode, FinishReason.LENGTH)
+        elif expected.text is None:
+            self._ask_engine(episode)
+        else:
+            assert self._environments is not None
+            self._environments.step(episode.key, expected.text)
+
     def _observe(self, episode: Episode, observation: str) -> None:
-        if not observation and not episode.turns:  # the prompt says it all
-            return
+        episode.observe(self._tokens(observation, episode.last_id))
+
+    def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
+        if not observation and last_id is None:  # the prompt says it all
+            return ()
         assert self._observation_tokens is not None
-        ids, was_cut = self._observation_tokens(observation, last_id=episode.last_id)
-        episode.num_cut += was_cut
-        episode.observe(ids)
+        return self._observation_tokens(observation, last_id=last_id)
 
     def _ask_engine(self, episode: Episode) -> None:
         left = episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
@@ -232,8 +298,7 @@ class EpisodeLoop:
         elif self._environments is None:
             self._end(episode, FinishReason.STOP)
         else:
-            text = self._tokenizer.decode(list(turn.ids), skip_special_tokens=True)
-            self._environments.step(episode.key, str(text))
+            self._environments.step(episode.key, turn_text(turn.ids, self._tokenizer))
 
     def _end(self, episode: Episode, reason: FinishReason) -> None:
         episode.finish_reason = reason

@@ -40,21 +40,20 @@ class ObservationTokens:
             frame = "{observation}" if template is None else template
             self._before, _, self._after = frame.partition("{observation}")
 
-    def __call__(self, observation: str, *, last_id: int | None) -> tuple[tuple[int, ...], bool]:
-        """The tokens, and whether the observation was cut to the config's most tokens.
+    def __call__(self, observation: str, *, last_id: int | None) -> tuple[int, ...]:
+        """The tokens; of an observation that is too long the first ones, inside its template.
 
         Args:
             last_id: the last token that was sampled; None: the policy has not had a turn yet.
         """
         ids = self._ids(observation)
-        was_cut = len(ids) > self._most
-        if was_cut:
+        if len(ids) > self._most:
             whole = (*self._ids(self._before), *ids[: self._most], *self._ids(self._after))
         else:
             whole = self._ids(self._before + observation + self._after)
         if self._is_chat and whole and whole[0] == last_id:
             whole = whole[1:]
-        return whole, was_cut
+        return whole
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
