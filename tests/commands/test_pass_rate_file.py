@@ -182,3 +182,14 @@ def test_what_filter_does_not_do_is_said_first(tmp_path: Path, policy: Path) -> 
     config.data.train = make(SourceConfig, kind="mixture")
     with pytest.raises(UserError, match="filter one source at a time"):
         check_filter(config)
+
+
+def test_an_environment_is_a_setting_where_it_is_used(tmp_path: Path, policy: Path) -> None:
+    assert "environment" not in settings_of(config_of(tmp_path, policy), [], K)
+    episodes = ("environment.kind=function", "environment.function=games:Guess")
+    options = ((), ("environment.max_turns=3",), ("environment.args={highest: 9}",))
+    found = [settings_of(config_of(tmp_path, policy, *episodes, *more), [], K) for more in options]
+    texts = {json.dumps(settings["environment"], sort_keys=True) for settings in found}
+    assert len(texts) == 3
+    same = config_of(tmp_path, policy, *episodes, "environment.max_processes=2")
+    assert settings_of(same, [], K) == found[0]

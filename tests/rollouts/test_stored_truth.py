@@ -179,6 +179,6 @@ def test_the_metadata_are_read_alone(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 2, "group_size": 2})
     assert read_metadata(path, key="--rollouts") == {"schema_version": 2, "group_size": 2}
-    write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 3})
-    with pytest.raises(UserError, match="schema version 3, and this vapo reads up to 2"):
+    write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 4})
+    with pytest.raises(UserError, match="schema version 4, and this vapo reads up to 3"):
         read_metadata(path, key="--rollouts")

@@ -25,7 +25,7 @@ from vapo.types import Prompt, Verdict
 
 
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
-    """All that a pass rate depends on; a verifier function by its name, not by its code."""
+    """All that a pass rate depends on; a function or environment by its name, not by its code."""
     rollouts, rewards = config.rollouts, config.rewards
     identify = config.from_environment.identify
     verifier = verifier_settings(rewards)
@@ -47,7 +47,24 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
         "reward_model": identify(verifier.get("reward_model_path")),
         "reward_model_threshold": verifier.get("reward_model_threshold", 0.0),
         "timeout_s": rewards.timeout_s,
+        **_environment_settings(config),
     }
+
+
+def _environment_settings(config: FitConfig) -> dict[str, Any]:
+    """What episodes depend on beside; nothing where responses are none."""
+    environment = config.environment
+    if not environment.is_used:
+        return {}
+    identify = config.from_environment.identify
+    named = {
+        name: identify(value) if isinstance(value, str) else value
+        for name, value in vars(environment).items()
+        if name not in ("args", "function_folder", "max_processes")
+    }
+    args = getattr(environment, "args", {})
+    written = {name: identify(json.dumps(args[name], default=str)) for name in sorted(args)}
+    return {"environment": {**named, "args": written}}
 
 
 def chunk_prompts(config: FitConfig, k: int) -> int:

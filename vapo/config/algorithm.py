@@ -188,9 +188,9 @@ class AlgorithmConfig:
     )
     gae_over: Literal["tokens", "turns"] = option(
         "tokens",
-        "with estimator gae: what one advantage belongs to. tokens: every sampled token has its "
-        "own; turns: a turn of an episode is one action, with one value and one advantage "
-        "(Turn-PPO), so that gamma, the lambdas and the length of length_adaptive_gae count turns",
+        "with estimator gae: what has one advantage, a sampled token or a whole turn of an episode "
+        "(Turn-PPO), which is one action then, with one value; gamma, the lambdas and the length "
+        "of length_adaptive_gae count the same",
     )
     baseline: BaselineConfig = section(
         lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"

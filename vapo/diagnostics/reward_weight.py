@@ -13,16 +13,19 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
     """The weight of the final reward in the first token's advantage, and what it is of.
 
     With a lambda by length, what it tends to for long responses; with a constant one that of a
-    response as long as the budget.
+    response as long as the budget. With GAE over turns the length is that in turns.
     """
-    hp, length = resolve(config), config.rollouts.max_response_tokens
+    hp = resolve(config)
+    length, unit = config.rollouts.max_response_tokens, "tokens"
+    if hp.gae_over == "turns":
+        length, unit = config.environment.max_turns, "turns"
     if hp.k is not None:
         return hp.k * hp.gamma ** (length - 1), "k"
     if hp.alpha is not None:
         weight = math.exp(-1.0 / hp.alpha) * hp.gamma ** (length - 1)
         return weight, f"exp(-1/alpha), alpha {hp.alpha:g}"
     weight = (hp.gamma * hp.lambda_policy) ** (length - 1)
-    return weight, f"lambda_policy {hp.lambda_policy:g}, {length} tokens"
+    return weight, f"lambda_policy {hp.lambda_policy:g}, {length} {unit}"
 
 
 def reward_weight_notes(config: FitConfig) -> list[str]:
