@@ -1,0 +1,103 @@
+"""The example of an environment: cold start and training, from its own files on a small scale."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.integration.commands import SMALL, store, summary, vapo
+from vapo.tracking.metric_groups import stored_key
+
+SFT = [
+    "num_steps=3",
+    "batch_size=16",
+    "new_model.hidden_size=32",
+    "new_model.num_layers=1",
+    "data.heldout.num_examples=4",
+    "evaluation.k=1",
+]
+
+
+def test_two_iterations_of_episodes(tmp_path: Path) -> None:
+    result = vapo(
+        "fit",
+        *("--config", "conf/windy_walk/vapo.yaml"),
+        *SMALL,
+        *("components.value_pretraining.num_iterations=1", "training.num_iterations=1"),
+        *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),
+        *("evaluation.k=2", "evaluation.num_prompts=4"),
+        f"output_dir={tmp_path / 'runs'}",
+        f"tracking.uri={store(tmp_path)}",
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = Path(result.stdout.strip().splitlines()[-1])
+    assert metric(run, tmp_path, "progress/iteration") == [1, 2]
+    (first, second), (most,) = (
+        metric(run, tmp_path, "rollout/turns_mean"),
+        {*metric(run, tmp_path, "rollout/turns_max")},
+    )
+    assert 2 < first < 8
+    assert 2 < second < 8
+    assert most == 8
+    # an observation is `37>63=`, six tokens, after every turn but the last
+    observed = metric(run, tmp_path, "rollout/observation_tokens_mean")
+    assert observed == pytest.approx([6 * (first - 1), 6 * (second - 1)])
+    assert max(metric(run, tmp_path, "rollout/logprob_gap_max")) < 1e-4
+    assert metric(run, tmp_path, "rollout/truncation_rate") == [0, 0], "the environment ends all"
+
+
+def metric(run: Path, folder: Path, key: str) -> list[float]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
+    history = client.get_metric_history(summary(run)["mlflow_run_id"], stored_key(key))
+    return [m.value for m in sorted(history, key=lambda m: m.step)]
+
+
+def sft(folder: Path, *args: str) -> tuple[int, str]:
+    result = vapo(
+        "sft",
+        *("--config", "conf/windy_walk/sft.yaml"),
+        *SFT,
+        f"export_dir={folder / 'policy'}",
+        f"tracking.uri={store(folder)}",
+        *args,
+    )
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_a_cold_start_from_generated_turns(tmp_path: Path) -> None:
+    code, printed = sft(tmp_path, "data.train.num_examples=64")
+    assert code == 0, printed[-3000:]
+    assert "held-out avg@1" in printed
+    assert load_file(tmp_path / "policy/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        (["+20", "+20"], r"rows.jsonl:3: the demonstration has 2 turns, after which"),
+        (["+5", "+5"], r"rows.jsonl:3: the demonstration has 2 turns, but .* after turn 1"),
+        (["+5", 5], r"rows.jsonl:3: 'walk': turn 2 must be text"),
+    ],
+)
+def test_turns_of_a_file_that_are_no_episode_name_their_row(
+    tmp_path: Path, turns: list[object], message: str
+) -> None:
+    good = {"prompt": "10>16=", "answer": "1", "walk": ["+5", "+1"]}
+    bad = {"prompt": "10>15=", "answer": "1", "walk": turns}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (good, good, bad)))
+    code, printed = sft(
+        tmp_path,
+        *("data.train.kind=jsonl", f"data.train.path={rows}"),
+        "data.train.demonstration_column=walk",
+    )
+    assert code == 2
+    assert re.search(message, printed), printed[-1500:]
+    assert not (tmp_path / "policy").exists()
