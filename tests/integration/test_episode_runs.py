@@ -1,0 +1,168 @@
+"""Runs on environments: hostile ones cost their episodes, a kill costs nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forked
+from tests.integration.commands import SMALL, store, summary, vapo
+from tests.runs import runs
+from tests.runs.comparing import assert_same
+from vapo import cli
+from vapo.tracking.metric_groups import stored_key
+
+HERE = Path(__file__).resolve()
+WINDY_WALK = "conf/windy_walk/vapo.yaml"
+TINY = [
+    *SMALL,
+    "components.value_pretraining.num_iterations=1",
+    "training.num_iterations=2",
+    "evaluation.num_prompts=4",
+    "actor.optimizer.lr=1e-3",
+    "actor.optimizer.warmup_steps=0",
+]
+
+
+class Hostile:
+    """Plays three turns; of twelve episodes one hangs, one crashes and one floods its reader."""
+
+    def __init__(self, max_turns: int) -> None:
+        self.num_left = 3
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        self.what = random.Random().choice(["hang", "crash", "flood", *["fair"] * 9])
+        return "12>12=\x00\x1b[2J"
+
+    def step(self, text: str) -> tuple[str | None, float]:
+        self.num_left -= 1
+        if self.num_left == 1 and self.what == "hang":
+            time.sleep(1000)
+        if self.num_left == 1 and self.what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.num_left == 1 and self.what == "flood":
+            return "x" * 2**20, 0.0
+        return ("\ud800", 0.0) if self.num_left else (None, float(random.random() < 0.5))
+
+
+def metric(run: Path, folder: Path, key: str) -> list[float]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
+    history = client.get_metric_history(summary(run)["mlflow_run_id"], stored_key(key))
+    return [m.value for m in sorted(history, key=lambda m: m.step)]
+
+
+def where(folder: Path) -> list[str]:
+    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
+
+
+def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
+    """In groups of one, so that no fair episode is left out with its group."""
+    result = vapo(
+        "fit",
+        *("--config", WINDY_WALK),
+        *TINY,
+        *("components.group_sampling.enabled=false", "environment.timeout_s=6"),
+        f"environment.function={HERE}:Hostile",
+        *where(tmp_path),
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = Path(result.stdout.strip().splitlines()[-1])
+    left_out = metric(run, tmp_path, "faults/rollouts_left_out")
+    assert len(left_out) == 3
+    assert all(number <= 24 for number in left_out)
+    assert sum(left_out) > 0  # 0 by chance once in 10^12 runs
+    assert metric(run, tmp_path, "actor/grad_norm"), "the others are trained on"
+    assert "the environment failed" in result.stdout
+
+
+def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    result = vapo(
+        "fit",
+        *("--config", WINDY_WALK),
+        *TINY,
+        f"environment.function={HERE}:Broken",
+        *where(tmp_path),
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert "Broken gave no verdict on any of" in last
+    assert "ValueError: no such place" in last
+
+
+class Broken:
+    def __init__(self, max_turns: int) -> None: ...
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        raise ValueError("no such place")
+
+    def step(self, text: str) -> tuple[str | None, float]:
+        return None, 0.0
+
+
+class Slow:
+    """The example's environment, in which each answer takes a moment."""
+
+    def __init__(self, max_turns: int = 8) -> None:
+        sys.path.insert(0, str(HERE.parents[2]))
+        from experiments.environments.windy_walk import WindyWalk
+
+        self.walk = WindyWalk(max_turns)
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        return self.walk.reset(row)
+
+    def step(self, text: str) -> tuple[str | None, float]:
+        time.sleep(0.05)
+        return self.walk.step(text)
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_episodes(tmp_path: Path) -> None:
+    """And resumed, it has the weights of a run that nothing stopped."""
+    own = [f"environment.function={HERE}:Slow", "--config", WINDY_WALK, *TINY]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    kept = store(tmp_path)
+
+    def arguments(folder: Path) -> list[str]:
+        return [*own, *runs.where(folder, kept), "checkpoints.resume=auto"]
+
+    assert runs.end(start(whole, arguments(whole))) == 0, log(whole)
+    process = start(killed, arguments(killed))
+    deadline = time.monotonic() + 200
+    while not list(killed.glob("runs/*/checkpoints/last.ckpt")):
+        assert time.monotonic() < deadline, log(killed)
+        assert process.is_alive(), log(killed)
+        time.sleep(0.05)
+    time.sleep(0.2)  # the next iteration's episodes are under way
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert runs.end(process) == -signal.SIGKILL
+    assert runs.end(start(killed, arguments(killed))) == 0, log(killed)
+    assert_same(
+        runs.state(runs.only_run(killed))["state_dict"],
+        runs.state(runs.only_run(whole))["state_dict"],
+    )
+
+
+def start(folder: Path, arguments: list[str]) -> Any:
+    return forked.start(folder / "log.txt", {}, _fit, arguments)
+
+
+def _fit(arguments: list[str]) -> int:
+    return cli.main(["fit", *arguments])
+
+
+def log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()[-3000:]
