@@ -93,7 +93,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: 
         f"environment.function={HERE}:Broken",
         *where(tmp_path),
     )
-    assert result.returncode == 1
+    assert result.returncode == 2
     last = result.stderr.strip().splitlines()[-1]
     assert "Broken gave no verdict on any of" in last
     assert "ValueError: no such place" in last
