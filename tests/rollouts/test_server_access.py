@@ -112,8 +112,7 @@ def _start(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> int:
     """`vapo rollout-server` with a double of the engine and of what serves it."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(rollout_server, "check_engine", lambda config: None)
-    made = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(rollout_server, "make_colocated_engine", lambda *_: made)
+    monkeypatch.setattr(rollout_server, "make_served_engine", lambda *_: FakeEngine())
     monkeypatch.setattr(EngineServer, "serve_forever", lambda self: None)
     policy = save_tiny_folder(folder / "policy")
     config = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=vllm"]
