@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,9 +161,9 @@ def test_a_trainers_bad_token_is_found_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, "short")
-    mode = ["rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100"]
+    servers = ["rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100"]
     with pytest.raises(UserError, match=ROLLOUT_SERVER_TOKEN):
-        check_engine(fit_config(tmp_path, "rollouts.engine=vllm", *mode))
+        check_engine(fit_config(tmp_path, *servers))
 
 
 def test_the_limit_has_room_for_all_that_a_trainer_pushes(tmp_path: Path) -> None:

@@ -159,7 +159,13 @@ MISTAKES: dict[str, tuple[str, str, Any, Any, int]] = {
     "no UTF-8": ("POST", "/generate", b"\xff", JSON, 400),
     "a list": ("POST", "/generate", b"[]", JSON, 400),
     "no keys": ("POST", "/generate", {}, JSON, 400),
-    "an empty prompt": ("POST", "/generate", {**GENERATE, "requests": [[[], 1, None, None]]}, JSON, 400),
+    "an empty prompt": (
+        "POST",
+        "/generate",
+        {**GENERATE, "requests": [[[], 1, None, None]]},
+        JSON,
+        400,
+    ),
     "a long prompt": (
         "POST",
         "/generate",

@@ -1,4 +1,4 @@
-"""The `Sampler` over a vLLM engine: requests out, rollouts back, weights pushed and checked."""
+"""The `Sampler` over an engine with weights of its own, which are pushed and checked."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from vapo.types import Prompt, Rollout
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-class VllmSampler:
-    """The `Sampler` that samples with vLLM.
+class EngineSampler:
+    """The `Sampler` that samples with vLLM, or on rollout servers.
 
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
-    temperature, top-k and top-p. With `greedy` they are under the plain distribution: vLLM applies
+    temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies
     none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
     when the engine has discarded its own in its sleep.
     """

@@ -5,9 +5,9 @@
     POST /weights   some tensors of a push, as one safetensors file; they are kept until
     POST /load      puts them into the engine
 
-Each connection is served in a thread of its own. The engine samples the requests of all connections
-together, step by step in the serving thread; what else concerns it, as taking weights, is done there
-between two steps. `server_requests.py` checks who may send requests,
+Each connection is served in a thread of its own. The engine samples the requests of all of them
+together, step by step in the serving thread; what else concerns it, as taking weights, is done
+there between two steps. `server_requests.py` checks who may send requests,
 how long a request may take and how large it may be. Every error has a status code and one line,
 `{"error": ...}`; one that comes after the first line of a response is its last line.
 """

@@ -63,7 +63,10 @@ class ServedEngine(ThreadingTCPServer):
         settings: SamplingSettings,
         end_ids: frozenset[int],
     ) -> list[str]:
-        """Begin requests, whose responses go into `answers`; their names. In the engine's thread."""
+        """Begin requests, whose responses go into `answers`. In the engine's thread.
+
+        Returns: their names.
+        """
 
     @abstractmethod
     def drop(self, names: Sequence[str]) -> None:

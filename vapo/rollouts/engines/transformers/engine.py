@@ -97,9 +97,7 @@ class TransformersEngine(SteppedEngine):
     def close(self) -> None:
         """Nothing to free."""
 
-    def _stream(
-        self, settings: SamplingSettings, end_ids: frozenset[int]
-    ) -> TransformersTurns:
+    def _stream(self, settings: SamplingSettings, end_ids: frozenset[int]) -> TransformersTurns:
         if (settings, end_ids) not in self._streams:
             self._streams[settings, end_ids] = TransformersTurns(
                 self._model,

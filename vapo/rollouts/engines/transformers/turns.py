@@ -42,7 +42,8 @@ class TransformersTurns:
 
     At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
     are kept, the newest. `take_turns` is entered around each step: weights may change between two.
-    `draw_seed` gives the seed of a turn's random numbers. `num_prefilled` counts the tokens that ran through the model before the first was sampled.
+    `draw_seed` gives the seed of a turn's random numbers. `num_prefilled` counts the tokens that
+    ran through the model before the first was sampled.
     """
 
     def __init__(

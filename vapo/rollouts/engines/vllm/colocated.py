@@ -38,7 +38,7 @@ def check_options(options: ColocatedVllm) -> None:
 
 
 class ColocatedEngine(SteppedEngine):
-    """See `StreamEngine`. In a process group each rank has an engine of its own for its own prompts.
+    """See `StreamEngine`. In a process group each rank has an engine for its own prompts.
 
     A response is a request of its own, not one of vLLM's `n`: vLLM would make `n` such requests
     of it, with the seeds seed, seed + 1, ... Prompts are shared through the prefix cache either
@@ -121,8 +121,9 @@ class ColocatedEngine(SteppedEngine):
             if self._is_asleep:
                 engine.wake_up(tags=["weights"])
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-            # What the old weights computed would be taken for the new ones' own.
-            if not engine.reset_prefix_cache():
+            # What the old weights computed would be taken for the new ones' own. Requests under
+            # way compute it again.
+            if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise EngineError("the prefix cache could not be reset")
             if self._is_asleep:
                 engine.wake_up(tags=["kv_cache"])
