@@ -90,15 +90,15 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
 
 
 @contextmanager
-def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def real_server(folder: Path, engine: str = "vllm") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`vapo rollout-server` for the policy in the folder: its address and its process."""
     command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
     options = [
         *ON_STATE_TRACKING,
         f"actor.path={folder}",
         "critic.init=policy",
-        "rollouts.engine=vllm",
-        "rollouts.vllm.kv_cache_memory_bytes=33554432",
+        f"rollouts.engine={engine}",
+        *(["rollouts.vllm.kv_cache_memory_bytes=33554432"] if engine == "vllm" else []),
         "rollouts.max_concurrent_sequences=64",
         "data.max_prompt_tokens=96",
         "trainer.num_threads=1",

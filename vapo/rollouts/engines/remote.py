@@ -233,7 +233,7 @@ class RemoteEngine(SteppedEngine):
             self._tell("/load", body, push, "application/json")
         # Also a rank that has not noticed must not ask a server that has old weights.
         lost = gather_objects([place for place, server in enumerate(self._all) if server.is_lost])
-        with self._in_use:
+        with self._turn():
             for place in {place for places in lost for place in places}:
                 server = self._all[place]
                 if not server.is_lost:
@@ -246,7 +246,7 @@ class RemoteEngine(SteppedEngine):
                 try:
                     server.ask(path, body, push=push, content_type=content_type)
                 except LostServerError as error:
-                    with self._in_use:
+                    with self._turn():
                         self._lose(server, error)
 
     def sleep(self) -> None:

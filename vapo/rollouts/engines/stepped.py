@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
@@ -22,6 +22,7 @@ class SteppedEngine(ABC):
     def __init__(self) -> None:
         self._results: dict[str, Generated] = {}
         self._in_use = threading.RLock()
+        self._next = threading.Lock()  # who has it is next to use the engine
         self._numbers = itertools.count()
 
     @abstractmethod
@@ -49,12 +50,12 @@ class SteppedEngine(ABC):
         end_ids: frozenset[int],
     ) -> None:
         """See `StreamEngine.submit`."""
-        with self._in_use:
+        with self._turn():
             self._begin(requests, settings, end_ids)
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
         """See `StreamEngine.results`."""
-        with self._in_use:
+        with self._turn():
             if not any(name in names for name in self._results):
                 self._results.update(self._step())
             ready = [name for name in self._results if name in names]
@@ -62,8 +63,18 @@ class SteppedEngine(ABC):
 
     def abort(self, names: Collection[str]) -> None:
         """See `StreamEngine.abort`."""
-        with self._in_use:
+        with self._turn():
             self._drop([name for name in names if self._results.pop(name, None) is None])
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Around each use of the engine: a thread that waits is before the one that steps on."""
+        with self._next:
+            self._in_use.acquire()
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def generate(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 
@@ -20,7 +19,7 @@ from vapo.rollouts.engines.transformers.turns import TransformersTurns
 _EPISODES = 4  # are known for each row; caches are kept of fewer
 _NO_LIMIT = 1 << 30  # positions of a model that names none
 
-_Key = tuple[int, int]  # a number, and 1 where the cache is kept for the episode's next turn
+_Key = tuple[int, int]  # a number that equal prompts share, and one of its own
 
 
 class TransformersEngine(SteppedEngine):
@@ -38,10 +37,10 @@ class TransformersEngine(SteppedEngine):
         self.max_tokens = positions or _NO_LIMIT
         self.has_weights = False
         self._streams: dict[tuple[SamplingSettings, frozenset[int]], TransformersTurns] = {}
-        self._keys = itertools.count()
         self._open: dict[str, tuple[_Key, TransformersTurns]] = {}
         self._names: dict[_Key, str] = {}
         self._seeds: dict[_Key, int] = {}
+        self._has_episode: set[_Key] = set()
         self._episodes: dict[str, _Key] = {}  # those sampled longest ago first
 
     def _begin(
@@ -51,8 +50,11 @@ class TransformersEngine(SteppedEngine):
         end_ids: frozenset[int],
     ) -> None:
         stream = self._stream(settings, end_ids)
-        for name, request in requests.items():
-            key = self._key(request.episode)
+        groups: dict[tuple[int, ...], int] = {}
+        # As `TransformersSampler.sample`: longest first, and equal prompts share their prefill.
+        for name, request in sorted(requests.items(), key=lambda r: -len(r[1].prompt_ids)):
+            group = groups.setdefault(request.prompt_ids, next(self._numbers))
+            key = self._key(request.episode, group)
             self._names[key], self._seeds[key] = name, request.seed
             stream.submit(TurnRequest(key, 0, request.prompt_ids, request.budget(settings)))
             self._open[name] = key, stream
@@ -66,7 +68,7 @@ class TransformersEngine(SteppedEngine):
                     name = self._names.pop(key)
                     del self._open[name], self._seeds[key]
                     found[name] = Generated(turn.ids, turn.logprobs)
-                    if not key[1]:
+                    if key not in self._has_episode:
                         stream.forget(key)
         self._streams = {k: s for k, s in self._streams.items() if s.num_open or s.num_kept}
         return found
@@ -84,7 +86,7 @@ class TransformersEngine(SteppedEngine):
         Raises:
             EngineError: the weights are not the model's.
         """
-        with self._in_use, torch.no_grad():
+        with self._turn(), torch.no_grad():
             try:
                 take_weights(self._model, weights)
             except (ValueError, RuntimeError) as error:
@@ -111,15 +113,17 @@ class TransformersEngine(SteppedEngine):
             )
         return self._streams[settings, end_ids]
 
-    def _key(self, episode: str | None) -> _Key:
+    def _key(self, episode: str | None, group: int) -> _Key:
         if episode is None:
-            return next(self._keys), 0
+            return group, next(self._numbers)
         key = self._episodes.pop(episode, None)
         if key is None or key in self._names:  # a turn that its client has given up is open
-            key = next(self._keys), 1
+            key = group, next(self._numbers)
         self._episodes[episode] = key
+        self._has_episode.add(key)
         if len(self._episodes) > _EPISODES * self._max_rows:
             oldest = self._episodes.pop(next(iter(self._episodes)))
+            self._has_episode.discard(oldest)
             for stream in self._streams.values():
                 if oldest not in self._names:
                     stream.forget(oldest)
