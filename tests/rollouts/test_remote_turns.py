@@ -138,12 +138,12 @@ def collect(engine: RemoteEngine, names) -> dict[str, Generated]:
     return found
 
 
-def test_requests_of_a_server_that_hangs_go_to_the_others(capfd):
+def test_requests_of_a_server_that_hangs_go_to_the_others(capfd, monkeypatch):
     with ExitStack() as stack:
         servers, remote = two(stack, timeout_s=1.5)
         hung = threading.Event()
         stack.callback(hung.set)
-        servers[0].engine._step = lambda: hung.wait(20) and {}  # type: ignore[assignment]
+        monkeypatch.setattr(servers[0].engine, "_step", lambda: {} if hung.wait(20) else {})
         requests = numbered(6)
         remote.submit(requests, SETTINGS, end_ids=END_IDS)
         found = collect(remote, requests)
@@ -196,7 +196,7 @@ def test_without_any_server_the_error_comes():
         servers, remote = two(stack)
         for server in servers:
             server.refuse()
-            until(lambda server=server: not answers(server))
+        until(lambda: not any(map(answers, servers)))
         with pytest.raises(EngineError, match="is `vapo rollout-server` running there"):
             remote.generate([Request((2, 3), 1)], SETTINGS, end_ids=END_IDS)
 
@@ -209,7 +209,7 @@ def test_the_engines_own_error_is_not_tried_elsewhere():
             remote.generate(list(numbered(4).values()), SETTINGS, end_ids=END_IDS)
 
 
-def test_turns_of_an_episode_go_to_one_server():
+def test_turns_of_an_episode_go_to_one_server(monkeypatch):
     model = tiny_model()
     engines = [engine_of(model, 4) for _ in range(2)]
     asked: list[set[str]] = [set(), set()]
@@ -220,7 +220,7 @@ def test_turns_of_an_episode_go_to_one_server():
             seen.update(request.episode for request in requests.values() if request.episode)
             submit(requests, settings, end_ids=end_ids)
 
-        engine.submit = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(engine, "submit", noted)
     with served(engines[0]) as first, served(engines[1]) as second:
         sampler = make_vllm_sampler(RemoteEngine([first, second], timeout_s=20), model)
         with sampler.turns(SETTINGS, seed=7) as stream:
