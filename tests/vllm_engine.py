@@ -17,13 +17,12 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
-from vapo.config.engines import VllmConfig
-from vapo.config.kinds import make
+from vapo.config.engines import ColocatedVllm
 from vapo.networks.actor import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.sampler import VllmSampler
+from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.sync_check import Score, SyncCheck
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
@@ -46,7 +45,7 @@ def make_engine(
     if not (folder / "config.json").exists():
         save_tiny_folder(folder, vllm_model())
     return ColocatedEngine(
-        make(VllmConfig, **settings),
+        ColocatedVllm(**settings),
         EngineSize(MAX_TOKENS, 64),
         model_path=str(folder),
         dtype="float32",
@@ -76,9 +75,9 @@ def make_check(model: PreTrainedModel, *, limit: float = 1e-3) -> SyncCheck:
     )
 
 
-def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> VllmSampler:
+def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
     """A sampler with the model's weights pushed."""
-    sampler = VllmSampler(
+    sampler = EngineSampler(
         engine,
         tiny_tokenizer(),
         end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
@@ -91,15 +90,15 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> VllmSampler:
 
 
 @contextmanager
-def real_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def real_server(folder: Path, engine: str = "vllm") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`vapo rollout-server` for the policy in the folder: its address and its process."""
     command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
     options = [
         *ON_STATE_TRACKING,
         f"actor.path={folder}",
         "critic.init=policy",
-        "rollouts.engine=vllm",
-        "rollouts.vllm.kv_cache_memory_bytes=33554432",
+        f"rollouts.engine={engine}",
+        *(["rollouts.vllm.kv_cache_memory_bytes=33554432"] if engine == "vllm" else []),
         "rollouts.max_concurrent_sequences=64",
         "data.max_prompt_tokens=96",
         "trainer.num_threads=1",

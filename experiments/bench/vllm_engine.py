@@ -22,15 +22,14 @@ import torch
 from sampler import CASES, GROUP_SIZE, make_model, make_prompts  # beside this file
 from transformers import PreTrainedModel
 
-from vapo.config.engines import VllmConfig
-from vapo.config.kinds import make
+from vapo.config.engines import ColocatedVllm
 from vapo.config.schema import NewModelConfig
 from vapo.networks.actor import Actor
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_tokenizer
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.engines.sampler import VllmSampler
+from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.selection import ActorAccess, score_with
 from vapo.rollouts.engines.sync_check import Score, SyncCheck
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
@@ -50,7 +49,7 @@ def save_random_policy(folder: Path) -> None:
 
 def engines(
     folder: str, model: PreTrainedModel, *, rows: int, max_tokens: int
-) -> tuple[TransformersSampler, VllmSampler, Score]:
+) -> tuple[TransformersSampler, EngineSampler, Score]:
     tokenizer = load_tokenizer(folder)
     actor, device = Actor(model), torch.device("cpu")
     access = ActorAccess(
@@ -60,7 +59,7 @@ def engines(
         logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
     )
     engine = ColocatedEngine(
-        make(VllmConfig),
+        ColocatedVllm(),
         EngineSize(max_tokens, rows),
         model_path=folder,
         dtype="float32",
@@ -74,7 +73,7 @@ def engines(
         max_tokens=engine.max_tokens,
         max_logprob_gap=1e-3,
     )
-    vllm = VllmSampler(
+    vllm = EngineSampler(
         engine,
         tokenizer,
         end_ids=end_token_ids(model.generation_config, tokenizer),

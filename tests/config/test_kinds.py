@@ -12,7 +12,7 @@ from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data import FileSource, HuggingfaceSource, MixtureSource, ProceduralSource
-from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServers
+from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.config.flattening import flatten, to_yaml
 from vapo.config.help import describe_keys
 from vapo.config.kinds import kinds_of, make
@@ -28,8 +28,8 @@ data:
 """
 SERVED = """\
 rollouts:
-  engine: vllm
-  vllm: {mode: server, server_urls: "http://gpu2:8100", timeout_s: 5, dtype: float32}
+  engine: servers
+  servers: {urls: "http://gpu2:8100", timeout_s: 5, dtype: float32}
 """
 
 
@@ -55,16 +55,13 @@ def test_two_kinds_in_one_block(tmp_path: Path) -> None:
     assert (source.split, source.pattern, source.weight) == ("s", "(x)", 1)
 
 
-def test_an_engine_and_its_mode_are_types(tmp_path: Path) -> None:
+def test_an_engine_is_a_type(tmp_path: Path) -> None:
     rollouts = fit_config(tmp_path, overlay=SERVED).rollouts
-    assert isinstance(rollouts, VllmEngine)
-    assert isinstance(rollouts.vllm, VllmServers)
-    kept = fit_config(tmp_path, "rollouts.vllm.mode=colocated", overlay=SERVED).rollouts
-    assert isinstance(kept, VllmEngine)
-    assert isinstance(kept.vllm, ColocatedVllm)
-    assert (kept.vllm.timeout_s, kept.vllm.dtype) == (5.0, "float32"), "both modes have them"
+    assert isinstance(rollouts, ServersEngine)
+    assert not isinstance(rollouts, VllmEngine)
+    assert (rollouts.servers.timeout_s, rollouts.servers.dtype) == (5.0, "float32")
     other = fit_config(tmp_path, "rollouts.engine=transformers", overlay=SERVED).rollouts
-    assert not hasattr(other, "vllm")
+    assert not hasattr(other, "servers")
 
 
 def test_a_kind_may_be_an_interpolation(tmp_path: Path) -> None:

@@ -229,25 +229,16 @@ def test_every_rule_belongs_to_a_schema() -> None:
             "unknown key 'rollouts.vllm' with rollouts.engine 'transformers': it is a key of vllm",
         ),
         (
+            ["rollouts.engine=vllm", "rollouts.servers.urls=http://a:1"],
+            "unknown key 'rollouts.servers' with rollouts.engine 'vllm': it is a key of servers",
+        ),
+        (["rollouts.engine=vllm", "rollouts.vllm.mode=server"], "rollouts.engine"),
+        (
             ["rollouts.engine=vllm", "rollouts.vllm.server_urls=http://a:1"],
-            "'rollouts.vllm.server_urls' with rollouts.vllm.mode 'colocated': it is a key of",
-        ),
-        (["rollouts.engine=vllm", "rollouts.vllm.mode=server"], "needs rollouts.vllm.server_urls"),
-        (
-            [
-                "rollouts.engine=vllm",
-                "rollouts.vllm.mode=server",
-                "rollouts.vllm.server_urls=http://a:1",
-                "rollouts.vllm.gpu_memory_utilization=0.9",
-            ],
-            "unknown key 'rollouts.vllm.gpu_memory_utilization' with rollouts.vllm.mode 'server'",
+            "rollouts.servers.urls",
         ),
         (
-            [
-                "rollouts.engine=vllm",
-                "rollouts.vllm.mode=server",
-                "rollouts.vllm.server_urls='http://a:1, gpu2'",
-            ],
+            ["rollouts.engine=servers", "rollouts.servers.urls='http://a:1, gpu2'"],
             "'gpu2' is not like http://gpu2:8100",
         ),
         (
@@ -262,3 +253,8 @@ def test_engine_options_of_another_kind_are_unknown(
     tmp_path: Path, overrides: list[str], said: str
 ) -> None:
     assert said in problem(tmp_path, *overrides)
+
+
+def test_servers_have_addresses(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rollouts\.servers\.urls must be set"):
+        fit_config(tmp_path, "rollouts.engine=servers")

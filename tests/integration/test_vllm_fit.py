@@ -133,10 +133,9 @@ def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
 
 def test_a_server_that_dies_in_a_rollout(policy: Path, whole_run: Path, tmp_path: Path) -> None:
     """One error, no half batch trained on; a new server and `--ckpt_path last` end the run."""
-    served = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=vllm"]
-    served += ["rollouts.vllm.mode=server"]
+    served = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=servers"]
     with real_server(policy) as (url, server):
-        process = start_fit(tmp_path, *served, f"rollouts.vllm.server_urls={url}")
+        process = start_fit(tmp_path, *served, f"rollouts.servers.urls={url}")
         wait_for_iteration(process, 3)
         server.kill()
         _, said = process.communicate(timeout=240)
@@ -145,7 +144,7 @@ def test_a_server_that_dies_in_a_rollout(policy: Path, whole_run: Path, tmp_path
     assert "--ckpt_path last" in said
     assert "Traceback" not in said
     with real_server(policy) as (url, _):
-        resumed = fit(tmp_path, *served, f"rollouts.vllm.server_urls={url}", "--ckpt_path", "last")
+        resumed = fit(tmp_path, *served, f"rollouts.servers.urls={url}", "--ckpt_path", "last")
     assert_same_actor(whole_run, resumed)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from vapo.rollouts.engines.engine import EngineError, Generated
+from vapo.rollouts.engines.engine import EngineError, Generated, Request
 from vapo.rollouts.engines.server import EngineServer
 from vapo.rollouts.engines.server_requests import Limits
+from vapo.rollouts.engines.stepped import SteppedEngine
 
 LIMITS = Limits(weights_bytes=1 << 16, json_bytes=1 << 16)
 TOKEN = "0123456789abcdef-secret"
@@ -22,49 +23,57 @@ WAIT_S = 20.0
 JSON = {"Content-Type": "application/json"}
 BINARY = {"Content-Type": "application/octet-stream", "Vapo-Push": "1"}
 SETTINGS = {"max_response_tokens": 4, "temperature": 1, "top_p": 1, "top_k": 0, "greedy": False}
-GENERATE = {"requests": [[[2, 3], 7, None]], "settings": SETTINGS, "end_ids": [1]}
+GENERATE = {"requests": [[[2, 3], 7, None, None]], "settings": SETTINGS, "end_ids": [1]}
 
 
-class FakeEngine:
-    """Records the threads of its calls; a response repeats its request's seed."""
+class FakeEngine(SteppedEngine):
+    """Records the threads of its calls; a response repeats its request's seed, one a step."""
 
     max_tokens = 64
 
     def __init__(self) -> None:
+        super().__init__()
         self.weights: dict[str, torch.Tensor] | None = {}
         self.threads: set[threading.Thread] = set()
-        self.busy = threading.Lock()
         self.entered = threading.Event()
         self.resume = threading.Event()
         self.resume.set()
-        self.ended_by: list[str] = []
+        self.open: dict[str, Request] = {}
+        self.together = 0
+        self.dropped: list[str] = []
         self.fails_at: int | None = None
 
     @property
     def has_weights(self) -> bool:
         return self.weights is not None
 
-    def generate(self, requests: Any, settings: Any, *, end_ids: Any, advance: Any, heartbeat: Any):
+    def _begin(self, requests: Any, settings: Any, end_ids: Any) -> None:
         self.threads.add(threading.current_thread())
-        assert self.busy.acquire(blocking=False), "one call at a time"
-        try:
-            self.entered.set()
-            while not self.resume.wait(0.02):
-                heartbeat()
-            for index, _ in enumerate(requests):
-                if index == self.fails_at:
-                    raise EngineError("out of memory;\nlower it")
-                advance(1)
-            return [Generated((request.seed,), (-0.5,)) for request in requests]
-        except BaseException as error:
-            self.ended_by.append(type(error).__name__)
-            raise
-        finally:
-            self.busy.release()
+        self.open.update(requests)
+        self.num_done = 0
+
+    def _step(self) -> dict[str, Generated]:
+        self.threads.add(threading.current_thread())
+        self.together = max(self.together, len(self.open))
+        self.entered.set()
+        if not self.resume.wait(0.02):
+            return {}
+        if self.num_done == self.fails_at:
+            raise EngineError("out of memory;\nlower it")
+        self.num_done += 1
+        name = next(iter(self.open))
+        return {name: Generated((self.open.pop(name).seed,), (-0.5,))}
+
+    def _drop(self, names: Any) -> None:
+        self.dropped += [name for name in names if self.open.pop(name, None)]
 
     def load(self, weights: Any) -> None:
         self.threads.add(threading.current_thread())
         self.weights = dict(weights)
+
+    def sleep(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @contextmanager

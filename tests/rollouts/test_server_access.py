@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,8 +111,7 @@ def _start(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> int:
     """`vapo rollout-server` with a double of the engine and of what serves it."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(rollout_server, "check_engine", lambda config: None)
-    made = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(rollout_server, "make_colocated_engine", lambda *_: made)
+    monkeypatch.setattr(rollout_server, "make_served_engine", lambda *_: FakeEngine())
     monkeypatch.setattr(EngineServer, "serve_forever", lambda self: None)
     policy = save_tiny_folder(folder / "policy")
     config = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=vllm"]
@@ -163,9 +161,9 @@ def test_a_trainers_bad_token_is_found_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROLLOUT_SERVER_TOKEN, "short")
-    mode = ["rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100"]
+    servers = ["rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100"]
     with pytest.raises(UserError, match=ROLLOUT_SERVER_TOKEN):
-        check_engine(fit_config(tmp_path, "rollouts.engine=vllm", *mode))
+        check_engine(fit_config(tmp_path, *servers))
 
 
 def test_the_limit_has_room_for_all_that_a_trainer_pushes(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_others_are_served_beside_a_client_that_stalls(server: EngineServer, sen
         assert_served(server)
 
 
-def test_others_are_served_while_the_engine_works_and_its_calls_come_one_by_one(
+def test_requests_of_several_connections_are_sampled_together_in_one_thread(
     server: EngineServer, engine: FakeEngine
 ) -> None:
     engine.resume.clear()
@@ -53,14 +53,16 @@ def test_others_are_served_while_the_engine_works_and_its_calls_come_one_by_one(
     ]
     for thread in threads:
         thread.start()
-    assert engine.entered.wait(WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while engine.together < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert_served(server)
     engine.resume.set()
     for thread in threads:
         thread.join(WAIT_S)
-    assert [(status, lines[-1]) for status, lines in answers] == 4 * [
-        (200, {"generated": [[[7], [-0.5]]]})
-    ]
+    last = [{"responses": [[0, [7], [-0.5]]]}, {"generated": 1}]
+    assert [(status, lines[-2:]) for status, lines in answers] == 4 * [(200, last)]
     assert {thread.name for thread in engine.threads} == {"engine's"}
 
 
@@ -95,31 +97,42 @@ def test_more_connections_than_are_served_are_refused(engine: FakeEngine) -> Non
         held[1].close()
 
 
-@pytest.mark.parametrize("when", ["while it is sampled for", "while it waits"])
 def test_for_a_client_that_has_left_nothing_is_sampled(
-    server: EngineServer, engine: FakeEngine, when: str
+    server: EngineServer, engine: FakeEngine
 ) -> None:
     """A trainer that was killed, whose next session must not wait for the last one's."""
     engine.resume.clear()
     body = json.dumps(GENERATE).encode()
     sent = head(server, Content_Length=len(body)).replace(b"/load", b"/generate") + body
-    first = connect(server, sent)
+    first, second = connect(server, sent), connect(server, sent)
+    deadline = time.monotonic() + WAIT_S
+    while engine.together < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.close()
+    while not engine.dropped:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    engine.resume.set()
+    assert b'"generated": 1' in said(second)
+    assert len(engine.dropped) == 1
+    assert_served(server)
+
+
+def test_weights_are_taken_while_requests_are_under_way(
+    server: EngineServer, engine: FakeEngine
+) -> None:
+    engine.resume.clear()
+    body = json.dumps(GENERATE).encode()
+    sent = head(server, Content_Length=len(body)).replace(b"/load", b"/generate") + body
+    client = connect(server, sent)
     assert engine.entered.wait(WAIT_S)
-    if when == "while it waits":
-        connect(server, sent).close()
-        time.sleep(2.5)  # until it is noticed
-        engine.resume.set()
-        assert status_of(said(first)) == 200
-        assert_served(server)
-        assert engine.ended_by == []
-    else:
-        first.close()
-        deadline = time.monotonic() + WAIT_S
-        while not engine.ended_by:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        engine.resume.set()
-    assert ask(server, "POST", "/generate", GENERATE)[0] == 200
+    assert ask(server, "POST", "/weights", WEIGHTS, BINARY)[0] == 200
+    headers = {**JSON, "Vapo-Push": "1"}
+    assert ask(server, "POST", "/load", {"num_tensors": 1}, headers)[0] == 200
+    assert engine.weights
+    engine.resume.set()
+    assert b'"generated": 1' in said(client)
 
 
 # ---- every error has a status and one line --------------------------------------------------
@@ -146,19 +159,25 @@ MISTAKES: dict[str, tuple[str, str, Any, Any, int]] = {
     "no UTF-8": ("POST", "/generate", b"\xff", JSON, 400),
     "a list": ("POST", "/generate", b"[]", JSON, 400),
     "no keys": ("POST", "/generate", {}, JSON, 400),
-    "an empty prompt": ("POST", "/generate", {**GENERATE, "requests": [[[], 1, None]]}, JSON, 400),
-    "a long prompt": (
+    "an empty prompt": (
         "POST",
         "/generate",
-        {**GENERATE, "requests": [[[2] * 61, 1, None]]},
+        {**GENERATE, "requests": [[[], 1, None, None]]},
         JSON,
         400,
     ),
-    "a float": ("POST", "/generate", {**GENERATE, "requests": [[[2.5], 1, None]]}, JSON, 400),
+    "a long prompt": (
+        "POST",
+        "/generate",
+        {**GENERATE, "requests": [[[2] * 61, 1, None, None]]},
+        JSON,
+        400,
+    ),
+    "a float": ("POST", "/generate", {**GENERATE, "requests": [[[2.5], 1, None, None]]}, JSON, 400),
     "a negative seed": (
         "POST",
         "/generate",
-        {**GENERATE, "requests": [[[2], -1, None]]},
+        {**GENERATE, "requests": [[[2], -1, None, None]]},
         JSON,
         400,
     ),
@@ -210,12 +229,12 @@ def test_the_engines_errors(server: EngineServer, engine: FakeEngine) -> None:
     error = {"error": "out of memory; lower it"}
     assert ask(server, "POST", "/generate", GENERATE) == (500, [error])
     engine.fails_at = 1
-    two = {**GENERATE, "requests": [[[2], 1, None], [[3], 2, None]]}
-    assert ask(server, "POST", "/generate", two) == (200, [{"finished": 1}, error])
+    two = {**GENERATE, "requests": [[[2], 1, None, None], [[3], 2, None, None]]}
+    first = {"responses": [[0, [1], [-0.5]]]}
+    assert ask(server, "POST", "/generate", two) == (200, [first, error])
     engine.fails_at = None
-    assert ask(server, "POST", "/generate", two)[1][-1] == {
-        "generated": [[[1], [-0.5]], [[2], [-0.5]]]
-    }
+    second = {"responses": [[1, [2], [-0.5]]]}
+    assert ask(server, "POST", "/generate", two) == (200, [first, second, {"generated": 2}])
 
 
 def test_an_engine_that_breaks_in_a_way_of_its_own(

@@ -20,7 +20,7 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
-from vapo.rollouts.engines.sampler import VllmSampler
+from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.progress import Progress
@@ -100,7 +100,7 @@ def sampler(request: pytest.FixtureRequest, engine: ScriptedEngine) -> Sampler:
     """Both engines' ways of asking: prompts, or requests with a budget each."""
     if request.param == "transformers":
         return ScriptedSampler(engine)
-    return VllmSampler(
+    return EngineSampler(
         engine,  # type: ignore[arg-type]
         TOKENIZER,
         end_ids=frozenset({EOS}),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.rollouts.serving import WAIT_S
-from vapo.config.engines import VllmConfig
-from vapo.config.kinds import make
+from vapo.config.engines import ColocatedVllm
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Request
@@ -23,7 +22,7 @@ from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args
 
 def test_vllm_runs_no_code_of_the_model_folder() -> None:
     arguments = engine_arguments(
-        make(VllmConfig),
+        ColocatedVllm(),
         EngineSize(64, 8),
         model_path="policy",
         dtype="float32",

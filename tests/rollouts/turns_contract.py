@@ -99,7 +99,7 @@ class TurnContract:
             found = play(stream, first_requests(6))
         assert len(found) == sum(num_turns((i, j)) for i in range(6) for j in range(2))
         assert len({turn.request.turn for turn in found.values()}) == 5
-        assert len({len(turn.ids) for turn in found.values()}) > 3
+        assert len({len(turn.ids) for turn in found.values()}) > 2
         sampler = turn_sampler(model, rows=4)
         for turn in found.values():
             with self.stream(sampler) as stream:

@@ -29,7 +29,7 @@ from vapo.commands.command_rules import (
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data_rules import sources_of
-from vapo.config.engines import ColocatedVllm, VllmEngine
+from vapo.config.engines import VllmEngine
 from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
 from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
@@ -203,7 +203,7 @@ def _named(key: str) -> Iterator[None]:
 
 def _check_engine(config: Config) -> None:
     rollouts = config.rollouts
-    if isinstance(rollouts, VllmEngine) and isinstance(rollouts.engine_options, ColocatedVllm):
+    if isinstance(rollouts, VllmEngine):
         check_installed()
 
 

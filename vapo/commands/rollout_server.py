@@ -1,4 +1,4 @@
-"""`vapo rollout-server`: a vLLM engine that trainers on other devices sample from."""
+"""`vapo rollout-server`: an engine that trainers on other devices sample from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from vapo.config import FitConfig
-from vapo.config.engines import ColocatedVllm, VllmEngine
+from vapo.config.engines import ServersEngine
 from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
-from vapo.networks.loading import read_model_config
 from vapo.networks.meta_device import empty_model
 from vapo.rollouts.engines.access_token import access_token, is_loopback
-from vapo.rollouts.engines.selection import check_engine, make_colocated_engine
+from vapo.rollouts.engines.selection import check_engine, make_served_engine
 from vapo.rollouts.engines.server import EngineServer
 from vapo.rollouts.engines.server_requests import Limits
 from vapo.system.devices import pick_device, set_threads
@@ -30,12 +29,10 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     Args:
         allowed_hosts: further names by which trainers call this host.
     """
-    rollouts = config.rollouts
-    options = rollouts.engine_options if isinstance(rollouts, VllmEngine) else None
-    if not isinstance(options, ColocatedVllm):
+    if isinstance(config.rollouts, ServersEngine):
         raise UserError(
-            "`vapo rollout-server` is the engine itself: set rollouts.engine=vllm, and leave "
-            "rollouts.vllm.mode=server to the trainer"
+            "`vapo rollout-server` is the engine itself: set rollouts.engine to transformers or "
+            "vllm, and leave rollouts.engine=servers to the trainer"
         )
     token = required_token(host)
     quiet_libraries()
@@ -43,10 +40,9 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     check_engine(config)
     check_port(host, port, fix=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
-    model_config = read_model_config(config.actor.path)
     limits = Limits(weights_bytes=max_push_bytes(config.actor.path))
     names = [*allowed_hosts, host, socket.gethostname(), socket.getfqdn()]
-    engine = make_colocated_engine(config, options, model_config, pick_device(config.trainer))
+    engine = make_served_engine(config, pick_device(config.trainer))
     try:
         address = (host, port)
         try:

@@ -53,6 +53,7 @@ FREE_KEYS = (
     "value_pages",
     "value_truth",
     "rollouts.vllm",
+    "rollouts.servers",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServers
+from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.config.problem import Problem
 
 _VLLM = "rollouts.vllm"
 
 
 def server_urls_are_addresses(config: Any) -> Problem | None:
-    rollouts, key = config.rollouts, f"{_VLLM}.server_urls"
-    if not isinstance(rollouts, VllmEngine) or not isinstance(rollouts.vllm, VllmServers):
+    rollouts, key = config.rollouts, "rollouts.servers.urls"
+    if not isinstance(rollouts, ServersEngine):
         return None
-    for url in rollouts.vllm.server_urls.split(","):
+    for url in rollouts.servers.urls.split(","):
         scheme, _, rest = url.strip().partition("://")
         if scheme != "http" or not rest.partition(":")[2].isdigit():
             return Problem((key,), f"{key}: {url.strip()!r} is not like http://gpu2:8100")
@@ -24,7 +24,7 @@ def server_urls_are_addresses(config: Any) -> Problem | None:
 def engine_parts_fill_a_host(config: Any) -> Problem | None:
     """The parts of an engine exchange activations in every layer: not over a network of hosts."""
     rollouts = config.rollouts
-    if not isinstance(rollouts, VllmEngine) or not isinstance(rollouts.vllm, ColocatedVllm):
+    if not isinstance(rollouts, VllmEngine):
         return None
     parts = rollouts.vllm.tensor_parallel_size
     if config.trainer.devices % parts == 0:
@@ -38,8 +38,8 @@ def engine_parts_fill_a_host(config: Any) -> Problem | None:
 
 
 def vllm_temperature_is_kept(config: Any) -> Problem | None:
-    """vLLM raises a lower temperature to 0.01."""
-    if not isinstance(config.rollouts, VllmEngine):
+    """vLLM raises a lower temperature to 0.01, also on a server."""
+    if not isinstance(config.rollouts, VllmEngine | ServersEngine):
         return None
     for section in ("rollouts", "evaluation"):
         part = getattr(config, section, None)

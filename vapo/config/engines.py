@@ -1,4 +1,4 @@
-"""The options of the vLLM engine."""
+"""The options of the sampling engines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.fields import option, section
 
 
 @dataclass
@@ -70,28 +69,27 @@ class ColocatedVllm(EngineOptions):
 
 
 @dataclass
-class VllmServers(EngineOptions):
+class ServerOptions(EngineOptions):
     """Engines in processes of their own (`vapo rollout-server`), each with its own options."""
 
-    server_urls: str = option(MISSING, "addresses, as http://gpu2:8100, separated by commas")
-
-
-@dataclass
-class VllmConfig:
-    mode: Literal["colocated", "server"] = choice(
-        "colocated",
-        "colocated: an engine in every trainer process; server: `vapo rollout-server` processes",
-        colocated=ColocatedVllm,
-        server=VllmServers,
-    )
+    urls: str = option(MISSING, "addresses, as http://gpu2:8100, separated by commas")
 
 
 @dataclass
 class VllmEngine:
-    vllm: VllmConfig = section(lambda: make(VllmConfig), "the vLLM engine")
+    vllm: ColocatedVllm = section(ColocatedVllm, "the vLLM engine in every trainer process")
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's options, as the type of its mode."""
-        assert isinstance(self.vllm, EngineOptions)
+        """The engine's options."""
         return self.vllm
+
+
+@dataclass
+class ServersEngine:
+    servers: ServerOptions = section(ServerOptions, "the `vapo rollout-server` processes")
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The engine's options."""
+        return self.servers

@@ -16,8 +16,10 @@ _MICROBATCH = "training.microbatch_tokens"
 _TRAIN, _HELDOUT = "data.train", "data.heldout"
 
 FOREIGN_NAMES: Mapping[str, str] = {
-    # an earlier name of ours
+    # earlier names of ours
     "overlap_rollouts": "training.max_staleness",
+    "vllm.mode": "rollouts.engine",
+    "vllm.server_urls": "rollouts.servers.urls",
     # rollouts of older weights
     "staleness_threshold": "training.max_staleness",
     "max_off_policy_steps": "training.max_staleness",
@@ -107,7 +109,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "val_kwargs.n": "evaluation.k",
     "eval_n_samples_per_prompt": "evaluation.k",
     "use_vllm": "rollouts.engine",
-    "vllm_mode": "rollouts.vllm.mode",
+    "vllm_mode": "rollouts.engine",
     "vllm_gpu_memory_utilization": "rollouts.vllm.gpu_memory_utilization",
     "vllm_tensor_parallel_size": "rollouts.vllm.tensor_parallel_size",
     "tensor_model_parallel_size": "rollouts.vllm.tensor_parallel_size",

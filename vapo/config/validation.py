@@ -15,7 +15,7 @@ from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
-from vapo.config.engines import VllmEngine, VllmServers
+from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.config.environment_rules import ENVIRONMENT_RULES
 from vapo.config.function_rules import FUNCTION_RULES
 from vapo.config.hyperparameters import resolve
@@ -112,13 +112,13 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problem | None:
     rollouts = config.rollouts
     if config.training.max_staleness == 0:
         return None
+    if isinstance(rollouts, ServersEngine):
+        return None
     if isinstance(rollouts, VllmEngine):
-        if isinstance(rollouts.vllm, VllmServers):
-            return None
         return Problem(
-            ("training.max_staleness", "rollouts.vllm.mode"),
+            ("training.max_staleness", "rollouts.engine"),
             "training.max_staleness above 0 samples while the networks train, and a colocated "
-            "engine shares their process and device: set rollouts.vllm.mode=server, "
+            "engine shares their process and device: set rollouts.engine=servers, "
             "rollouts.engine=transformers, or training.max_staleness=0",
         )
     if config.trainer.is_one_process:

@@ -273,8 +273,8 @@ def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
     assert "vLLM weights" not in stages["actor update"], "it sleeps"
     awake = estimate(folder, *VLLM, "rollouts.vllm.sleep_level=0").stages
     assert awake["actor update"]["vLLM weights"] == 4 * PARAMETERS
-    servers = ("rollouts.vllm.mode=server", "rollouts.vllm.server_urls=http://gpu2:8100")
-    elsewhere = estimate(folder, VLLM[0], *servers).stages["sampling"]
+    servers = ("rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100")
+    elsewhere = estimate(folder, *servers).stages["sampling"]
     assert elsewhere.keys() == {"actor weights", "critic weights", "optimizer states"}
     with pytest.raises(UserError, match=r"rollouts\.vllm\.kv_cache_memory_bytes is null"):
         estimate(folder, VLLM[0])

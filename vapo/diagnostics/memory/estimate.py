@@ -14,7 +14,7 @@ from typing import Literal
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
-from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine
+from vapo.config.engines import ColocatedVllm, ServersEngine, VllmEngine
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.diagnostics.memory.sizes import (
@@ -135,10 +135,12 @@ def estimate_memory(
     if config.checkpoints.save_in_background:
         host |= _checkpoint_copy(networks, config)
     if isinstance(config.rollouts, VllmEngine):
-        options = config.rollouts.engine_options
+        options = config.rollouts.vllm
         sampling = _vllm(networks[0], options, config)
-        if isinstance(options, ColocatedVllm) and options.sleep_level == 0:
+        if options.sleep_level == 0:
             resting |= sampling
+    elif isinstance(config.rollouts, ServersEngine):
+        sampling = {}
     else:
         sampling = _sampling(networks[0], config)
     stages = {
@@ -207,10 +209,8 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     }
 
 
-def _vllm(actor: _Network, options: EngineOptions, config: FitConfig) -> Bytes:
-    """A colocated engine while it is awake: the actor's weights once more and its KV cache."""
-    if not isinstance(options, ColocatedVllm):
-        return {}
+def _vllm(actor: _Network, options: ColocatedVllm, config: FitConfig) -> Bytes:
+    """An engine of this process while awake: the actor's weights once more and its KV cache."""
     if options.kv_cache_memory_bytes is None:
         raise UserError(
             "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -20,11 +20,16 @@ class EngineError(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """One response to sample. Equal requests give equal responses, whatever else is sampled."""
+    """One response to sample. Equal requests give equal responses, whatever else is sampled.
+
+    Requests with the same `episode` are turns of one: the engine may keep what it computed for
+    one until the next.
+    """
 
     prompt_ids: tuple[int, ...]
     seed: int
     max_tokens: int | None = None
+    episode: str | None = None
 
     def budget(self, settings: SamplingSettings) -> int:
         """How many tokens may be sampled; `max_tokens` None, or more than the settings': theirs."""
@@ -75,17 +80,30 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class HeartbeatEngine(Engine, Protocol):
-    """An engine whose progress can be followed token by token."""
+@runtime_checkable
+class StreamEngine(Engine, Protocol):
+    """An engine that takes requests at any time and samples them together.
 
-    def generate(
+    `load` may come while requests are under way: they go on with the new weights.
+    """
+
+    def submit(
         self,
-        requests: Sequence[Request],
+        requests: Mapping[str, Request],
         settings: SamplingSettings,
         *,
         end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-        heartbeat: Callable[[], None] = lambda: None,
-    ) -> list[Generated]:
-        """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
+    ) -> None:
+        """Begin requests. Their names are the caller's, of which no other is under way."""
+        ...
+
+    def results(self, names: Collection[str]) -> dict[str, Generated]:
+        """Take results of these requests; sample on for a short while if none is ready.
+
+        Raises: EngineError
+        """
+        ...
+
+    def abort(self, names: Collection[str]) -> None:
+        """Drop requests, whether or not they are under way."""
         ...

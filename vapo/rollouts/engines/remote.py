@@ -4,77 +4,222 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import secrets
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import safetensors.torch
-import torch.distributed as dist
 from torch import Tensor
 
-from vapo.rollouts.engines.access_token import access_token, authorization
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
-from vapo.system.distributed import rank, world_size
+from vapo.rollouts.engines.engine import EngineError, Generated, Request
+from vapo.rollouts.engines.remote_server import LostServerError, RolloutServer, hang_up
+from vapo.rollouts.engines.stepped import SteppedEngine
+from vapo.system.distributed import gather_objects, rank, world_size
 
 _CHUNK_BYTES = 256 << 20
 _BINARY = "application/octet-stream"
+_CONNECTIONS = 48  # to one server; requests beyond wait for the next that ends
+_WAIT_S = 0.05
+_EPISODES = 1 << 16  # whose servers are remembered
 
 
-class RemoteEngine:
-    """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
+@dataclass(eq=False)
+class _Asked:
+    """A request that is under way, and where."""
 
-    A server that gives no token for `timeout_s` counts as hung. Several ranks on one server wait
-    for each other, and the wait counts too: give every rank its own server.
+    request: Request
+    settings: SamplingSettings
+    end_ids: frozenset[int]
+    server: RolloutServer
+    batch: _Batch | None = None  # None: it waits for a connection
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Requests of one connection; its answer is read in a thread."""
+
+    server: RolloutServer
+    names: list[str]
+    connection: http.client.HTTPConnection | None = None
+    left: set[str] = field(default_factory=set)
+
+
+class RemoteEngine(SteppedEngine):
+    """See `StreamEngine`. Each rank samples from its share of the servers; rank 0 feeds them all.
+
+    Turns of an episode go to one server, which may keep their caches. A server that says nothing
+    for `timeout_s`, or cannot be reached, is lost: its requests go to the others, and it gets no
+    more. Several ranks on one server slow each other down: give every rank its own.
     """
 
     def __init__(self, urls: Sequence[str], *, timeout_s: float) -> None:
-        self._all = list(urls)
+        super().__init__()
+        self._all = [RolloutServer(url, timeout_s=timeout_s) for url in urls]
         self._mine = self._all[rank() :: world_size()] or [self._all[rank() % len(self._all)]]
-        self._timeout_s = timeout_s
-        self._token = access_token()
+        self._under_way: dict[str, _Asked] = {}
+        self._homes: dict[str, RolloutServer] = {}  # of episodes
+        self._events: queue.SimpleQueue[tuple[_Batch, list[list[Any]] | EngineError | None]]
+        self._events = queue.SimpleQueue()
         self.has_weights = False
-        self.max_tokens = min(int(self._ask(url, "/info")["max_tokens"]) for url in self._all)
+        self.max_tokens = min(int(server.ask("/info")["max_tokens"]) for server in self._all)
 
-    def generate(
+    # ---- requests -----------------------------------------------------------------------------
+
+    def _begin(
         self,
-        requests: Sequence[Request],
+        requests: Mapping[str, Request],
         settings: SamplingSettings,
-        *,
         end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Generated]:
-        """See `Engine.generate`."""
-        lock = threading.Lock()
+    ) -> None:
+        homes = {name: self._home(request) for name, request in requests.items()}
+        new = [name for name, home in homes.items() if home is None]
+        servers = sorted(self._living(), key=lambda server: server.num_asked)
+        # Neighbours, which may have one prompt, are on one server.
+        size = -(-len(new) // len(servers))
+        for place, name in enumerate(new):
+            homes[name] = servers[place // size]
+        for name, home in homes.items():
+            assert home is not None
+            self._assign(name, _Asked(requests[name], settings, end_ids, home))
+        self._send()
 
-        def finished(num: int) -> None:
-            with lock:
-                advance(num)
+    def _assign(self, name: str, asked: _Asked) -> None:
+        asked.batch = None
+        asked.server.num_asked += 1
+        self._under_way[name] = asked
+        if asked.request.episode is not None:
+            self._homes[asked.request.episode] = asked.server
+            if len(self._homes) > _EPISODES:
+                del self._homes[next(iter(self._homes))]
 
-        def ask(url: str, share: Sequence[Request]) -> list[Generated]:
+    def _home(self, request: Request) -> RolloutServer | None:
+        home = self._homes.get(request.episode) if request.episode is not None else None
+        return None if home is None or home.is_lost else home
+
+    def _living(self) -> list[RolloutServer]:
+        living = [server for server in self._mine if not server.is_lost]
+        return living or [server for server in self._all if not server.is_lost]
+
+    def _send(self) -> None:
+        """Send what waits: all requests of one server and one settings in one connection."""
+        groups: dict[tuple[RolloutServer, SamplingSettings, frozenset[int]], list[str]] = {}
+        for name, asked in self._under_way.items():
+            if asked.batch is None:
+                key = asked.server, asked.settings, asked.end_ids
+                groups.setdefault(key, []).append(name)
+        for (server, settings, end_ids), names in groups.items():
+            if server.num_connections >= _CONNECTIONS:
+                continue
+            batch = _Batch(server, names, left=set(names))
+            wanted = [self._under_way[name] for name in names]
+            for asked in wanted:
+                asked.batch = batch
+            requests = [asked.request for asked in wanted]
             body = {
-                "requests": [[r.prompt_ids, r.seed, r.max_tokens] for r in share],
+                "requests": [[r.prompt_ids, r.seed, r.max_tokens, r.episode] for r in requests],
                 "settings": asdict(settings),
                 "end_ids": sorted(end_ids),
             }
-            answer = self._ask(url, "/generate", json.dumps(body).encode(), finished=finished)
-            results = [Generated(tuple(ids), tuple(probs)) for ids, probs in answer["generated"]]
-            if len(results) != len(share):
-                raise EngineError(f"{url} gave {len(results)} of {len(share)} responses")
-            return results
+            server.num_connections += 1
+            threading.Thread(
+                target=self._listen, args=(batch, json.dumps(body).encode()), daemon=True
+            ).start()
 
-        size = -(-len(requests) // len(self._mine))
-        shares = [requests[i : i + size] for i in range(0, len(requests), max(size, 1))]
-        with ThreadPoolExecutor(len(self._mine)) as pool:
-            futures = [
-                pool.submit(ask, url, share) for url, share in zip(self._mine, shares, strict=False)
-            ]
-            return [generated for future in futures for generated in future.result()]
+    def _listen(self, batch: _Batch, body: bytes) -> None:
+        """Read the answer to a batch, in a thread of its own."""
+
+        def opened(connection: http.client.HTTPConnection) -> None:
+            batch.connection = connection
+
+        try:
+            for record in batch.server.lines("/generate", body, opened=opened):
+                if "generated" in record:
+                    break
+                self._events.put((batch, record["responses"]))
+        except EngineError as error:
+            self._events.put((batch, error))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._events.put((batch, EngineError(f"the answer of {batch.server.url}: {text}")))
+        else:
+            self._events.put((batch, None))
+
+    def _step(self) -> dict[str, Generated]:
+        found: dict[str, Generated] = {}
+        timeout = _WAIT_S
+        while not self._events.empty() or timeout:
+            try:
+                batch, event = self._events.get(timeout=timeout)
+            except queue.Empty:
+                break
+            timeout = 0.0
+            if isinstance(event, list):
+                for place, ids, logprobs in event:
+                    if self._finish(batch.names[place], batch):
+                        found[batch.names[place]] = Generated(tuple(ids), tuple(logprobs))
+            else:
+                self._ended(batch, event)
+        self._send()
+        return found
+
+    def _finish(self, name: str, batch: _Batch) -> bool:
+        """Whether the request was under way in this batch: it no longer is."""
+        if name not in batch.left:
+            return False
+        batch.left.discard(name)
+        del self._under_way[name]
+        batch.server.num_asked -= 1
+        return True
+
+    def _ended(self, batch: _Batch, error: EngineError | None) -> None:
+        batch.server.num_connections -= 1
+        if not batch.left:  # whatever became of the connection
+            return
+        if error is None:
+            num = len(batch.names)
+            error = EngineError(
+                f"{batch.server.url} gave {num - len(batch.left)} of {num} responses"
+            )
+        if not isinstance(error, LostServerError):
+            raise error
+        self._lose(batch.server, error)
+
+    def _lose(self, server: RolloutServer, error: LostServerError) -> None:
+        """Give the requests of a lost server to the others.
+
+        Raises: LostServerError: it was the last.
+        """
+        if not server.is_lost:
+            server.is_lost = True
+            if self._living():
+                print(f"vapo: {error}; the other servers take over", file=sys.stderr, flush=True)
+        if not self._living():
+            raise error
+        moved = {n: asked for n, asked in self._under_way.items() if asked.server is server}
+        for name, asked in moved.items():
+            if asked.batch is not None:
+                asked.batch.left.discard(name)
+            asked.server = min(self._living(), key=lambda server: server.num_asked)
+            self._assign(name, asked)
+        server.num_asked = 0
+
+    def _drop(self, names: Collection[str]) -> None:
+        """Forget requests; a connection of which nothing is left is closed."""
+        for name in names:
+            asked = self._under_way.pop(name, None)
+            if asked is not None:
+                asked.server.num_asked -= 1
+                if asked.batch is not None:
+                    asked.batch.left.discard(name)
+                    if not asked.batch.left and asked.batch.connection is not None:
+                        hang_up(asked.batch.connection)
+
+    # ---- weights ------------------------------------------------------------------------------
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load`. Every rank iterates over the weights; they are sent once."""
@@ -82,86 +227,34 @@ class RemoteEngine:
         for chunk in _chunks(weights):
             num_tensors += len(chunk)
             if rank() == 0:
-                body = safetensors.torch.save(chunk)
-                for url in self._all:
-                    self._ask(url, "/weights", body, content_type=_BINARY, push=push)
+                self._tell("/weights", safetensors.torch.save(chunk), push, _BINARY)
         if rank() == 0:
-            for url in self._all:
-                body = json.dumps({"num_tensors": num_tensors}).encode()
-                self._ask(url, "/load", body, push=push)
-        if dist.is_initialized():
-            dist.barrier()
+            body = json.dumps({"num_tensors": num_tensors}).encode()
+            self._tell("/load", body, push, "application/json")
+        # Also a rank that has not noticed must not ask a server that has old weights.
+        lost = gather_objects([place for place, server in enumerate(self._all) if server.is_lost])
+        with self._turn():
+            for place in {place for places in lost for place in places}:
+                server = self._all[place]
+                if not server.is_lost:
+                    self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
         self.has_weights = True
+
+    def _tell(self, path: str, body: bytes, push: str, content_type: str) -> None:
+        for server in self._all:
+            if not server.is_lost:
+                try:
+                    server.ask(path, body, push=push, content_type=content_type)
+                except LostServerError as error:
+                    with self._turn():
+                        self._lose(server, error)
 
     def sleep(self) -> None:
         """Do nothing: the servers share no device with the trainer."""
 
     def close(self) -> None:
-        """Do nothing: the servers keep running, for the next run."""
-
-    def _ask(
-        self,
-        url: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        content_type: str = "application/json",
-        push: str | None = None,
-        finished: Callable[[int], None] = lambda n: None,
-    ) -> dict[str, Any]:
-        """Send a request and return the answer's last line; earlier lines count responses.
-
-        Args:
-            push: which push of weights the request is a part of.
-
-        Raises: EngineError with the server's own message, or when it is unreachable or hangs.
-        """
-        headers = {} if body is None else {"Content-Type": content_type}
-        if push is not None:
-            headers["Vapo-Push"] = push
-        if self._token is not None:
-            headers["Authorization"] = authorization(self._token)
-        address = urlsplit(url)
-        connection = http.client.HTTPConnection(
-            address.hostname or "", address.port, timeout=self._timeout_s
-        )
-        try:
-            # A server that refuses a request may close before it has all of the body.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("GET" if body is None else "POST", path, body, headers)
-            response = connection.getresponse()
-            for line in response:
-                record: dict[str, Any] = _record(line, response.status)
-                if "error" in record:
-                    raise EngineError(f"the rollout server {url}: {record['error']}")
-                if "finished" not in record:
-                    return record
-                finished(record["finished"])
-            raise ConnectionError("the answer ended early")
-        except TimeoutError as error:
-            raise EngineError(
-                f"the rollout server {url} has given no token for {self._timeout_s:g} s "
-                f"(rollouts.vllm.timeout_s) and counts as hung; {RESUME_HINT}"
-            ) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise EngineError(
-                f"the rollout server {url} does not answer: {reason}; is `vapo rollout-server` "
-                f"running there? {RESUME_HINT}"
-            ) from error
-        finally:
-            connection.close()
-
-
-def _record(line: bytes, status: int) -> dict[str, Any]:
-    """Parse one line of an answer. Raises: ValueError for what no rollout server writes."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or (status != 200 and "error" not in record):
-        raise ValueError(f"it is no rollout server of this version (HTTP status {status})")
-    return record
+        """Drop what is under way. The servers keep running, for the next run."""
+        self.abort(list(self._under_way))
 
 
 def _chunks(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

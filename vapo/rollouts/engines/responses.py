@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import TurnRequest
+from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout
 
 
@@ -80,9 +81,10 @@ def turn_name(request: TurnRequest) -> str:
     return f"{i} (sample {j}, turn {request.turn})"
 
 
-def draw_key(request: TurnRequest) -> tuple[int, ...]:
-    """What a turn's random numbers are derived from, beside the seed: a first turn's (i, j)."""
-    return request.key if request.turn == 0 else (*request.key, request.turn)
+def draw_seed(seed: int, request: TurnRequest) -> int:
+    """The seed of a turn's random numbers; of a first turn that of (prompt i, sample j) alone."""
+    key = request.key if request.turn == 0 else (*request.key, request.turn)
+    return derive_seed(seed, "response", *key)
 
 
 def make_rollouts(

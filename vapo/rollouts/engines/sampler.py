@@ -1,16 +1,19 @@
-"""The `Sampler` over a vLLM engine: requests out, rollouts back, weights pushed and checked."""
+"""The `Sampler` over an engine with weights of its own, which are pushed and checked."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Engine, Request
+from vapo.rollouts.engines.engine import Engine, Request, StreamEngine
+from vapo.rollouts.engines.engine_turns import EngineTurns
 from vapo.rollouts.engines.responses import (
     NonFiniteLogitsError,
     check_lengths,
@@ -24,11 +27,11 @@ from vapo.types import Prompt, Rollout
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-class VllmSampler:
-    """The `Sampler` that samples with vLLM.
+class EngineSampler:
+    """The `Sampler` that samples with vLLM, or on rollout servers.
 
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
-    temperature, top-k and top-p. With `greedy` they are under the plain distribution: vLLM applies
+    temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies
     none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
     when the engine has discarded its own in its sleep.
     """
@@ -89,6 +92,31 @@ class VllmSampler:
             response.ids.extend(tokens.ids)
             response.logprobs.extend(tokens.logprobs)
         return make_rollouts(responses, self._tokenizer, self._end_ids)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a response, or a turn."""
+        return self._end_ids
+
+    @contextmanager
+    def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[EngineTurns]:
+        """See `TurnSampler.turns`.
+
+        Raises:
+            UserError: the engine's parts must sample in step.
+        """
+        if not isinstance(self._engine, StreamEngine):
+            raise UserError(
+                "episodes need an engine whose processes do not sample in step: set "
+                "rollouts.vllm.tensor_parallel_size=1, or rollouts.engine=servers"
+            )
+        if not self._engine.has_weights:
+            self.sync(self._weights())
+        stream = EngineTurns(self._engine, settings, seed=seed, end_ids=self._end_ids)
+        try:
+            yield stream
+        finally:
+            stream.close()
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`.

@@ -11,19 +11,21 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.engines import ColocatedVllm, EngineOptions, VllmEngine, VllmServers
+from vapo.config.engines import EngineOptions, ServersEngine, VllmEngine
 from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.networks.actor import Actor
+from vapo.networks.loading import load_causal_lm, read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.access_token import access_token
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.engine import Engine
+from vapo.rollouts.engines.engine import Engine, StreamEngine
 from vapo.rollouts.engines.remote import RemoteEngine
-from vapo.rollouts.engines.sampler import VllmSampler, Weights
+from vapo.rollouts.engines.sampler import EngineSampler, Weights
 from vapo.rollouts.engines.sync_check import Score, SyncCheck
 from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
+from vapo.rollouts.engines.transformers.engine import TransformersEngine
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
@@ -78,12 +80,9 @@ def sampling_config(
 
 def check_engine(config: FitConfig) -> None:
     """Raises: UserError: the engine is not installed, its options or the token are not good."""
-    if not isinstance(config.rollouts, VllmEngine):
-        return
-    options = config.rollouts.engine_options
-    if isinstance(options, ColocatedVllm):
-        check_options(options)
-    else:
+    if isinstance(config.rollouts, VllmEngine):
+        check_options(config.rollouts.vllm)
+    elif isinstance(config.rollouts, ServersEngine):
         access_token()
 
 
@@ -91,9 +90,8 @@ def make_sampler(
     config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
     """The sampling engine of the config."""
-    if isinstance(config.rollouts, VllmEngine):
-        options = config.rollouts.engine_options
-        return _make_vllm_sampler(config, options, actor, tokenizer)
+    if isinstance(config.rollouts, VllmEngine | ServersEngine):
+        return _make_engine_sampler(config, config.rollouts, actor, tokenizer)
     make: Callable[..., TransformersSampler] = TransformersSampler
     if config.training.max_staleness > 0:
         make = partial(DetachedTransformersSampler, lora=config.actor.lora)
@@ -116,27 +114,27 @@ def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
     return EngineSize(tokens, training.max_concurrent_sequences)
 
 
-def _make_vllm_sampler(
+def _make_engine_sampler(
     config: FitConfig,
-    options: EngineOptions,
+    rollouts: VllmEngine | ServersEngine,
     actor: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
-) -> VllmSampler:
+) -> EngineSampler:
+    options = rollouts.engine_options
     dtype = _engine_dtype(config, options)
     text_config = actor.model.config.get_text_config()
     engine: Engine
-    if isinstance(options, ColocatedVllm):
+    if isinstance(rollouts, VllmEngine):
         engine = make_colocated_engine(
-            config, options, actor.model.config, actor.device, local_rank=actor.local_rank
+            config, rollouts, actor.model.config, actor.device, local_rank=actor.local_rank
         )
-        if options.tensor_parallel_size > 1:
-            engine = TensorParallelEngine(engine, options.tensor_parallel_size)
+        if rollouts.vllm.tensor_parallel_size > 1:
+            engine = TensorParallelEngine(engine, rollouts.vllm.tensor_parallel_size)
     else:
-        assert isinstance(options, VllmServers)
-        urls = [url.strip() for url in options.server_urls.split(",")]
+        urls = [url.strip() for url in rollouts.servers.urls.split(",")]
         engine = RemoteEngine(urls, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
-    sampler = VllmSampler(
+    sampler = EngineSampler(
         engine,
         tokenizer,
         end_ids=end_token_ids(actor.model.generation_config, tokenizer),
@@ -159,7 +157,7 @@ def _make_vllm_sampler(
 
 def make_colocated_engine(
     config: FitConfig,
-    options: ColocatedVllm,
+    rollouts: VllmEngine,
     model_config: PretrainedConfig,
     device: torch.device,
     *,
@@ -168,13 +166,26 @@ def make_colocated_engine(
     """Make an engine in this process, without weights."""
     text_config = model_config.get_text_config()
     return ColocatedEngine(
-        options,
+        rollouts.vllm,
         engine_size(config, getattr(text_config, "max_position_embeddings", None)),
         model_path=config.actor.path,
-        dtype=str(_engine_dtype(config, options)).removeprefix("torch."),
+        dtype=str(_engine_dtype(config, rollouts.vllm)).removeprefix("torch."),
         device=device,
         local_rank=local_rank,
         heads=padded_heads(text_config) if device.type == "cpu" else None,
+    )
+
+
+def make_served_engine(config: FitConfig, device: torch.device) -> StreamEngine:
+    """Make the engine of the config for a process that serves it, without a trainer's weights."""
+    path = config.actor.path
+    if isinstance(config.rollouts, VllmEngine):
+        return make_colocated_engine(config, config.rollouts, read_model_config(path), device)
+    model = load_causal_lm(
+        path, dtype=config.actor.dtype, attn_implementation=config.actor.attn_implementation
+    )
+    return TransformersEngine(
+        model, max_rows=config.rollouts.max_concurrent_sequences, device=device
     )
 
 

@@ -8,9 +8,9 @@ import json
 import queue
 import select
 import socket
-import time
 import traceback
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, HeartbeatEngine, Request
+from vapo.rollouts.engines.engine import Generated, Request, StreamEngine
 from vapo.rollouts.engines.server_requests import (
     GenerateBody,
     Limits,
@@ -35,11 +35,14 @@ from vapo.rollouts.engines.server_requests import (
     parse,
 )
 
+# Responses of a client's requests by their places, an empty list as a heartbeat, or the error.
+Answers = queue.SimpleQueue[list[tuple[int, Generated]] | Exception]
+
 
 class ServedEngine(ThreadingTCPServer):
     """What a handler needs from its server, which all handlers share."""
 
-    engine: HeartbeatEngine
+    engine: StreamEngine
     limits: Limits
     token: str | None
     host_names: frozenset[str]
@@ -51,6 +54,23 @@ class ServedEngine(ThreadingTCPServer):
         future: Future[Any] = Future()
         self.jobs.put((future, work))
         return future
+
+    @abstractmethod
+    def begin(
+        self,
+        answers: Answers,
+        requests: Sequence[Request],
+        settings: SamplingSettings,
+        end_ids: frozenset[int],
+    ) -> list[str]:
+        """Begin requests, whose responses go into `answers`. In the engine's thread.
+
+        Returns: their names.
+        """
+
+    @abstractmethod
+    def drop(self, names: Sequence[str]) -> None:
+        """Drop those of the requests that are under way. In the engine's thread."""
 
 
 _HEARTBEAT_S = 1.0
@@ -156,61 +176,47 @@ class RequestHandler(BaseHTTPRequestHandler):
         self._line({"max_tokens": engine.max_tokens, "has_weights": engine.has_weights})
 
     def _generate(self) -> None:
-        """The response begins with the engine's first token, so that refusals have a status."""
+        """The answer begins with the engine's first step, so that refusals have a status."""
         engine = self.server.engine
         wanted = parse(GenerateBody, self._body(self.server.limits.json_bytes))
         check_lengths(wanted, engine.max_tokens)
-        counts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        has_left, last = False, time.monotonic()
+        answers: Answers = queue.SimpleQueue()
 
-        def finished(num: int) -> None:
-            if has_left:
-                raise ConnectionAbortedError("the client has disconnected")
-            counts.put(num)
-
-        def heartbeat() -> None:
-            nonlocal last
-            if has_left or time.monotonic() - last > _HEARTBEAT_S:
-                last = time.monotonic()
-                finished(0)
-
-        def work() -> list[Generated]:
+        def begin() -> list[str]:
             if not engine.has_weights:
                 raise RefusalError(409, "the rollout server has no weights yet")
-            return engine.generate(
+            return self.server.begin(
+                answers,
                 [Request(*request) for request in wanted.requests],
                 SamplingSettings(**wanted.settings.model_dump()),
-                end_ids=frozenset(wanted.end_ids),
-                advance=finished,
-                heartbeat=heartbeat,
+                frozenset(wanted.end_ids),
             )
 
-        future = self.server.submit(work)
-        future.add_done_callback(lambda _: counts.put(None))
+        names = self.server.submit(begin).result()
         try:
-            self._write_progress(counts)
-        except OSError:
-            has_left = True
-            future.cancel()
+            self._write_responses(answers, len(names))
+        except BaseException:
+            self.server.submit(lambda: self.server.drop(names))
             raise
-        self._line({"generated": [[result.ids, result.logprobs] for result in future.result()]})
+        self._line({"generated": len(names)})
 
-    def _write_progress(self, counts: queue.SimpleQueue[int | None]) -> None:
-        """Write how many responses have finished, until all have.
+    def _write_responses(self, answers: Answers, num_left: int) -> None:
+        """Write each response as it is finished, and heartbeats while the engine samples.
 
-        Raises: OSError when the client has left.
+        Raises: OSError when the client has left; the engine's error.
         """
-        while True:
+        while num_left:
             try:
-                num = counts.get(timeout=_HEARTBEAT_S)
+                finished = answers.get(timeout=_HEARTBEAT_S)
             except queue.Empty:
                 readable, _, _ = select.select([self.connection], [], [], 0)
                 if readable and self.connection.recv(1, socket.MSG_PEEK) == b"":
                     raise ConnectionAbortedError from None
                 continue
-            if num is None:
-                return
-            self._line({"finished": num})
+            if isinstance(finished, Exception):
+                raise finished
+            num_left -= len(finished)
+            self._line({"responses": [[place, g.ids, g.logprobs] for place, g in finished]})
 
     def _receive(self) -> None:
         """Receive tensors of a push; its first part discards what another push has left."""

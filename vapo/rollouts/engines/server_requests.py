@@ -135,6 +135,7 @@ _Integer = Annotated[int, Field(ge=0, lt=2**63)]
 _Integers = Annotated[tuple[_Integer, ...], Field(fail_fast=True)]
 
 
+_Episode = Annotated[str, Field(max_length=200)]
 _Budget = Annotated[int, Field(gt=0, lt=2**63)]
 
 
@@ -151,9 +152,11 @@ class _Settings(_Body):
 
 
 class GenerateBody(_Body):
-    """Each request is [prompt ids, seed, its own most tokens or null]."""
+    """Each request is [prompt ids, seed, its own most tokens or null, its episode or null]."""
 
-    requests: Annotated[list[tuple[_Integers, _Integer, _Budget | None]], Field(fail_fast=True)]
+    requests: Annotated[
+        list[tuple[_Integers, _Integer, _Budget | None, _Episode | None]], Field(fail_fast=True)
+    ]
     settings: _Settings
     end_ids: _Integers
 
@@ -174,7 +177,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
 def check_lengths(wanted: GenerateBody, max_tokens: int) -> None:
     """Raises: RefusalError naming a prompt that is empty or does not fit the engine."""
     most = wanted.settings.max_response_tokens
-    for index, (prompt_ids, _, own) in enumerate(wanted.requests):
+    for index, (prompt_ids, _, own, _) in enumerate(wanted.requests):
         budget = most if own is None else min(own, most)
         if not prompt_ids or len(prompt_ids) + budget > max_tokens:
             raise RefusalError(

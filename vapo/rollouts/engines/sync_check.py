@@ -89,17 +89,17 @@ class SyncCheck:
         gap = _mean_gap(written, scores)
         last, self._last = self._last, (sums, written)
         if not sums:
-            raise EngineError("the vLLM engine took no weights: the sync was skipped")
+            raise EngineError("the engine took no weights: the sync was skipped")
         if not gap <= self._limit:
             raise EngineError(
-                f"after a weight sync the vLLM engine's log-probs differ from the trainer's by "
-                f"{gap:.3g} nats on average, more than rollouts.vllm.max_logprob_gap "
+                f"after a weight sync the engine's log-probs differ from the trainer's by "
+                f"{gap:.3g} nats on average, more than max_logprob_gap "
                 f"{self._limit:g}: it does not have the trainer's weights (or rounds more; "
                 "docs/rollouts.md)"
             )
         if last is not None and last[0] != sums and last[1] == written:
             raise EngineError(
-                "a weight sync did not reach the vLLM engine: the weights have changed, its "
+                "a weight sync did not reach the engine: the weights have changed, its "
                 "log-probs have not, in any bit"
             )
         return gap

@@ -36,10 +36,19 @@ class DetachedTransformersSampler(TransformersSampler):
             ValueError: the names are not those of the engine's own weights, each of them once.
         """
         with self._next, self._weights_in_use:
-            left = self._model.state_dict()
-            for name, tensor in weights:
-                if name not in left:
-                    raise ValueError(f"the engine has no weight {name}, or got it twice")
-                left.pop(name).copy_(tensor)
-            if left:
-                raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")
+            take_weights(self._model, weights)
+
+
+def take_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy weights into the model.
+
+    Raises:
+        ValueError: the names are not those of the model's own weights, each of them once.
+    """
+    left = model.state_dict()
+    for name, tensor in weights:
+        if name not in left:
+            raise ValueError(f"the engine has no weight {name}, or got it twice")
+        left.pop(name).copy_(tensor)
+    if left:
+        raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")

@@ -18,6 +18,7 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.responses import (
     check_lengths,
+    draw_seed,
     make_rollouts,
     requested_responses,
     turn_name,
@@ -117,7 +118,7 @@ class TransformersSampler:
             yield TransformersTurns(
                 self._model,
                 settings,
-                seed=seed,
+                draw_seed=lambda request: draw_seed(seed, request),
                 stop_ids=self._stop_ids,
                 max_rows=self._max_rows,
                 device=self._device,

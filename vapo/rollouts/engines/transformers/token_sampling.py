@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from vapo.system.seeding import derive_seed
-
 
 def filtered_logprobs(
     logits: Float[Tensor, "R V"], *, temperature: float, top_k: int, top_p: float
@@ -52,15 +50,9 @@ def inverse_cdf(
     return (cumulative > threshold[:, None]).to(torch.uint8).argmax(dim=-1)
 
 
-def uniform_draws(
-    keys: Sequence[tuple[int, ...]], *, seed: int, num_tokens: int
-) -> Float64[Tensor, "R num_tokens"]:
-    """Draw uniforms in [0, 1) for each (prompt i, sample j): a function of (seed, i, j) only.
-
-    A later turn of an episode has the key (prompt i, sample j, turn).
-    """
-    draws = np.empty((len(keys), num_tokens))
-    for row, key in enumerate(keys):
-        stream = np.random.Philox(key=derive_seed(seed, "response", *key))
-        np.random.Generator(stream).random(out=draws[row])
+def uniform_draws(seeds: Sequence[int], *, num_tokens: int) -> Float64[Tensor, "R num_tokens"]:
+    """Draw each row's uniforms in [0, 1): a function of its seed only; more begin with the same."""
+    draws = np.empty((len(seeds), num_tokens))
+    for row, seed in enumerate(seeds):
+        np.random.Generator(np.random.Philox(key=seed)).random(out=draws[row])
     return torch.from_numpy(draws)

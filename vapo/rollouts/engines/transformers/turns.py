@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.engines.responses import check_turn, draw_key, turn_name
+from vapo.rollouts.engines.responses import check_turn, turn_name
 from vapo.rollouts.engines.transformers.decoding_rows import DecodingRows, OpenTurn, join_rows
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow
 from vapo.rollouts.engines.transformers.prefill import prefill, prefill_chunks
@@ -42,7 +42,8 @@ class TransformersTurns:
 
     At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
     are kept, the newest. `take_turns` is entered around each step: weights may change between two.
-    `num_prefilled` counts the tokens that ran through the model before the first was sampled.
+    `draw_seed` gives the seed of a turn's random numbers. `num_prefilled` counts the tokens that
+    ran through the model before the first was sampled.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class TransformersTurns:
         model: PreTrainedModel,
         settings: SamplingSettings,
         *,
-        seed: int,
+        draw_seed: Callable[[TurnRequest], int],
         stop_ids: frozenset[int],
         max_rows: int,
         device: torch.device,
@@ -58,9 +59,9 @@ class TransformersTurns:
         name: Callable[[TurnRequest], str] = turn_name,
     ) -> None:
         self.num_prefilled = 0
-        self._model, self._settings, self._seed = model, settings, seed
+        self._model, self._settings, self._draw_seed = model, settings, draw_seed
         self._stop_ids = stop_ids
-        self._stops = torch.tensor(sorted(stop_ids), device=device)
+        self._stops = torch.tensor(sorted(stop_ids), device=device, dtype=torch.long)
         self._max_rows, self._device = max_rows, device
         self._take_turns, self._name = take_turns, name
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -156,14 +157,13 @@ class TransformersTurns:
 
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
         """Prefill turns, and sample the first token of each."""
-        prefilled = prefill(
-            self._model, turns, pad_id=min(self._stop_ids), device=self._device
-        )  # any valid id pads: it is masked
+        pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
+        prefilled = prefill(self._model, turns, pad_id=pad_id, device=self._device)
         self.num_prefilled += prefilled.num_tokens
         most = self._settings.max_response_tokens
         # One more draw than tokens: a finished row still takes one, unused.
-        keys = [draw_key(turn.request) for turn in turns]
-        draws = uniform_draws(keys, seed=self._seed, num_tokens=most + 1)
+        seeds = [self._draw_seed(turn.request) for turn in turns]
+        draws = uniform_draws(seeds, num_tokens=most + 1)
         cache_rows = self._on_device(prefilled.rows)
         rows = DecodingRows(
             turns,

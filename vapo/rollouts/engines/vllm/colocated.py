@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from vapo.config.engines import ColocatedVllm
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
+from vapo.rollouts.engines.stepped import SteppedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
 from vapo.rollouts.engines.watchdog import Watchdog
+
+_STEPS = 8  # of the engine, in one of ours
 
 
 def check_options(options: ColocatedVllm) -> None:
@@ -32,8 +37,8 @@ def check_options(options: ColocatedVllm) -> None:
         check_engine_args(options.engine_args, EngineArgs)
 
 
-class ColocatedEngine:
-    """See `Engine`. In a process group each rank has an engine of its own for its own prompts.
+class ColocatedEngine(SteppedEngine):
+    """See `StreamEngine`. In a process group each rank has an engine for its own prompts.
 
     A response is a request of its own, not one of vLLM's `n`: vLLM would make `n` such requests
     of it, with the seeds seed, seed + 1, ... Prompts are shared through the prefix cache either
@@ -51,13 +56,13 @@ class ColocatedEngine:
         local_rank: int = 0,
         heads: PaddedHeads | None = None,
     ) -> None:
+        super().__init__()
         self._heads = heads
         self.max_tokens = size.max_model_len
         self.has_weights = False
         self._timeout_s = options.timeout_s
         self._sleep_level = options.sleep_level if device.type == "cuda" else 0
         self._is_asleep = False
-        self._num_requests = 0
         self._in_process_group = dist.is_initialized()
         ranks = {}
         if self._in_process_group:
@@ -76,36 +81,36 @@ class ColocatedEngine:
                 arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
             self._engine = _create(options, arguments)
 
-    def generate(
+    def _begin(
         self,
-        requests: Sequence[Request],
+        requests: Mapping[str, Request],
         settings: SamplingSettings,
-        *,
         end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-        heartbeat: Callable[[], None] = lambda: None,
-    ) -> list[Generated]:
-        """See `Engine.generate`; `heartbeat` is called at every step that sampled a token."""
-        engine = self._live()
+    ) -> None:
+        with self._state.entered(), _clear_errors("take requests"):
+            for name, request in requests.items():
+                self._add(name, request, settings, end_ids)
+
+    def _step(self) -> dict[str, Generated]:
+        """Until a request is done, or for a few steps of which one at least has given a token."""
+        engine, heard = self._live(), threading.Event()
         with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
             if self._is_asleep:
                 engine.wake_up()
                 self._is_asleep = False
-            places: dict[str, int] = {}
-            results: list[Generated | None] = [None] * len(requests)
-            with _aborted_on_error(engine, places), _heartbeats(engine, dog.heartbeat, heartbeat):
-                for place, request in enumerate(requests):
-                    places[self._submit(request, settings, end_ids)] = place
-                while engine.has_unfinished_requests():
-                    finished = engine.step()
-                    for output in finished:
-                        results[places[output.request_id]] = _generated(output)
-                    if finished:
-                        advance(len(finished))
-            whole = [result for result in results if result is not None]
-            if len(whole) < len(requests):
-                raise EngineError(f"{len(requests) - len(whole)} of {len(requests)} are missing")
-        return whole
+            if not engine.has_unfinished_requests():
+                raise EngineError("requests are missing")
+            with _heartbeats(engine, dog.heartbeat, heard.set):
+                for step in itertools.count(1):
+                    if finished := engine.step():
+                        return {output.request_id: _generated(output) for output in finished}
+                    if not engine.has_unfinished_requests() or (heard.is_set() and step >= _STEPS):
+                        return {}
+        raise AssertionError("no end")
+
+    def _drop(self, names: Collection[str]) -> None:
+        with self._state.entered():
+            self._live().abort_request(list(names))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load`."""
@@ -116,8 +121,9 @@ class ColocatedEngine:
             if self._is_asleep:
                 engine.wake_up(tags=["weights"])
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-            # What the old weights computed would be taken for the new ones' own.
-            if not engine.reset_prefix_cache():
+            # What the old weights computed would be taken for the new ones' own. Requests under
+            # way compute it again.
+            if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise EngineError("the prefix cache could not be reset")
             if self._is_asleep:
                 engine.wake_up(tags=["kv_cache"])
@@ -144,11 +150,12 @@ class ColocatedEngine:
             raise EngineError("the vLLM engine is closed")
         return self._engine
 
-    def _submit(self, request: Request, settings: SamplingSettings, end_ids: frozenset[int]) -> str:
+    def _add(
+        self, name: str, request: Request, settings: SamplingSettings, end_ids: frozenset[int]
+    ) -> None:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        name, self._num_requests = str(self._num_requests), self._num_requests + 1
         self._live().add_request(
             name,
             TokensPrompt(prompt_token_ids=list(request.prompt_ids)),
@@ -165,7 +172,6 @@ class ColocatedEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             ),
         )
-        return name
 
 
 def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
@@ -191,17 +197,6 @@ def _generated(output: Any) -> Generated:
         float(entry[token].logprob) for token, entry in zip(ids, completion.logprobs, strict=True)
     )
     return Generated(ids, logprobs)
-
-
-@contextmanager
-def _aborted_on_error(engine: Any, names: Iterable[str]) -> Iterator[None]:
-    """Remove these requests from the engine if their call ends early."""
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):  # the first error is the one to report
-            engine.abort_request(list(names))
-        raise
 
 
 @contextmanager

@@ -1,0 +1,144 @@
+"""Turns over an engine of its own: the Transformers engine as a rollout server has it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.rollouts.sampler_contract import SamplerContract, ids_of
+from tests.rollouts.test_transformers_turns import make
+from tests.rollouts.turns_contract import SETTINGS, TurnContract, first_requests, play
+from tests.rollouts.turns_contract import ids_of as turn_ids
+from tests.tiny_model import ragged_prompts, sample, tiny_model
+from tests.vllm_engine import make_vllm_sampler
+from vapo.errors import UserError
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Request
+from vapo.rollouts.engines.transformers.engine import TransformersEngine
+
+
+class Parts:
+    """An engine that samples whole batches only."""
+
+    has_weights, max_tokens = True, 128
+
+    def __init__(self, whole):
+        self.load, self.generate = whole.load, whole.generate
+
+    def sleep(self): ...
+
+    def close(self): ...
+
+
+def engine_of(model, rows):
+    return TransformersEngine(copy.deepcopy(model), max_rows=rows, device=torch.device("cpu"))
+
+
+def sample_with_engine(model, prompts, *, group_size=4, rows=8, seed=7, **settings):
+    sampler = make_vllm_sampler(engine_of(model, rows), model)
+    how = SamplingSettings(**{"max_response_tokens": 32, **settings})
+    return sampler.sample(prompts, group_size=group_size, settings=how, seed=seed)
+
+
+class TestResponses(SamplerContract):
+    num_draws = 2000
+
+    @pytest.fixture(scope="class")
+    def model(self):
+        return tiny_model()
+
+    @pytest.fixture
+    def make_model(self):
+        return tiny_model
+
+    @pytest.fixture
+    def sample(self):
+        return sample_with_engine
+
+
+class TestTurns(TurnContract):
+    @pytest.fixture(scope="class")
+    def model(self):
+        return tiny_model()
+
+    @pytest.fixture
+    def turn_sampler(self):
+        return lambda model, rows: make_vllm_sampler(engine_of(model, rows), model)
+
+
+def test_responses_and_turns_are_the_trainers_own_engines():
+    model = tiny_model()
+    prompts = ragged_prompts(6)
+    assert ids_of(sample_with_engine(model, prompts)) == ids_of(sample(model, prompts))
+    with make(model, 4).turns(SETTINGS, seed=7) as stream:
+        wanted = turn_ids(play(stream, first_requests(4)))
+    with make_vllm_sampler(engine_of(model, 4), model).turns(SETTINGS, seed=7) as stream:
+        assert turn_ids(play(stream, first_requests(4))) == wanted
+
+
+def test_a_batch_beside_an_open_stream_and_two_streams():
+    """Each takes its own results, whoever steps."""
+    model = tiny_model()
+    sampler = make_vllm_sampler(engine_of(model, 4), model)
+    prompts = ragged_prompts(4)
+    alone = ids_of(sampler.sample(prompts, group_size=2, settings=SETTINGS, seed=3))
+    with sampler.turns(SETTINGS, seed=7) as stream:
+        wanted = turn_ids(play(stream, first_requests(3)))
+    with sampler.turns(SETTINGS, seed=8) as stream:
+        others = turn_ids(play(stream, first_requests(3)))
+    with sampler.turns(SETTINGS, seed=7) as stream, sampler.turns(SETTINGS, seed=8) as other:
+        for request in first_requests(3):
+            other.submit(request)
+        other.step()
+        beside = sampler.sample(prompts, group_size=2, settings=SETTINGS, seed=3)
+        assert ids_of(beside) == alone
+        assert turn_ids(play(stream, first_requests(3))) == wanted
+        rest = turn_ids(play(other, []))
+        assert rest
+        assert rest.items() <= others.items()
+
+
+def test_open_turns_go_on_with_new_weights():
+    model = tiny_model()
+    engine = engine_of(model, 4)
+    sampler = make_vllm_sampler(engine, model)
+    requests = first_requests(4)
+    with sampler.turns(SETTINGS, seed=7) as stream:
+        for request in requests:
+            stream.submit(request)
+        found = stream.step()
+        with torch.no_grad():
+            model.model.layers[1].mlp.down_proj.weight.mul_(-1)
+        sampler.sync(model.state_dict().items())
+        while stream.num_open:
+            found += stream.step()
+    assert {turn.request.key for turn in found} == {request.key for request in requests}
+    again = sampler.sample(ragged_prompts(4), group_size=2, settings=SETTINGS, seed=3)
+    direct = sample(model, ragged_prompts(4), group_size=2, seed=3, max_response_tokens=8)
+    assert ids_of(again) == ids_of(direct)
+
+
+def test_a_stream_that_ends_early_leaves_nothing_behind():
+    model = tiny_model()
+    engine = engine_of(model, 4)
+    sampler = make_vllm_sampler(engine, model)
+    with sampler.turns(SETTINGS, seed=7) as stream:
+        for request in first_requests(4):
+            stream.submit(request)
+        stream.step()
+    assert engine.results(["any"]) == {}
+    once = [Request((2, 3, 4), seed=5)]
+    first = engine.generate(once, SETTINGS, end_ids=frozenset([1]))
+    assert engine.generate(once, SETTINGS, end_ids=frozenset([1])) == first
+
+
+def test_an_engine_in_parts_has_no_turns():
+    model = tiny_model()
+    sampler = make_vllm_sampler(Parts(engine_of(model, 4)), model)
+    with (
+        pytest.raises(UserError, match="tensor_parallel_size=1"),
+        sampler.turns(SETTINGS, seed=7),
+    ):
+        pass
