@@ -13,6 +13,7 @@ from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.environment_rules import NEED_A_KIND
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import option_names
+from vapo.diagnostics.reward_weight import first_token_weight
 from vapo.errors import UserError
 
 EPISODES = ("environment.kind=function", "environment.function=my_games:Guess")
@@ -147,3 +148,12 @@ def test_no_episode_is_made_to_answer_in_its_middle(tmp_path: Path) -> None:
     check_gates(config, None)
     with pytest.raises(UserError, match=r"--answer_now ';' .* leave it out"):
         check_gates(config, ";")
+
+
+def test_the_rewards_weight_is_over_turns(tmp_path: Path) -> None:
+    """Of a constant lambda: 0.95^(9 - 1) in an episode of the most turns."""
+    constant = ("components.length_adaptive_gae.enabled=false", "environment.max_turns=9")
+    config = fit_config(tmp_path, *EPISODES, TURNS, *constant)
+    weight, of = first_token_weight(config)
+    assert weight == pytest.approx(0.95**8)
+    assert of == "lambda_policy 0.95, 9 turns"

@@ -11,6 +11,7 @@ from tests.config.fits import ROOT
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.flattening import flatten, to_yaml
 from vapo.config.loading import Composed, compose, from_yaml, load_config
+from vapo.errors import UserError
 
 CONF = ROOT / "conf"
 DEFAULT = CONF / "vapo.yaml"
@@ -105,12 +106,32 @@ def test_state_tracking_has_the_settings_of_its_recorded_runs() -> None:
     assert found == expected
 
 
+PUNISHMENT = "rewards.overlong.soft_punishment"
+NOT_WITH_EPISODES = {
+    "dapo": (PUNISHMENT, [f"{PUNISHMENT}=false"]),
+    "easyppo": ("critic.weights", ["critic.weights=none"]),
+    "justrl2": (PUNISHMENT, [f"{PUNISHMENT}=false", "critic.reward=shaped"]),
+    "remax": ("greedy_baseline", []),
+    "vineppo": ("vine", []),
+}
+"""The key of what an environment is refused with, and what makes the rest of the system work."""
+
+
 @pytest.mark.parametrize(
     "base", [DEFAULT, *TASKS, *RECIPES], ids=lambda path: str(path.relative_to(CONF))
 )
 def test_every_algorithm_over_every_whole_config(base: Path) -> None:
+    own = ["critic.reward_model_path=mine"]
+    is_used = load_config(FitConfig, [base], own).environment.is_used
     for algorithm in ALGORITHMS:
-        resolve(load_config(FitConfig, [base, algorithm], ["critic.reward_model_path=mine"]))
+        if is_used and algorithm.stem in NOT_WITH_EPISODES:
+            key, fix = NOT_WITH_EPISODES[algorithm.stem]
+            with pytest.raises(UserError, match=key):
+                load_config(FitConfig, [base, algorithm], own)
+            if fix:
+                resolve(load_config(FitConfig, [base, algorithm], [*own, *fix]))
+            continue
+        resolve(load_config(FitConfig, [base, algorithm], own))
 
 
 @pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
