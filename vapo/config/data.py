@@ -36,7 +36,9 @@ class FileSource:
         None,
         "regular expression with one group: its last match in the column is the answer; null: all",
     )
-    demonstration_column: str | None = option(None, "column of a worked response, for `vapo sft`")
+    demonstration_column: str | None = option(
+        None, "column of a worked response, or of a list of the policy's turns, for `vapo sft`"
+    )
     prompt_template: str | None = option(
         None, "text around this source's problems; null: data.prompt_template"
     )

@@ -1,0 +1,35 @@
+"""Episodes of several turns: a walk in a hidden wind is learnt, and its critic knows something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import store, summary, vapo_process
+from vapo.tracking.metric_groups import stored_key
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
+
+
+def test_vapo_learns_to_be_there_in_time(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    result = vapo_process(
+        "fit",
+        *("--config", "conf/windy_walk/vapo.yaml"),
+        "training.num_iterations=15",
+        "evaluation.every_n_iterations=15",
+        f"output_dir={tmp_path / 'runs'}",
+        f"tracking.uri={store(tmp_path)}",
+        timeout_s=850,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    contents = summary(Path(result.stdout.strip().splitlines()[-1]))
+    assert contents["score_before"] < 0.50
+    assert contents["score_after"] > contents["score_before"] + 0.25
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    key = stored_key("critic/explained_variance")
+    history = client.get_metric_history(contents["mlflow_run_id"], key)
+    known = [m.value for m in sorted(history, key=lambda m: m.step)]
+    assert sum(known[10:20]) / 10 > 0.05, "the last of value pretraining, the first after it"
