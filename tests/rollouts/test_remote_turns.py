@@ -143,7 +143,12 @@ def test_requests_of_a_server_that_hangs_go_to_the_others(capfd, monkeypatch):
         servers, remote = two(stack, timeout_s=1.5)
         hung = threading.Event()
         stack.callback(hung.set)
-        monkeypatch.setattr(servers[0].engine, "_step", lambda: hung.wait(20) and {})
+
+        def hang() -> dict[int, object]:
+            hung.wait(20)
+            return {}
+
+        monkeypatch.setattr(servers[0].engine, "_step", hang)
         requests = numbered(6)
         remote.submit(requests, SETTINGS, end_ids=END_IDS)
         found = collect(remote, requests)
