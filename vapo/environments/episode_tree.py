@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 
 import psutil
 
 from vapo.system.supervision import adopt_orphans, die_with_parent
+
+SEARCH_EVERY_S = 0.2
+"""What ended episodes left behind is looked for at most so often."""
 
 
 class EpisodeTree:
@@ -24,6 +28,7 @@ class EpisodeTree:
         self._host = os.getpid()
         self._pids: dict[int, int] = {}
         self._others = self._children()  # what the import of the user's module has started
+        self._next_search = 0.0
         self.has_orphans = False
         """Whether something that an ended episode left behind may still run."""
 
@@ -46,9 +51,7 @@ class EpisodeTree:
     def kill(self, episode: int) -> None:
         """Kill its process and its group; `reap` then finds what else there is of it."""
         pid = self._pids[episode]
-        # without its group where it could not be made: that would be the host's own
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+        self._kill_group(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -57,18 +60,23 @@ class EpisodeTree:
         ended = []
         episodes = {pid: episode for episode, pid in self._pids.items()}
         with suppress(ChildProcessError):
-            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            while (found := os.waitid(os.P_ALL, 0, options)) is not None:
-                if found.si_pid in episodes:
-                    episode = episodes[found.si_pid]
-                    self.kill(episode)  # its group, while nobody else can have its number
-                    del self._pids[episode]
-                    ended.append(episode)
-                    self.has_orphans = True
-                os.waitpid(found.si_pid, 0)
-        if self.has_orphans:
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                if pid not in episodes:
+                    continue
+                self._kill_group(pid)  # what is left of it: so long nobody else has its number
+                del self._pids[episodes[pid]]
+                ended.append(episodes[pid])
+                self.has_orphans = True
+        if self.has_orphans and time.monotonic() >= self._next_search:
+            start = time.monotonic()
             self._kill_orphans()
+            now = time.monotonic()  # where there are many processes a search takes long
+            self._next_search = now + max(SEARCH_EVERY_S, 10 * (now - start))
         return ended
+
+    def _kill_group(self, pid: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
     def _kill_orphans(self) -> None:
         orphans = self._children() - self._others - set(self._pids.values())

@@ -20,15 +20,12 @@ import time
 from contextlib import suppress
 
 from vapo.environments.episode_process import run_episode
-from vapo.environments.episode_tree import EpisodeTree
+from vapo.environments.episode_tree import SEARCH_EVERY_S, EpisodeTree
 from vapo.environments.settings import CLOSE_TIMEOUT_S, MESSAGE, HostSettings, MakeEpisode, Order
 from vapo.environments.user_class import user_class
 from vapo.errors import UserError
 from vapo.system.child_process import channel_of
 from vapo.system.supervision import adopt_orphans, fork_supervised
-
-_AGAIN_S = 0.2
-"""What was killed and still runs is killed again so often."""
 
 
 class Host:
@@ -63,7 +60,7 @@ class Host:
         """Wait for something and do it; False once the trainer has hung up."""
         ends = list(self._closing.values())
         if self._tree.has_orphans:
-            ends.append(time.monotonic() + _AGAIN_S)
+            ends.append(time.monotonic() + SEARCH_EVERY_S)
         wait_s = max(0.0, min(ends) - time.monotonic()) if ends else None
         ready = [key.fileobj for key, _ in selector.select(wait_s)]
         if self._woken in ready:
@@ -73,7 +70,7 @@ class Host:
         for episode, at in list(self._closing.items()):
             if time.monotonic() >= at:
                 self._tree.kill(episode)
-                self._closing[episode] = time.monotonic() + _AGAIN_S
+                self._closing[episode] = time.monotonic() + SEARCH_EVERY_S
         for episode in self._tree.reap():
             self._closing.pop(episode, None)
         return goes_on
