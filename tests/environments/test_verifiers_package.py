@@ -151,6 +151,13 @@ def test_a_tool_server_ends_with_an_episode_that_is_given_up():
     assert ends(server)
 
 
+def test_an_environment_can_clean_up_after_an_episode_that_is_given_up(tmp_path: Path):
+    file = tmp_path / "stopped"
+    with opened("guess-digit", stopped_file=str(file)) as envs:
+        assert play(envs, rows("guess-digit", 1)[0], "5")[-1].failure is None
+    assert file.read_text() == "stopped"
+
+
 def test_a_limit_of_the_environments_own_ends_and_scores_the_episode():
     row = rows("look-up", 1)[0]
     with opened("look-up", agent={"max_turns": 1}) as envs:

@@ -14,7 +14,7 @@ from typing import Any
 
 import openai.resources  # noqa: F401 - now, and not in each episode's process
 import verifiers.v1 as vf
-from openai import APIStatusError, AsyncOpenAI
+from openai import AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
@@ -57,10 +57,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
                 AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
             )
             tools, dispatch, connected = await connect_mcp({"mcpServers": servers}, stack)
-            try:
-                await _talk(client, ctx.model, messages, tools, dispatch, connected)
-            except APIStatusError as error:  # so a limit or a stop condition refuses a turn
-                return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+            await _talk(client, ctx.model, messages, tools, dispatch, connected)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 

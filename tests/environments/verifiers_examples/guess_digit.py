@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import verifiers.v1 as vf
 
@@ -20,6 +21,7 @@ class DigitTask(vf.Task[DigitData]):
 class DigitEnvConfig(vf.EnvConfig):
     player: vf.AgentConfig = vf.AgentConfig()
     fails_after: int | None = None
+    stopped_file: str | None = None
 
 
 class DigitEnv(vf.Env[DigitEnvConfig]):
@@ -33,6 +35,10 @@ class DigitEnv(vf.Env[DigitEnvConfig]):
                 if segment.terminated or segment.last_reply == str(task.data.hidden):
                     break
                 message = "higher" if int(segment.last_reply) < task.data.hidden else "lower"
+
+    async def stop(self) -> None:
+        if self.config.stopped_file is not None:
+            Path(self.config.stopped_file).write_text("stopped")
 
 
 class DigitTaskset(vf.Taskset[DigitTask, vf.TasksetConfig]):
