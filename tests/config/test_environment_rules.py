@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import fit_config
+from tests.config.fits import ROOT, fit_config
 from tests.config.test_validation import CRITIC_FREE, problem
 from vapo.commands.command_rules import check_gates
+from vapo.config import SftConfig
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.environment_rules import NEED_A_KIND
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import option_names
+from vapo.config.loading import load_config
 from vapo.diagnostics.reward_weight import first_token_weight
 from vapo.errors import UserError
 
@@ -40,6 +42,22 @@ def test_a_key_without_a_kind_has_no_effect(tmp_path: Path, name: str) -> None:
     assert message.startswith(f"environment.{name} ")
     assert "set environment.kind, or environment." in message
     fit_config(tmp_path, set_to, *EPISODES)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("environment.kind=null", "environment.max_turn_tokens .* set environment.kind"),
+        ("environment.observation_template=none", "must contain {observation}"),
+        ("environment.max_turn_tokens=97", "97 is above rollouts.max_response_tokens 96"),
+        ("environment.function=no_path", "environment.function 'no_path' is not of the form"),
+    ],
+)
+def test_a_cold_start_has_the_rules_of_its_environment(override: str, message: str) -> None:
+    path = ROOT / "conf/windy_walk/sft.yaml"
+    load_config(SftConfig, [path], [])
+    with pytest.raises(UserError, match=message):
+        load_config(SftConfig, [path], [override])
 
 
 @pytest.mark.parametrize(

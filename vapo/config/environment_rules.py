@@ -13,7 +13,7 @@ from vapo.config.data import VerifiersSource
 from vapo.config.data_rules import sources_of
 from vapo.config.environments import EnvironmentConfig, VerifiersEnvironment
 from vapo.config.problem import Problem, Rule
-from vapo.config.schema import FitConfig
+from vapo.config.schema import FitConfig, SftConfig
 
 _KIND = "environment.kind"
 _OVER = "algorithm.gae_over"
@@ -31,7 +31,7 @@ NEED_A_KIND = (
 """The keys of `environment` that have no effect without a kind."""
 
 
-def environment_keys_need_a_kind(config: FitConfig) -> Problem | None:
+def environment_keys_need_a_kind(config: FitConfig | SftConfig) -> Problem | None:
     environment, plain = config.environment, EnvironmentConfig()
     if environment.is_used:
         return None
@@ -47,7 +47,7 @@ def environment_keys_need_a_kind(config: FitConfig) -> Problem | None:
     return None
 
 
-def observation_template_has_a_place(config: FitConfig) -> Problem | None:
+def observation_template_has_a_place(config: FitConfig | SftConfig) -> Problem | None:
     template = config.environment.observation_template
     if template is None or "{observation}" in template:
         return None
@@ -58,7 +58,7 @@ def observation_template_has_a_place(config: FitConfig) -> Problem | None:
     )
 
 
-def turn_fits_the_budget(config: FitConfig) -> Problem | None:
+def turn_fits_the_budget(config: FitConfig | SftConfig) -> Problem | None:
     most, budget = config.environment.max_turn_tokens, config.rollouts.max_response_tokens
     if most is None or most <= budget:
         return None
@@ -159,7 +159,7 @@ def turns_have_one_value(config: FitConfig) -> Problem | None:
     return None
 
 
-def tasks_are_of_the_environment(config: FitConfig) -> Problem | None:
+def tasks_are_of_the_environment(config: FitConfig | SftConfig) -> Problem | None:
     """A source of the tasks of an environment of the package verifiers is of the one that plays."""
     environment = config.environment
     own = environment.id if isinstance(environment, VerifiersEnvironment) else None
@@ -179,13 +179,18 @@ def _written(default: Any) -> str:
     return "null" if default is None else f"{default}"
 
 
-ENVIRONMENT_RULES: tuple[Rule, ...] = (
+EPISODE_RULES: tuple[Rule, ...] = (
     environment_keys_need_a_kind,
     observation_template_has_a_place,
     turn_fits_the_budget,
+    tasks_are_of_the_environment,
+)
+"""Of `vapo sft`, too."""
+
+ENVIRONMENT_RULES: tuple[Rule, ...] = (
+    *EPISODE_RULES,
     episodes_are_rewarded_by_their_environment,
     estimator_takes_episodes,
     turns_are_of_episodes,
     turns_have_one_value,
-    tasks_are_of_the_environment,
 )

@@ -9,7 +9,7 @@ from vapo.config.environments import FunctionEnvironment
 from vapo.config.flattening import flatten
 from vapo.config.import_paths import import_path_problem
 from vapo.config.problem import Problem, Rule
-from vapo.config.schema import FitConfig
+from vapo.config.schema import FitConfig, SftConfig
 
 
 def own_estimator_is_an_import_path(config: FitConfig) -> Problem | None:
@@ -19,7 +19,7 @@ def own_estimator_is_an_import_path(config: FitConfig) -> Problem | None:
     return import_path_problem("algorithm.estimator_function", algorithm.estimator_function)
 
 
-def own_environment_is_an_import_path(config: FitConfig) -> Problem | None:
+def own_environment_is_an_import_path(config: FitConfig | SftConfig) -> Problem | None:
     environment = config.environment
     if not isinstance(environment, FunctionEnvironment):
         return None

@@ -16,8 +16,8 @@ from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
 from vapo.config.engines import ServersEngine, VllmEngine
-from vapo.config.environment_rules import ENVIRONMENT_RULES
-from vapo.config.function_rules import FUNCTION_RULES
+from vapo.config.environment_rules import ENVIRONMENT_RULES, EPISODE_RULES
+from vapo.config.function_rules import FUNCTION_RULES, own_environment_is_an_import_path
 from vapo.config.hyperparameters import resolve
 from vapo.config.pretraining_rules import PRETRAINING_RULES
 from vapo.config.problem import Problem, Rule
@@ -232,6 +232,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
         sharding_options_have_shards,
         one_training_source,
         no_curriculum,
+        own_environment_is_an_import_path,
+        *EPISODE_RULES,
         *_COMMON,
     ),
     RewardModelConfig: (
