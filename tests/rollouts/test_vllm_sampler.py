@@ -211,7 +211,7 @@ def test_a_small_step_reaches_the_engine(engine):
             parameter.add_(1e-6 * parameter.abs().mean())
     engine.load, load = lambda weights: list(weights), engine.load  # walks them, loads nothing
     try:
-        with pytest.raises(EngineError, match="did not reach the vLLM engine"):
+        with pytest.raises(EngineError, match="did not reach the engine"):
             sampler.sync(model.state_dict().items())
     finally:
         engine.load = load
@@ -245,14 +245,14 @@ def test_a_stale_prefix_is_found(engine, model, monkeypatch):
     with torch.no_grad():
         other.model.layers[0].self_attn.k_proj.weight.mul_(1.1)
         other.model.layers[1].mlp.down_proj.weight.mul_(0.9)
-    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda: True)
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda **_: True)
     with pytest.raises(EngineError, match="max_logprob_gap"):
         sampler.sync(other.state_dict().items())
 
 
 def test_a_prefix_cache_in_use_is_an_error(engine, model, monkeypatch):
     sampler = make_vllm_sampler(engine, model)
-    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda **_: False)
     with pytest.raises(EngineError, match="prefix cache"):
         sampler.sync(model.state_dict().items())
 

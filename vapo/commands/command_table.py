@@ -156,7 +156,7 @@ COMMANDS = {
         loads=_TRAINER,
     ),
     "rollout-server": _configured(
-        "rollout_server", "serve a vLLM engine to trainers on other devices",
+        "rollout_server", "serve an engine to trainers in other processes",
         _HOST,
         option("--port", "0: any", type=int, default=8100),
         option(

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
-from vapo.config.engines import VllmEngine
+from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.diagnostics.memory.sizes import Continuations, most_continuations
 from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
@@ -159,6 +159,8 @@ def continuations_line(config: FitConfig, continued: Continuations) -> str:
     where = "the stage sampling counts them, prefixes as long as they may be"
     if isinstance(config.rollouts, VllmEngine):
         where = "vLLM's KV cache is of a fixed size, so they change nothing of the peak"
+    elif isinstance(config.rollouts, ServersEngine):
+        where = "the servers' memory is not counted"
     return (
         f"vine: up to {continued.num_steps} steps of a response, so {continued.num_prefixes:,} "
         f"prefixes, {continued.num_responses:,} continuations and {continued.num_tokens:,} more "

@@ -94,7 +94,8 @@ class SyncCheck:
             raise EngineError(
                 f"after a weight sync the engine's log-probs differ from the trainer's by "
                 f"{gap:.3g} nats on average, more than max_logprob_gap "
-                f"{self._limit:g}: it does not have the trainer's weights (or rounds more; "
+                f"{self._limit:g} (a key of rollouts.vllm and rollouts.servers): it does not have "
+                "the trainer's weights (or rounds more; "
                 "docs/rollouts.md)"
             )
         if last is not None and last[0] != sums and last[1] == written:
