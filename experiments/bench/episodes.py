@@ -124,7 +124,7 @@ def main() -> None:
     ]
     sampling = SamplingSettings(max_response_tokens=250)
     engine = TransformersSampler(
-        AutoModelForCausalLM.from_pretrained(POLICY),
+        AutoModelForCausalLM.from_pretrained(POLICY, trust_remote_code=False),
         tokenizer,
         max_concurrent_sequences=arguments.at_once,
         device="cpu",
