@@ -166,3 +166,11 @@ def _fit(arguments: list[str]) -> int:
 
 def log(folder: Path) -> str:
     return (folder / "log.txt").read_text()[-3000:]
+
+
+def test_vapo_try_shows_the_turns(tmp_path: Path) -> None:
+    result = vapo("try", "--config", WINDY_WALK, "--num", "2", *where(tmp_path))
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "[policy, turn 1, reward 0]" in result.stdout
+    assert "[environment, before turn 2]" in result.stdout
+    assert "verifier" not in result.stdout

@@ -21,6 +21,7 @@ from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -88,7 +89,9 @@ def sampled_trials(sampled: Sampled, scorer: Scorer, output: VerifierOutput) -> 
             prompt_id=prompt.prompt_id,
             problem=_decoded(tokenizer, prompt.prompt_ids),
             answer=prompt.answer,
-            response=_decoded(tokenizer, rollout.response_ids),
+            response=shown_turns(rollout, tokenizer)
+            if rollout.turns
+            else _decoded(tokenizer, rollout.response_ids),
             response_text=rollout.response_text,
             output=output.take(),
             num_prompt_tokens=len(prompt.prompt_ids),

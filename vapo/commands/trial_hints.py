@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from vapo.commands.trials import Trial, inline
 from vapo.config import FitConfig
+from vapo.config.environments import environment_name
 from vapo.config.rewards import RegexVerifier
 
 _READS = {
@@ -74,23 +75,31 @@ def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> I
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
     found = [t.failure for t in trials if t.failure is not None]
+    who, whose, limit = (
+        "your verifier",
+        "the verifier's",
+        f"rewards.timeout_s, {config.rewards.timeout_s:g} s",
+    )
+    if config.environment.is_used:
+        who, whose, limit = (
+            "your environment",
+            "an environment's",
+            f"environment.timeout_s, {config.environment.timeout_s:g} s",
+        )
     failures = Counter(failure.partition(":")[0] for failure in found)
     for kind, count in failures.most_common():
         first = next(failure for failure in found if failure.partition(":")[0] == kind)
         if kind == "nan":
             yield (
-                f"your verifier gave a reward that is not finite (nan or inf) to {count} of "
+                f"{who} gave a reward that is not finite (nan or inf) to {count} of "
                 f"{len(trials)} responses, which is no verdict"
             )
         elif kind == "error":
-            yield f"your verifier raised on {count} of {len(trials)} responses: {_raised(first)}"
+            yield f"{who} raised on {count} of {len(trials)} responses: {_raised(first)}"
         elif kind == "timeout":
-            yield (
-                f"{count} of {len(trials)} verdicts took longer than rewards.timeout_s, "
-                f"{config.rewards.timeout_s:g} s"
-            )
+            yield (f"{count} of {len(trials)} verdicts took longer than {limit}")
         elif kind == "crash":
-            yield f"{count} of {len(trials)} times the verifier's process ended without a verdict"
+            yield f"{count} of {len(trials)} times {whose} process ended without a verdict"
         else:
             yield f"{count} of {len(trials)} responses have no verdict: {inline(first)}"
 
@@ -104,6 +113,13 @@ def _raised(failure: str) -> str:
 
 def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
     total, rewards = len(judged), config.rewards
+    if config.environment.is_used:
+        yield (
+            f"no episode of {total} is correct: ended by environment "
+            f"{environment_name(config.environment)} with rewards that sum to more than "
+            f"environment.correct_above, {config.environment.correct_above:g}"
+        )
+        return
     extracts = rewards.verifier in ("regex", "math", "reasoning_gym")
     num_without = sum(not t.extracted for t in judged) if extracts else 0
     where = f"rewards.pattern {rewards.pattern!r}" if isinstance(rewards, RegexVerifier) else ""
