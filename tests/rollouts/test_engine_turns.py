@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
+from tests.rollouts.serving import FakeEngine
 from tests.rollouts.test_transformers_turns import make
 from tests.rollouts.turns_contract import SETTINGS, TurnContract, first_requests, play
 from tests.rollouts.turns_contract import ids_of as turn_ids
@@ -15,7 +17,7 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model
 from tests.vllm_engine import make_vllm_sampler
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request
+from vapo.rollouts.engines.engine import Generated, Request
 from vapo.rollouts.engines.transformers.engine import TransformersEngine
 
 
@@ -142,3 +144,38 @@ def test_an_engine_in_parts_has_no_turns():
         sampler.turns(SETTINGS, seed=7),
     ):
         pass
+
+
+def test_equal_prompts_of_a_batch_share_their_prefill():
+    model, shapes = tiny_model(), []
+    model.register_forward_hook(lambda module, _, output: shapes.append(output.logits.shape[0]))
+    engine = TransformersEngine(model, max_rows=16, device=torch.device("cpu"))
+    requests = [Request((2 + seed % 2, 3, 4), seed=seed) for seed in range(8)]
+    engine.generate(requests, SETTINGS, end_ids=frozenset([1]))
+    assert shapes[0] == 2
+
+
+def test_a_thread_that_submits_is_before_the_next_step_of_another():
+    engine = FakeEngine()
+    num_late = 0
+    threads: list[threading.Thread] = []
+
+    def submit() -> None:
+        engine.submit({str(len(threads)): Request((2,), 1)}, SETTINGS, end_ids=frozenset())
+
+    def step() -> dict[str, Generated]:
+        nonlocal num_late
+        if len(threads) == len(engine.open):  # the last one's request has come
+            threads.append(threading.Thread(target=submit))
+            threads[-1].start()
+            threads[-1].join(0.01)  # it waits for the end of this step
+            assert len(threads) > len(engine.open)
+        else:
+            num_late += 1
+        return {}
+
+    engine._step = step  # type: ignore[method-assign]
+    while len(threads) < 30:
+        engine.results(["nobody's"])
+    threads[-1].join(10)
+    assert num_late == 0
