@@ -1,10 +1,11 @@
-"""What the table of a sweep does not say: sampled tokens, and what the critics knew by turn.
+"""What the table of a sweep does not say: scores on the way, tokens, what the critics knew by turn.
 
     python experiments/environments/figures.py SWEEP_FOLDER
 
-The tokens are those that a row's runs sampled for training, those of its value pretraining
-included. The explained variance is that of the pretrained critic on the last rollouts of its
-pretraining, by sampled token of an episode; a turn has three tokens, or four.
+Differences are to the first row, paired by seed, with 95 % intervals: at the end, and at the last
+evaluation that all rows have. The tokens are those that a row's runs sampled for training, those of
+its value pretraining included. The explained variance is that of the pretrained critic on the last
+rollouts of its pretraining, by sampled token of an episode; a turn has three tokens, or four.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from mlflow import MlflowClient
 
+from vapo.sweep.report.table import quantile
 from vapo.tracking.metric_groups import stored_key
 
 
 def main(folder: Path) -> None:
     contents = json.loads((folder / "sweep.json").read_text())
     pretrainings = {run["identity"]: run for run in contents["value_pretrainings"]}
+    print_scores([run for run in contents["runs"] if run["state"] == "finished"])
     for row in [entry["row"] for entry in contents["rows"]]:
         own = [run for run in contents["runs"] if run["row"] == row and run["state"] == "finished"]
         before = [pretrainings[run["needs"]] for run in own if run["needs"]]
@@ -36,6 +39,25 @@ def main(folder: Path) -> None:
             )
         if before:
             print("  explained variance by token:", by_token(before))
+
+
+def print_scores(runs: list[dict[str, Any]]) -> None:
+    """Held-out scores in per cent at each evaluation, the first one before training."""
+    scores: dict[str, list[list[float]]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        found = [100 * score for score in history(run, "eval/avg_at_k")]
+        scores.setdefault(run["row"], []).append(found)
+    common = min(len(curve) for curves in scores.values() for curve in curves)
+    first = next(iter(scores.values()))
+    for row, curves in scores.items():
+        print(f"{row}: scores", ", ".join(f"{mean(at):.1f}" for at in zip(*curves, strict=True)))
+        for name, place in (("end", -1), (f"evaluation {common}", common - 1)):
+            gaps = [own[place] - other[place] for own, other in zip(curves, first, strict=True)]
+            error = stdev(gaps) / len(gaps) ** 0.5
+            half = quantile(len(gaps) - 1) * error
+            low, high = mean(gaps) - half, mean(gaps) + half
+            gap = f"{mean(gaps):+.1f} [{low:+.1f}, {high:+.1f}]"
+            print(f"  at its {name}, difference to {next(iter(scores))}: {gap}")
 
 
 def client(run: dict[str, Any]) -> MlflowClient:
