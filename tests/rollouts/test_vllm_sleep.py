@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import Request
+from vapo.rollouts.engines.stepped import SteppedEngine
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 
@@ -14,6 +17,7 @@ from vapo.rollouts.engines.vllm.process_state import ProcessState
 class RecordedVllm:
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.asked: list[str] = []
         self.engine_core = self
 
     def sleep(self, level: int) -> None:
@@ -25,18 +29,27 @@ class RecordedVllm:
     def collective_rpc(self, method: str, kwargs: Any) -> None:
         self.calls.append((method, [name for name, _ in kwargs["weights_iterator"]]))
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        assert reset_running_requests
         self.calls.append("reset_prefix_cache")
         return True
 
     def get_output(self) -> None: ...
 
     def has_unfinished_requests(self) -> bool:
-        return False
+        return bool(self.asked)
+
+    def step(self) -> list[Any]:
+        """Every request is done at once, with the token 3."""
+        done, self.asked = self.asked, []
+        token = SimpleNamespace(token_ids=[3], logprobs=[{3: SimpleNamespace(logprob=-1.0)}])
+        return [SimpleNamespace(request_id=name, outputs=[token]) for name in done]
 
 
 def sleeping_engine(level: int) -> tuple[ColocatedEngine, RecordedVllm]:
     engine, vllm = ColocatedEngine.__new__(ColocatedEngine), RecordedVllm()
+    SteppedEngine.__init__(engine)
+    engine._add = lambda name, *_: vllm.asked.append(name)  # type: ignore[method-assign]
     engine._engine, engine._state, engine._heads = vllm, ProcessState({}), None
     engine._timeout_s, engine._sleep_level, engine._is_asleep = 60.0, level, False
     engine.has_weights = True
@@ -64,7 +77,7 @@ def test_sampling_wakes_what_sleeps_once():
     engine, vllm = sleeping_engine(1)
     engine.sleep()
     for _ in range(2):
-        engine.generate([], SamplingSettings(1), end_ids=frozenset())
+        engine.generate([Request((2,), 0)], SamplingSettings(1), end_ids=frozenset())
     assert vllm.calls == [("sleep", 1), ("wake_up", None)]
 
 
