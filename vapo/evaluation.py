@@ -238,7 +238,7 @@ def _metrics(
             majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
         lengths = [rollout.num_sampled for rollout in rollouts]
         length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
-        is_cut = [rollout.finish_reason is not FinishReason.STOP for rollout in rollouts]
+        is_cut = [r.finish_reason is not FinishReason.STOP and r.failure is None for r in rollouts]
         truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
     score = avg.compute()
     majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}

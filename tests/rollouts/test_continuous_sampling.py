@@ -237,6 +237,35 @@ def test_the_engine_is_free_in_a_pause() -> None:
     made.cancel()
 
 
+def test_a_resumed_run_draws_the_same_numbers() -> None:
+    """Those are drawn by the keys of the episodes: the third iteration's are the same."""
+    made, stream = source()
+    for number in (1, 2, 3):
+        made.next_batch(policy(number), last=2)
+    made.cancel()
+    again, resumed = source()
+    again.next_batch(policy(3), last=2)
+    again.cancel()
+    size = NUM_PROMPTS * G
+    assert [r.key for r in resumed.requests] == [r.key for r in stream.requests[2 * size :]]
+
+
+def test_an_episode_that_failed_at_once_has_no_age() -> None:
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        return two_turns(row, texts) if row["answer"] else Reply((0, 0), failure="crash")
+
+    environments = ScriptedEnvironments(answer, capacity=64)
+    made, _ = source(*ENVIRONMENT, environments=environments)
+    prompt = made.collection.attempt_prompts(30, 0)[0]
+    object.__setattr__(prompt, "answer", "")
+    batch, metrics = made.next_batch(policy(31), last=LAST)
+    made.cancel()
+    assert batch.is_failed is not None
+    assert batch.is_failed.sum() == G
+    assert metrics["rollout/staleness_iterations"] == 0
+    assert metrics["rollout/failed_episodes"] == metrics["rollout/failed_crash"] == G
+
+
 def test_a_thread_without_work_is_no_hindrance() -> None:
     made, stream = source()
     made.next_batch(policy(1), last=0)

@@ -13,12 +13,14 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedEnvironments, ScriptedStream
-from tests.tiny_model import tiny_tokenizer
+from tests.tiny_model import tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
+from vapo.networks.actor import Actor
+from vapo.networks.token_inputs import rollout_inputs
 from vapo.rewards.scorer import episode_verdict, scorer_of
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer, Prefix, check_replayed, first_tokens
@@ -360,3 +362,50 @@ def test_continuations_of_episodes_are_worth_what_comes_after_the_prefix() -> No
     early = 0.5 * 0.5**2 + 0.5 * 0.5**5 + 0.5**8
     assert found.returns(rewards, gamma=0.5).tolist() == [[early, early], [0.25, 0.25]]
     assert found.num_sampled_tokens == 2 * 9 + 2 * 3
+
+
+def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
+    (episode,) = play(ScriptedEnvironments(counting), prompts("1"), budget=2)
+    assert episode.failure is not None
+    assert "leaves no token of the budget" in episode.failure
+    assert episode.response_ids == ()
+
+
+def test_a_batch_of_failures_alone_is_a_batch() -> None:
+    rollouts = play(ScriptedEnvironments(counting), prompts("1", "1"), budget=2)
+    verdicts = [episode_verdict(rollout, EnvironmentConfig()) for rollout in rollouts]
+    batch = make_rollout_batch(
+        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
+    )
+    assert batch.is_failed is not None
+    assert batch.is_failed.tolist() == [True, True]
+    assert not batch.response_mask.any()
+    inputs = rollout_inputs(batch, [0, 1], pad_id=0)
+    actor = Actor(tiny_model())
+    assert inputs.scatter(actor(inputs, temperature=1.0)[0]).tolist() == [[0.0], [0.0]]
+
+
+def test_prefixes_whose_continuations_were_lost_are_not_whole() -> None:
+    sampler, episode = begun()
+    environments: Any = sampler._environments
+    lost = iter([False, False, True, False, False, False])
+
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        if len(texts) == 0 and next(lost):
+            return Reply(KEY, failure="timeout")
+        return counting(row, texts)
+
+    environments.answer = answer
+    made = config()
+    continuer = Continuer(
+        made,
+        SamplingSettings(max_response_tokens=60),
+        sampler,
+        scorer_of(made),
+        tiny_tokenizer(),
+        Progress(enabled=False).stage,
+    )
+    prefixes = [Prefix(0, 2), Prefix(0, 12)]
+    found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
+    assert found.are_whole == [True, False]
+    assert found.returns(found.batch.rewards, gamma=1.0)[0].tolist() == [2.0, 2.0]

@@ -97,9 +97,11 @@ def measure_step_starts(
     prefixes = [
         Prefix(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
-        if measuring.is_measured(group)
+        if measuring.is_measured(group) and rollout.failure is None
         for start in step_starts(rollout, config.value_truth.segments, continuer.tokenizer)
     ]
+    if not prefixes:  # all episodes were lost to their environment
+        return Measured(found, 0)
     states = [state_of(rollouts, prefix) for prefix in prefixes]
     sharing = Counter(states)
     k = measuring.num_continuations
@@ -110,7 +112,10 @@ def measure_step_starts(
     )
     made = continuer.sample(rollouts, prefixes, num_continuations=k, seed=seed)
     returns = made.returns(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
-    for prefix, state, draws in zip(prefixes, states, returns.tolist(), strict=True):
+    drawn = zip(prefixes, states, returns.tolist(), made.are_whole, strict=True)
+    for prefix, state, draws, is_whole in drawn:
+        if not is_whole:  # a continuation was lost to the environment
+            continue
         mean, noise = statistics.fmean(draws), noise_of_mean(draws)
         row = found[prefix.row] = found[prefix.row] or []
         row.append(MeasuredPrefix(prefix.num_tokens, mean, noise, k, sharing[state]))

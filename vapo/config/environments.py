@@ -43,9 +43,7 @@ class EnvironmentConfig:
     max_turn_tokens: int | None = option(
         None, "sampled tokens of a turn; null: what rollouts.max_response_tokens leaves", ge=1
     )
-    max_observation_tokens: int = option(
-        512, "longer observations are cut at their end, and counted", ge=1
-    )
+    max_observation_tokens: int = option(512, "longer observations are cut at their end", ge=1)
     observation_template: str | None = option(
         None,
         "text that stands for an observation, with {observation} in it; null: the chat template's "

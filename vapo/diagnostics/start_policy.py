@@ -16,7 +16,7 @@ from vapo.diagnostics.gates import Interval, clustered_interval
 from vapo.functional.metrics import first_token_reward_weight
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.answer_now import answered_half_way
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import make_rollout_batch, without_failed
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import Sampler, sampling_settings
 from vapo.system.progress import Progress
@@ -77,13 +77,15 @@ def sample_start(
         rewards = [verdict.reward for verdict in guesses]
         groups = [rewards[first : first + k] for first in range(0, len(rewards), k)]
         guess = clustered_interval([statistics.fmean(group) for group in groups])
-    batch = make_rollout_batch(
-        rollouts,
-        verdicts,
-        group_size=k,
-        rewards=config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-        critic_truncated=config.critic.truncated,
+    batch = without_failed(
+        make_rollout_batch(
+            rollouts,
+            verdicts,
+            group_size=k,
+            rewards=config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            critic_truncated=config.critic.truncated,
+        )
     )
     return StartPolicy(batch, guess)
 

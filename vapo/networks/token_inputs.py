@@ -178,7 +178,7 @@ def rollout_inputs(
         for_critic: behind the prompts that the critic reads; never those of another network.
     """
     rollouts = [batch.rollouts[row] for row in rows]
-    longest = max(len(rollout.response_ids) for rollout in rollouts)
+    longest = max(1, *(len(rollout.response_ids) for rollout in rollouts))
     return token_inputs(
         [
             (critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids, r.response_ids)

@@ -43,20 +43,26 @@ def make_rollout_batch(
     if bool(((lengths == 0) & ~failed).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
     widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
-    is_token = torch.arange(int(widths.max())) < widths[:, None]
+    is_token = torch.arange(max(1, int(widths.max()))) < widths[:, None]
     response_ids = torch.zeros(is_token.shape, dtype=torch.long)
-    response_ids[is_token] = torch.tensor([i for r in rollouts for i in r.response_ids])
+    response_ids[is_token] = torch.tensor(
+        [i for r in rollouts for i in r.response_ids], dtype=torch.long
+    )
     rollout_logprobs = torch.zeros(is_token.shape)
     rollout_logprobs[is_token] = torch.tensor(
-        [logprob for r in rollouts for logprob in r.rollout_logprobs]
+        [logprob for r in rollouts for logprob in r.rollout_logprobs], dtype=torch.float32
     )
     response_mask = is_token
     episodes: dict[str, Tensor] = {}
     if are_episodes:
         response_mask = torch.zeros_like(is_token)
-        response_mask[is_token] = torch.tensor([own for r in rollouts for own in r.is_sampled])
+        response_mask[is_token] = torch.tensor(
+            [own for r in rollouts for own in r.is_sampled], dtype=torch.bool
+        )
         as_turns = [
-            rollout if rollout.turns else replace(rollout, turns=(_one_turn(rollout, verdict),))
+            rollout
+            if rollout.turns or rollout.failure is not None
+            else replace(rollout, turns=(_one_turn(rollout, verdict),))
             for rollout, verdict in zip(rollouts, verdicts, strict=True)
         ]
         episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
@@ -132,6 +138,15 @@ def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[T
     placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
     check_rewards_on_sampled(placed, batch.response_mask)
     return placed
+
+
+def without_failed(batch: Batch) -> Batch:
+    """The groups that have lost no episode to its environment; all where none is whole."""
+    if batch.is_failed is None:
+        return batch
+    size = batch.group_size
+    lost = batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:

@@ -24,6 +24,7 @@ from vapo.rollouts.dynamic_sampling import (
     groups_of,
 )
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
+from vapo.rollouts.failure_metrics import failure_metrics
 from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
@@ -102,6 +103,8 @@ class RolloutCollection:
         )
         metrics = filled.metrics() if self.filling(phase).max_attempts else {}
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
+        if self.config.environment.is_used:
+            metrics |= failure_metrics(batch)
         if filled.num_fillers:
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-filled.num_fillers * batch.group_size :] = False

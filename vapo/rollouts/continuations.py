@@ -73,7 +73,16 @@ class Continuations:
         starts = torch.tensor([p.num_tokens for p in self.prefixes]).repeat_interleave(size)
         placed = placed_rewards(self.batch, rewards.double())
         returns = monte_carlo_returns(placed, self.batch.response_mask, gamma=gamma)
-        return returns.gather(1, starts[:, None]).view(-1, size)
+        # what failed before it came to its prefix has no column there, and is not `whole`
+        columns = starts.clamp(max=returns.shape[1] - 1)
+        return returns.gather(1, columns[:, None]).view(-1, size)
+
+    @property
+    def are_whole(self) -> list[bool]:
+        """Of each prefix, whether no continuation was lost to its environment."""
+        failed = [rollout.failure is not None for rollout in self.batch.rollouts]
+        size = self.batch.group_size
+        return [not any(failed[i : i + size]) for i in range(0, len(failed), size)]
 
 
 @dataclass(frozen=True)

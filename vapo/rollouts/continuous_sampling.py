@@ -56,7 +56,6 @@ class _Iteration:
 
     filling: Filling
     attempt: int = 0
-    first_row: int = 0
     rollouts: list[Rollout | None] = field(default_factory=list)
     num_left: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -79,7 +78,6 @@ class ContinuousSampling:
         self._version = 0
         self._open: dict[int, _Iteration] = {}
         self._rows: dict[tuple[int, int], tuple[int, int]] = {}  # episode -> iteration, row
-        self._num_rows = 0
         self._done: dict[int, _Iteration] = {}
         self._error: BaseException | None = None
         self._ends = self._is_parked = False
@@ -193,12 +191,14 @@ class ContinuousSampling:
         size = self._orders.group_size
         found.rollouts = [None] * (len(prompts) * size)
         found.num_left = len(found.rollouts)
+        # No other episode of the run has its key, by which its random numbers are drawn, and a run
+        # that is resumed has the same.
+        number = iteration * max(1, found.filling.max_attempts) + found.attempt
         for i, prompt in enumerate(prompts):
             for j in range(size):
-                key = (self._num_rows + i, j)  # no other episode of the run has it
+                key = (number * len(prompts) + i, j)
                 self._rows[key] = (iteration, i * size + j)
                 loop.add(prompt, key)
-        self._num_rows += len(prompts)
 
     def _collect(self, loop: EpisodeLoop, episode: Episode) -> None:
         iteration, row = self._rows.pop(episode.key)

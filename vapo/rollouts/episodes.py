@@ -277,6 +277,8 @@ class EpisodeLoop:
     def _ask_engine(self, episode: Episode) -> None:
         left = episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
         if left < 1:
+            if not episode.turns:
+                episode.failure = "error: the first observation leaves no token of the budget"
             self._end(episode, FinishReason.LENGTH)
             return
         episode.version = self._version()

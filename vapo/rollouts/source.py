@@ -125,7 +125,8 @@ class RolloutSource:
         phase = self._ahead_phase
         with self.engine_free() if needs_engine else nullcontext():
             batch, metrics = self.collection.batch_of(filling.filled(), iteration, phase)
-        oldest = min(rollout.version or 0 for rollout in batch.rollouts)
+        versions = [r.version for r in batch.rollouts if r.version is not None]
+        oldest = min(versions, default=0)
         return SampledRollouts(iteration, oldest, phase, batch, metrics)
 
     def before_update(self) -> None:
@@ -141,7 +142,8 @@ class RolloutSource:
         for iteration in self._ahead.finished:
             filling, _ = self._ahead.take(iteration)
             self._ready[iteration] = self._assembled(filling, iteration)
-            self._keep(self._ready[iteration])
+        if self._ready:  # the next iteration begins with the weights that there are now
+            self._keep(self._ready[min(self._ready)])
 
     def engine_free(self) -> AbstractContextManager[None]:
         """While nothing is sampled ahead, so that engine and scorer are free."""
@@ -188,9 +190,11 @@ def staleness_metrics(found: SampledRollouts, start: IterationStart) -> dict[str
 
     The mean is over sampled tokens; a turn has the age of the weights when it was asked for.
     """
-    ages: list[float] = []
-    tokens: list[int] = []
+    ages: list[float] = [0.0]  # of no token
+    tokens: list[int] = [0]
     for rollout in found.batch.rollouts:
+        if not rollout.num_sampled:  # its environment failed before its first turn
+            continue
         first = found.policy_iterations if rollout.version is None else rollout.version
         for turn in rollout.turns or (Turn(0, rollout.num_sampled, version=first),):
             version = first if turn.version is None else turn.version

@@ -158,7 +158,10 @@ class IterationRunner:
         waits = self.config.critic.head.start == "first_batch" and start.number == 1
         if not waits or self.networks.critic is None:
             return {}
-        mean = mean_over_ranks(critic_rewards(batch, self.config))
+        rewards = critic_rewards(batch, self.config)
+        if batch.is_failed is not None:
+            rewards = rewards[~batch.is_failed]
+        mean = mean_over_ranks(rewards)
         value = start_heads(self.networks.critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(
@@ -176,6 +179,8 @@ class IterationRunner:
             return None
         if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
             return None
+        if not all_ranks(any(rollout.failure is None for rollout in batch.rollouts)):
+            return None  # a process has lost all its episodes
         settings = sampling_settings(self.config.rollouts)
         return measure_truth(
             batch,

@@ -39,7 +39,7 @@ from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_packing
 from vapo.rollouts.bad_rows import check_batch
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import make_rollout_batch, without_failed
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options
@@ -114,13 +114,15 @@ def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
 
     Rewards are shaped by the training budget, as those that the critic is trained on.
     """
-    return make_rollout_batch(
-        result.rollouts,
-        result.verdicts,
-        group_size=config.evaluation.k,
-        rewards=config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-        critic_truncated=config.critic.truncated,
+    return without_failed(
+        make_rollout_batch(
+            result.rollouts,
+            result.verdicts,
+            group_size=config.evaluation.k,
+            rewards=config.rewards,
+            max_response_tokens=config.rollouts.max_response_tokens,
+            critic_truncated=config.critic.truncated,
+        )
     )
 
 

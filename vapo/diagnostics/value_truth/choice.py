@@ -51,6 +51,8 @@ def choose_prefixes(
     Episodes are continued from the beginnings of turns alone.
     """
     order = [row for row in spread_over_prompts(rollouts, seed) if rollouts[row].failure is None]
+    if not order:
+        return Choice([], [], 0)
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
     rng = Random(seed)
     num = settings.num_prefixes if others else 0

@@ -82,8 +82,16 @@ def measure_truth(
             baseline=baselines[prefix.row],
             is_of_steps=is_step,
         )
-        for prefix, is_step, row in zip(choice.prefixes, choice.of_steps, returns, strict=True)
+        for prefix, is_step, row, is_whole in zip(
+            choice.prefixes, choice.of_steps, returns, found.are_whole, strict=True
+        )
+        if is_whole
     ]
+    if len(points) < len(choice.prefixes):
+        note(
+            f"value truth: {len(choice.prefixes) - len(points)} prefixes are left out, because the "
+            "environment failed in a continuation"
+        )
     return points, found.num_sampled_tokens
 
 
@@ -94,12 +102,17 @@ def label_of(prompt: Prompt) -> str:
 
 
 def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float | None]:
-    """For each response the mean reward of the others to its prompt; None where there are none."""
-    if batch.group_size == 1:
+    """For each response the mean reward of the others to its prompt; None where there are none,
+    or one was lost to its environment."""
+    size = batch.group_size
+    if size == 1:
         return [None] * len(batch)
     own = rewards.double()
-    means = own - leave_one_out_advantages(own, group_size=batch.group_size)
-    return [float(mean) for mean in means]
+    means = (own - leave_one_out_advantages(own, group_size=size)).tolist()
+    if batch.is_failed is None:
+        return list(means)
+    is_whole = ~batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 
 
 def on_rows_of(
