@@ -32,8 +32,8 @@ from vapo.environments.selection import make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.environment_inputs import data_row
 from vapo.rollouts.episode_sampler import EpisodeSampler
-from vapo.rollouts.episodes import data_row
 from vapo.types import Prompt
 
 POLICY = "models/windy_walk/policy"

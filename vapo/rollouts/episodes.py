@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EnvironmentConfig
 from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
+from vapo.rollouts.environment_inputs import Replayed, data_row, replay_of, turn_text
 from vapo.rollouts.observations import ObservationTokens
-from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 REPLAY = "replay"
@@ -34,37 +33,6 @@ Version = Callable[[], int | None]
 
 def uncounted() -> None:
     """Nobody counts the updates."""
-
-
-class Replayed(NamedTuple):
-    """An observation's tokens, the sampled token before it, and the turn that followed it.
-
-    `text` None: the episode is continued here.
-    """
-
-    ids: tuple[int, ...]
-    last_id: int | None
-    text: str | None
-
-
-def replay_of(start: Rollout, tokenizer: PreTrainedTokenizerBase) -> deque[Replayed]:
-    """What an environment must be told to come to where these first turns of an episode end."""
-    replay: deque[Replayed] = deque()
-    place, last_id = 0, None
-    for turn in start.turns:
-        seen = start.response_ids[place : place + turn.num_observed]
-        place += turn.num_observed
-        said = start.response_ids[place : place + turn.num_sampled]
-        place += turn.num_sampled
-        replay.append(Replayed(seen, last_id, turn_text(said, tokenizer)))
-        last_id = said[-1]
-    replay.append(Replayed(start.response_ids[place:], last_id, None))
-    return replay
-
-
-def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """What an environment is given of a turn: its text, without special tokens."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @dataclass
@@ -122,21 +90,6 @@ class Episode:
             failure=self.failure,
             version=self.turns[0].version if self.turns else None,
         )
-
-
-def data_row(prompt: Prompt) -> dict[str, Any]:
-    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
-
-    The same for every episode of the prompt, in training and evaluation of every run.
-    """
-    return {
-        **prompt.record,
-        **prompt.metadata,
-        "prompt": prompt.text,
-        "answer": prompt.answer,
-        "id": prompt.prompt_id,
-        "seed": derive_seed(0, "environment", prompt.source, prompt.prompt_id) % 2**31,
-    }
 
 
 class EpisodeLoop:
