@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import threading
 
 import pytest
@@ -11,11 +12,18 @@ import torch
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.rollouts.serving import FakeEngine
 from tests.rollouts.test_transformers_turns import make
-from tests.rollouts.turns_contract import SETTINGS, TurnContract, first_requests, play
+from tests.rollouts.turns_contract import (
+    SETTINGS,
+    TurnContract,
+    first_requests,
+    next_request,
+    play,
+)
 from tests.rollouts.turns_contract import ids_of as turn_ids
 from tests.tiny_model import ragged_prompts, sample, tiny_model
 from tests.vllm_engine import make_vllm_sampler
 from vapo.errors import UserError
+from vapo.rollouts.engines import engine_turns
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
 from vapo.rollouts.engines.transformers.engine import TransformersEngine
@@ -120,6 +128,44 @@ def test_open_turns_go_on_with_new_weights():
     again = sampler.sample(ragged_prompts(4), group_size=2, settings=SETTINGS, seed=3)
     direct = sample(model, ragged_prompts(4), group_size=2, seed=3, max_response_tokens=8)
     assert ids_of(again) == ids_of(direct)
+
+
+def test_new_weights_have_no_use_for_the_caches_of_ended_turns():
+    """An episode that goes on after a load has a fresh engine's tokens and log-probs."""
+    model = tiny_model()
+    engine = engine_of(model, 4)
+    sampler = make_vllm_sampler(engine, model)
+    requests = first_requests(2)
+    with sampler.turns(SETTINGS, seed=7) as stream:
+        turns = play(stream, requests, num=1)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+        sampler.sync(model.state_dict().items())
+        again = [next_request(turns[request.key, 0]) for request in requests]
+        found = turn_ids(play(stream, again, num=2))
+    with make_vllm_sampler(engine_of(model, 4), model).turns(SETTINGS, seed=7) as stream:
+        assert turn_ids(play(stream, again, num=2)) == found
+
+
+def test_streams_of_several_processes_name_their_episodes_differently():
+    """One server may have several trainers, one after the other or at once."""
+    engine = FakeEngine()
+    engine.resume.clear()
+    names: list[str | None] = []
+    for _ in range(2):  # the module as each of two processes has it
+        spec = importlib.util.find_spec(engine_turns.__name__)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        stream = module.EngineTurns(engine, SETTINGS, seed=7, end_ids=frozenset([1]))
+        for request in first_requests(2):
+            stream.submit(request)
+        stream.step()
+        names += [request.episode for request in engine.open.values()]
+        stream.close()
+    assert len(names) == 8
+    assert len(set(names)) == 8
 
 
 def test_a_stream_that_ends_early_leaves_nothing_behind():

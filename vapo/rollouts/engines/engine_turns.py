@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import secrets
 
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.engine import Request, StreamEngine
@@ -13,8 +13,6 @@ from vapo.rollouts.engines.responses import (
     draw_seed,
     turn_name,
 )
-
-_STREAMS = itertools.count()
 
 
 class EngineTurns:
@@ -30,7 +28,8 @@ class EngineTurns:
     ) -> None:
         self._engine, self._settings, self._seed = engine, settings, seed
         self._end_ids = end_ids
-        self._name = f"stream {next(_STREAMS)}"
+        # A server has streams of several processes, and of runs that have ended.
+        self._name = f"stream {secrets.token_hex(8)}"
         self._waiting: dict[str, Request] = {}  # handed over together, by the next step
         self._open: dict[str, TurnRequest] = {}
         self._names: dict[tuple[int, int], str] = {}

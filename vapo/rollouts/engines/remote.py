@@ -23,7 +23,7 @@ from vapo.system.distributed import gather_objects, rank, world_size
 
 _CHUNK_BYTES = 256 << 20
 _BINARY = "application/octet-stream"
-_CONNECTIONS = 48  # to one server; requests beyond wait for the next that ends
+_CONNECTIONS = 48  # to one server, of all ranks; requests beyond wait for the next that ends
 _WAIT_S = 0.05
 _EPISODES = 1 << 16  # whose servers are remembered
 
@@ -59,8 +59,18 @@ class RemoteEngine(SteppedEngine):
 
     def __init__(self, urls: Sequence[str], *, timeout_s: float) -> None:
         super().__init__()
-        self._all = [RolloutServer(url, timeout_s=timeout_s) for url in urls]
-        self._mine = self._all[rank() :: world_size()] or [self._all[rank() % len(self._all)]]
+        places = range(len(urls))
+        mine = places[rank() :: world_size()] or [rank() % len(urls)]
+        # A server of other ranks, which this one uses once its own are lost, may get all ranks.
+        num_ranks = [
+            max(1, len(range(place, world_size(), len(urls)))) if place in mine else world_size()
+            for place in places
+        ]
+        self._all = [
+            RolloutServer(url, timeout_s=timeout_s, max_connections=max(1, _CONNECTIONS // num))
+            for url, num in zip(urls, num_ranks, strict=True)
+        ]
+        self._mine = [self._all[place] for place in mine]
         self._under_way: dict[str, _Asked] = {}
         self._homes: dict[str, RolloutServer] = {}  # of episodes
         self._events: queue.SimpleQueue[tuple[_Batch, list[list[Any]] | EngineError | None]]
@@ -113,7 +123,7 @@ class RemoteEngine(SteppedEngine):
                 key = asked.server, asked.settings, asked.end_ids
                 groups.setdefault(key, []).append(name)
         for (server, settings, end_ids), names in groups.items():
-            if server.num_connections >= _CONNECTIONS:
+            if server.num_connections >= server.max_connections:
                 continue
             batch = _Batch(server, names, left=set(names))
             wanted = [self._under_way[name] for name in names]
@@ -134,6 +144,8 @@ class RemoteEngine(SteppedEngine):
         """Read the answer to a batch, in a thread of its own."""
 
         def opened(connection: http.client.HTTPConnection) -> None:
+            if not batch.left:  # dropped while the server was full
+                raise EngineError("there is nothing left to ask for")
             batch.connection = connection
 
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,24 +15,34 @@ from vapo.rollouts.engines.access_token import access_token, authorization
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError
 
 _JSON = "application/json"
+_FULL = 503
+_WAIT_S = 0.2  # until a full server is asked again
 
 
 class LostServerError(EngineError):
     """A server cannot be reached, or hangs."""
 
 
+class _FullServerError(Exception):
+    """A server has no connection left."""
+
+
 class RolloutServer:
     """One server: its address, and what this trainer has there.
 
     A server that says nothing for `timeout_s` counts as hung; while it samples it says so every
-    second.
+    second. One that has no connection left is asked again, for as long.
+
+    Args:
+        max_connections: how many requests to sample may be under way here; others wait.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, *, timeout_s: float, max_connections: int) -> None:
         self.url = url
         self.is_lost = False
         self.num_asked = 0  # requests under way
         self.num_connections = 0
+        self.max_connections = max_connections
         self._timeout_s = timeout_s
         self._token = access_token()
 
@@ -67,6 +78,26 @@ class RolloutServer:
             headers["Vapo-Push"] = push
         if self._token is not None:
             headers["Authorization"] = authorization(self._token)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                yield from self._answer(path, body, headers, opened)
+            except _FullServerError:
+                if time.monotonic() > deadline:
+                    raise LostServerError(
+                        f"the rollout server {self.url} has had no free connection for "
+                        f"{self._timeout_s:g} s (rollouts.servers.timeout_s): fewer trainers "
+                        f"should use it at once; {RESUME_HINT}"
+                    ) from None
+                time.sleep(_WAIT_S)
+
+    def _answer(
+        self,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        opened: Callable[[http.client.HTTPConnection], None],
+    ) -> Iterator[dict[str, Any]]:
         address = urlsplit(self.url)
         connection = http.client.HTTPConnection(
             address.hostname or "", address.port, timeout=self._timeout_s
@@ -77,6 +108,8 @@ class RolloutServer:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request("GET" if body is None else "POST", path, body, headers)
             response = connection.getresponse()
+            if response.status == _FULL:
+                raise _FullServerError
             for line in response:
                 record: dict[str, Any] = _record(line, response.status)
                 if "error" in record:

@@ -81,12 +81,14 @@ class TransformersEngine(SteppedEngine):
                 del self._names[key], self._seeds[key]
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`. Requests under way go on with their caches.
+        """See `Engine.load`. Requests under way go on with their caches; no others are kept.
 
         Raises:
             EngineError: the weights are not the model's.
         """
         with self._turn(), torch.no_grad():
+            for stream in self._streams.values():
+                stream.forget_kept()
             try:
                 take_weights(self._model, weights)
             except (ValueError, RuntimeError) as error:

@@ -123,6 +123,10 @@ class TransformersTurns:
             assert self._rows is not None
             self._rows.drop(turn)
 
+    def forget_kept(self) -> None:
+        """Drop the caches of ended turns: later turns prefill all their tokens."""
+        self._kept.clear()
+
     # ---- which rows are decoded ---------------------------------------------------------------
 
     def _must_join(self) -> bool:
