@@ -15,6 +15,7 @@ from tests.docs.pages import CONFIGS, PAGES, Command, commands, named_files, spa
 from vapo import cli
 from vapo.commands.command_table import COMMANDS as TABLE
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe, is_key
 
 COMMANDS = commands()
@@ -33,6 +34,7 @@ def test_the_pages_are_read() -> None:
     assert "docs/algorithms.md: vapo fit --config conf/vapo.yaml --print_config" in found
     assert "docs/resuming.md: vapo fit --config conf/vapo.yaml checkpoints.resume=auto" in found
     assert "docs/rollouts.md: vapo fit --config conf/vapo.yaml rollouts.engine=vllm" in found
+    assert any(line.startswith("docs/rollouts.md: vapo rollout-server --config") for line in found)
     assert "conf/recipes/smollm2_cpu.yaml: vapo fit --config conf/recipes/smollm2_cpu.yaml" in found
     scaling = [str(c) for c in typed("vapo") if "trainer.num_nodes=2" in c.words]
     assert len(scaling) == 2, "torchrun's and srun's"
@@ -106,6 +108,11 @@ def test_config_keys_in_running_text() -> None:
                 unknown[page].add(key)
     assert not unknown
     assert seen > 100
+
+
+def test_the_page_on_resuming_names_the_keys_that_may_change() -> None:
+    named = {span for page, span in spans() if page == "docs/resuming.md"}
+    assert {key for key in FREE_KEYS if not key.startswith("trainer.")} <= named
 
 
 def test_every_key_for_a_user_of_trl_exists() -> None:
