@@ -154,7 +154,7 @@ class TurnContract:
     ):
         """With 2 rows it waits in the queue; with 16 it is being decoded."""
         sampler = turn_sampler(model, rows=rows)
-        requests = first_requests(4)
+        requests = first_requests(12)
         with self.stream(sampler) as stream:
             wanted = ids_of(play(stream, requests, num=2))
         with self.stream(sampler) as stream:
