@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tests.config.fits import STATE_TRACKING
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_dynamic_sampling import FakeSampler
+from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.errors import StoppedRun
@@ -131,6 +132,7 @@ def fixed_rollouts(
         scorer=NoScorer(),
         make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
         progress=progress,
+        tokenizer=tiny_tokenizer(),
     )
 
 

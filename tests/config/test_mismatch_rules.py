@@ -107,3 +107,19 @@ def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
     fit_config(tmp_path, OVERLAP, *rloo)
     fit_config(tmp_path, OVERLAP, *rloo, uncorrected, "algorithm.mismatch.tis_cap=2")
     fit_config(tmp_path, OVERLAP, *RAFT)
+
+
+def test_a_level_is_of_the_cap_that_older_rollouts_turn_on(tmp_path: Path) -> None:
+    level = "algorithm.mismatch.tis_level=sequence"
+    fit_config(tmp_path, OVERLAP, level)
+    off = "algorithm.mismatch.correct_stale=false"
+    assert "set algorithm.mismatch.tis_cap" in problem(tmp_path, OVERLAP, level, off)
+
+
+@pytest.mark.parametrize(
+    "key", ["training.update_open_rollouts", "algorithm.mismatch.correct_stale"]
+)
+def test_switches_of_older_rollouts_are_not_ignored(tmp_path: Path, key: str) -> None:
+    message = problem(tmp_path, f"{key}=false")
+    assert f"{key} false has no effect: training.max_staleness is 0" in message
+    fit_config(tmp_path, OVERLAP, f"{key}=false")

@@ -135,6 +135,7 @@ def train(config: FitConfig, folder: Path) -> VapoModule:
         scorer=ScriptedScorer(config.rewards),
         make_sampler=lambda module: ScriptedSampler(),
         progress=progress,
+        tokenizer=tokenizer,
     )
     pretraining = ValuePretraining(
         config.components.value_pretraining,

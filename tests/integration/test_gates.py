@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def setting() -> Any:
     with Scorer(config.rewards, max_response_tokens=32, data=config.data) as scorer:
         yield ProbeSetting(
             config,
-            int(tokenizer.pad_token_id),
+            tokenizer,
             load_prompts(config.data, tokenizer),
             scorer,
             lambda module: make_sampler(config, actor_access(module), tokenizer),
@@ -183,3 +184,15 @@ def test_what_is_not_trained_does_not_move(
     module = run_probe(setting, start, num_policy_iterations=2, trained=trained)
     assert start.moved(module) == moved
     assert int(module.policy_iterations) == 2  # more than the config's own number may be
+
+
+def test_a_probe_may_sample_ahead(setting: ProbeSetting) -> None:
+    own = replace(setting.config.training, max_staleness=1)
+    config, tokenizer = replace(setting.config, training=own), setting.tokenizer
+    ahead = replace(
+        setting,
+        config=config,
+        make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
+    )
+    module = run_probe(ahead, Start(), num_policy_iterations=2)
+    assert int(module.policy_iterations) == 2

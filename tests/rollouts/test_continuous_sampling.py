@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeScorer, G, pro
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
 from vapo.environments.contract import Reply
+from vapo.errors import StopRequested
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.collection import RolloutCollection
@@ -37,8 +40,10 @@ class HeldStream(ScriptedStream):
     """Turns of a request end only while `holds(request)` is False; a step takes a moment."""
 
     holds: Callable[[TurnRequest], bool] = staticmethod(lambda request: False)
+    num_calls = 0
 
     def step(self) -> list[SampledTurn]:
+        self.num_calls += 1
         time.sleep(0.0005)
         held = [item for item in self.open if self.holds(item[0])]
         self.open = [item for item in self.open if item not in held]
@@ -73,6 +78,7 @@ def source(
     stream: ScriptedStream | None = None,
     environments: ScriptedEnvironments | None = None,
     system: str = "vapo",
+    progress: Progress | None = None,
 ) -> tuple[RolloutSource, ScriptedStream]:
     config = system_config(
         system,
@@ -92,7 +98,7 @@ def source(
         prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
         scorer=FakeScorer(),
         sampler=engine,
-        progress=Progress(enabled=False),
+        progress=progress or Progress(enabled=False),
         tokenizer=tiny_tokenizer(),
     )
     return RolloutSource(config, collection, Lineage(), collection.progress), stream
@@ -229,9 +235,9 @@ def test_the_engine_is_free_in_a_pause() -> None:
     made, _ = source(stream=stream)
     made.next_batch(policy(1), last=LAST)
     with made.engine_free():
-        before = stream.num_steps
+        before = stream.num_calls
         time.sleep(0.05)
-        assert stream.num_steps == before
+        assert stream.num_calls == before
     stream.holds = lambda request: False
     made.next_batch(policy(2), last=LAST)
     made.cancel()
@@ -295,6 +301,86 @@ def test_the_threads_error_is_the_trainers_own() -> None:
     with pytest.raises(ValueError, match="the engine died"), made.engine_free():
         pass
     made.cancel()
+
+
+def stop_after(stream: HeldStream, num_steps: int) -> Callable[[], None]:
+    """A poll that hears of a request to stop once the thread has gone on for so many steps."""
+    first = stream.num_calls
+
+    def poll() -> None:
+        wait_until(lambda: stream.num_calls >= first + num_steps)  # the thread has not to wait
+        raise StopRequested(signal.SIGTERM)
+
+    return poll
+
+
+def raised_by(call: Callable[[], Any]) -> list[BaseException]:
+    """What the call raises, in a thread: it must end in time."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(3)
+    return raised
+
+
+@pytest.mark.parametrize("waits_for", ["an iteration", "the end of what is under way"])
+def test_a_request_to_stop_is_heard_while_rollouts_are_waited_for(waits_for: str) -> None:
+    stream = HeldStream(lambda request: str(request.key[1]))
+    stream.holds = lambda request: request.key[0] >= NUM_PROMPTS
+    made, _ = source("training.update_open_rollouts=false", stream=stream)
+    made.next_batch(policy(1), last=LAST)
+    made.progress.poll = stop_after(stream, 20)
+    one = waits_for == "an iteration"
+    raised = raised_by(
+        lambda: made.next_batch(policy(2), last=LAST) if one else made.before_update()
+    )
+    made.cancel()
+    assert [type(error) for error in raised] == [StopRequested]
+
+
+def test_a_request_to_stop_is_heard_while_the_engine_is_waited_for() -> None:
+    stream, go = HeldStream(lambda request: str(request.key[1])), threading.Event()
+    stream.holds = lambda request: request.key[0] >= NUM_PROMPTS
+    made, _ = source(stream=stream)
+    made.next_batch(policy(1), last=LAST)
+    stream.holds = lambda request: not go.wait(5)  # one long step of the engine
+    made.progress.poll = stop_after(stream, 0)
+
+    def evaluate() -> None:
+        with made.engine_free():
+            pass
+
+    raised = raised_by(evaluate)
+    go.set()
+    assert [type(error) for error in raised] == [StopRequested]
+    made.progress.poll = lambda: None
+    made.next_batch(policy(2), last=LAST)  # it is not paused for ever
+    made.cancel()
+
+
+def test_the_wait_shows_how_many_episodes_have_ended() -> None:
+    shown, go = io.StringIO(), threading.Event()
+    stream = HeldStream(lambda request: str(request.key[1]))
+    stream.holds = lambda request: request.key == (0, 0) and not go.is_set()
+    progress = Progress(stream=shown, live=False, enabled=True, line_interval_s=0)
+    made, _ = source(stream=stream, progress=progress)
+    line = f"rollout_wait: {NUM_PROMPTS * G - 1}/{NUM_PROMPTS * G} episodes"
+
+    def poll() -> None:
+        if line in shown.getvalue():
+            go.set()
+
+    progress.poll = poll
+    assert not raised_by(lambda: made.next_batch(policy(1), last=LAST))
+    made.cancel()
+    assert line in shown.getvalue()
 
 
 def test_cancel_ends_what_never_would() -> None:

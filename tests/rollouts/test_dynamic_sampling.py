@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.systems import system_config, with_columns
+from tests.tiny_model import tiny_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
@@ -143,6 +144,7 @@ def collection(system: str, *overrides: str) -> tuple[RolloutCollection, FakeSam
         scorer=FakeScorer(),
         sampler=sampler,  # type: ignore[arg-type]
         progress=Progress(enabled=False),
+        tokenizer=tiny_tokenizer(),
     )
     return made, sampler
 

@@ -23,7 +23,7 @@ from tests.poisoned import NoScorer, PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_dynamic_sampling import FakeSampler
 from tests.systems import system_config
-from tests.tiny_model import save_tiny_folder, tiny_model
+from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import resolve
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
@@ -180,6 +180,7 @@ class Run:
             scorer=NoScorer(),
             make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
             progress=Progress(),
+            tokenizer=tiny_tokenizer(),
             kept=KeptRollouts(RunDir(self.folder, identity_of(config)), prompts),
         )
         datamodule.sampled, datamodule.reused = [], []

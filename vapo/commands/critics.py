@@ -176,7 +176,7 @@ def train_cells(
                 points = train_critic(
                     cell.config,
                     stored,
-                    pad_id=int(tokenizer.pad_token_id),
+                    tokenizer=tokenizer,
                     every_n=every_n,
                     advance=advance,
                 )

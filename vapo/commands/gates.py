@@ -86,7 +86,7 @@ def run(
         progress.note(inputs.prompts.report.describe())
         setting = ProbeSetting(
             config,
-            int(tokenizer.pad_token_id),
+            tokenizer,
             inputs.prompts,
             scorer,
             sampler_maker(config, tokenizer),

@@ -118,6 +118,24 @@ def stale_rollouts_have_a_ratio(config: FitConfig) -> Problem | None:
     )
 
 
+def staleness_keys_need_stale_rollouts(config: FitConfig) -> Problem | None:
+    if config.training.max_staleness > 0:
+        return None
+    switches = {
+        "training.update_open_rollouts": config.training.update_open_rollouts,
+        "algorithm.mismatch.correct_stale": config.algorithm.mismatch.correct_stale,
+    }
+    for key, is_default in switches.items():
+        if not is_default:
+            return Problem(
+                (key, "training.max_staleness"),
+                f"{key} false has no effect: training.max_staleness is 0, so every rollout is "
+                f"sampled with the actor's own weights; set training.max_staleness=1 or more, or "
+                f"{key}=true",
+            )
+    return None
+
+
 def clip_options_have_a_ratio(config: FitConfig) -> Problem | None:
     algorithm = config.algorithm
     if algorithm.surrogate != "logprob":
@@ -149,7 +167,7 @@ def sequence_reduction_is_used(config: FitConfig) -> Problem | None:
 
 
 def mismatch_limits_are_used(config: FitConfig) -> Problem | None:
-    correction = config.algorithm.mismatch
+    correction = mismatch_of(config)
     if correction.tis_level == "token" or correction.tis_cap is not None:
         return None
     return Problem(
@@ -195,6 +213,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     on_policy_surrogate_is_on_policy,
     kl_loss_has_a_gradient,
     stale_rollouts_have_a_ratio,
+    staleness_keys_need_stale_rollouts,
     clip_options_have_a_ratio,
     sequence_reduction_is_used,
     mismatch_limits_are_used,

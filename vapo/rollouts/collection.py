@@ -39,8 +39,7 @@ class RolloutCollection:
     Everything is a function of (seed, iteration) and the weights of the sampler.
 
     Args:
-        tokenizer: the policy's, with which responses are cut into steps; only what samples on
-            from prefixes needs it.
+        tokenizer: the policy's, for the texts of episodes and the steps of responses.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class RolloutCollection:
         scorer: Scorer,
         sampler: Sampler,
         progress: Progress,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
@@ -170,7 +169,6 @@ class RolloutCollection:
 
     def continuer(self, settings: SamplingSettings, stage: Stage) -> Continuer:
         """What samples on from prefixes of responses that were sampled by `settings`."""
-        assert self.tokenizer is not None
         return Continuer(self.config, settings, self.sampler, self.scorer, self.tokenizer, stage)
 
     def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:

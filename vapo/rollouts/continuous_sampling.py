@@ -22,7 +22,7 @@ from vapo.rollouts.episodes import Episode, EpisodeLoop
 from vapo.types import Prompt, Rollout, Verdict
 
 THREAD_NAME = "rollouts-ahead"
-_POLL_S = 1.0
+_POLL_S = 0.2
 
 
 class Orders(Protocol):
@@ -65,7 +65,8 @@ class _Iteration:
 class ContinuousSampling:
     """The thread, from the first iteration that is sampled to the end of the run.
 
-    An error in the thread is raised, as the same object, by whoever waits for it next.
+    An error in the thread is raised, as the same object, by whoever waits for it next. Who waits
+    gives a function `poll`, which is called every 0.2 s at least and may raise, to stop waiting.
 
     Args:
         first: the first iteration that it samples, counted from 0.
@@ -94,29 +95,48 @@ class ContinuousSampling:
             self._last, self._version = max(last, self._last), version
             self._changed.notify_all()
 
-    def take(self, iteration: int) -> tuple[Filling, float]:
+    def take(self, iteration: int, poll: Callable[[], None]) -> tuple[Filling, float]:
         """Wait for an iteration's groups and hand them out, once, and the seconds they took.
 
-        Raises: what the thread raised; ValueError for an iteration that is not allowed or taken.
+        Raises: what the thread or `poll` raised; ValueError for an iteration that is not allowed
+            or taken.
         """
+
+        def is_there() -> bool:
+            if iteration in self._done:
+                return True
+            self._check()
+            if iteration < self._next and iteration not in self._open:
+                raise ValueError(f"the rollouts of iteration {iteration} were taken already")
+            if iteration > self._last:
+                raise ValueError(f"iteration {iteration} may not be sampled yet")
+            return False
+
+        self._wait_until(is_there, poll)
         with self._changed:
-            while iteration not in self._done:
-                self._check()
-                if iteration < self._next and iteration not in self._open:
-                    raise ValueError(f"the rollouts of iteration {iteration} were taken already")
-                if iteration > self._last:
-                    raise ValueError(f"iteration {iteration} may not be sampled yet")
-                self._changed.wait(_POLL_S)
             found = self._done.pop(iteration)
         return found.filling, found.seconds
 
-    def wait(self) -> None:
-        """Wait until everything that is allowed is there. Raises: what the thread raised."""
-        with self._changed:
-            while self._next <= self._last or self._open:
-                self._check()
-                self._changed.wait(_POLL_S)
+    def wait(self, poll: Callable[[], None]) -> None:
+        """Wait until everything that is allowed is there.
+
+        Raises: what the thread or `poll` raised.
+        """
+
+        def are_there() -> bool:
             self._check()
+            return self._next > self._last and not self._open
+
+        self._wait_until(are_there, poll)
+
+    def num_ended(self, iteration: int) -> int:
+        """How many of an iteration's episodes have ended, those of its earlier attempts too."""
+        with self._changed:
+            found = self._done.get(iteration) or self._open.get(iteration)
+            if found is None:
+                return 0
+            judged = len(found.filling.sampled) * self._orders.group_size
+            return judged + (len(found.rollouts) - found.num_left if found.num_left else 0)
 
     @property
     def finished(self) -> list[int]:
@@ -125,13 +145,15 @@ class ContinuousSampling:
             return sorted(self._done)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While the thread uses neither engine nor scorer; raises what it raised."""
+    def paused(self, poll: Callable[[], None]) -> Iterator[None]:
+        """While the thread uses neither engine nor scorer.
+
+        Raises: what the thread or `poll` raised.
+        """
         with self._changed:
             self._num_pauses += 1
-            while not self._is_parked and self._thread.is_alive():
-                self._changed.wait(_POLL_S)
         try:
+            self._wait_until(lambda: self._is_parked or not self._thread.is_alive(), poll)
             self._check()
             yield
         finally:
@@ -145,6 +167,15 @@ class ContinuousSampling:
             self._ends = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _wait_until(self, holds: Callable[[], bool], poll: Callable[[], None]) -> None:
+        """`holds` is called with the lock, `poll` without it: the thread need not wait for it."""
+        while True:
+            with self._changed:
+                if holds():
+                    return
+                self._changed.wait(_POLL_S)
+            poll()
 
     def _check(self) -> None:
         if self._error is not None:

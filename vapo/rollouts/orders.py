@@ -40,7 +40,6 @@ class CollectionOrders:
 
     def loop(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
         config, tokenizer = self.collection.config, self.collection.tokenizer
-        assert tokenizer is not None
         return episode_loop(
             self.collection.sampler,
             config,
@@ -51,5 +50,4 @@ class CollectionOrders:
         )
 
     def rollout(self, episode: Episode) -> Rollout:
-        assert self.collection.tokenizer is not None
         return episode.rollout(self.collection.tokenizer)

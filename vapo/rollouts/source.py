@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -115,9 +116,24 @@ class RolloutSource:
         """The iteration's rollouts from the thread, once they are there."""
         self._allow(start, last, first=start.index)
         assert self._ahead is not None
-        with self.progress.stage("rollout_wait"):
-            filling, seconds = self._ahead.take(start.index)
+        filling, seconds = self._waited_for(self._ahead, start)
         return self._assembled(filling, start.index), {"rollout/ahead_s": seconds}
+
+    def _waited_for(
+        self, ahead: ContinuousSampling, start: IterationStart
+    ) -> tuple[Filling, float]:
+        """Wait for the iteration's groups, and show how many of its episodes have ended."""
+        filling, shown = self.collection.filling(start.phase), 0
+        is_known = filling.max_attempts == 0
+        total = filling.num_groups * self.collection.hyperparameters.group_size
+        with self.progress.stage("rollout_wait", total if is_known else None, "episodes") as show:
+
+            def poll() -> None:
+                nonlocal shown
+                before, shown = shown, max(shown, ahead.num_ended(start.index))
+                show(shown - before)
+
+            return ahead.take(start.index, poll)
 
     def _assembled(self, filling: Filling, iteration: int) -> SampledRollouts:
         """Make the batch of what the thread sampled. Every rank must call this."""
@@ -137,17 +153,22 @@ class RolloutSource:
         """
         if self._ahead is None or self.config.training.update_open_rollouts:
             return
-        with self.progress.stage("rollout_wait"):
-            self._ahead.wait()
+        with self.progress.stage("rollout_wait") as advance:
+            self._ahead.wait(lambda: advance(0))
         for iteration in self._ahead.finished:
-            filling, _ = self._ahead.take(iteration)
+            filling, _ = self._ahead.take(iteration, self.progress.poll)
             self._ready[iteration] = self._assembled(filling, iteration)
         if self._ready:  # the next iteration begins with the weights that there are now
             self._keep(self._ready[min(self._ready)])
 
-    def engine_free(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def engine_free(self) -> Iterator[None]:
         """While nothing is sampled ahead, so that engine and scorer are free."""
-        return nullcontext() if self._ahead is None else self._ahead.paused()
+        with ExitStack() as stack:
+            if self._ahead is not None:
+                with self.progress.stage("rollout_wait") as advance:
+                    stack.enter_context(self._ahead.paused(lambda: advance(0)))
+            yield
 
     def cancel(self) -> None:
         """Stop sampling ahead: no thread outlives the run."""

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
 from vapo.networks.build import make_critic
@@ -142,12 +143,12 @@ def train_critic(
     config: FitConfig,
     stored: StoredRollouts,
     *,
-    pad_id: int,
+    tokenizer: PreTrainedTokenizerBase,
     every_n: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Point]:
     """The critic's held-out explained variance along its pretraining's iterations."""
-    module = CriticModule(config, pad_id=pad_id)
+    module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
     datamodule = RolloutDataModule(
         config,
@@ -155,6 +156,7 @@ def train_critic(
         scorer=_NoVerifier(),
         make_sampler=lambda module: _NoEngine(),
         progress=Progress(enabled=False),
+        tokenizer=tokenizer,
         stored=stored,
     )
     num_iterations = resolve(config).value_pretraining_iterations

@@ -41,9 +41,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     Args:
         make_sampler: the engine of a run that has something to do.
+        tokenizer: the policy's.
         kept: the rollouts on the disk; None: they are not kept.
         stored: the rollouts that value pretraining trains on; None: it samples.
-        tokenizer: the policy's; needed by what continues responses (`value_truth`, vine).
         safe_point: called between stages; may raise, to stop the run.
     """
 
@@ -60,9 +60,9 @@ class RolloutDataModule(L.LightningDataModule):
         scorer: Scorer,
         make_sampler: Callable[[VapoModule], Sampler],
         progress: Progress,
+        tokenizer: PreTrainedTokenizerBase,
         kept: KeptRollouts | None = None,
         stored: StoredRollouts | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()

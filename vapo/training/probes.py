@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import value_places
 from vapo.config import FitConfig, resolve
@@ -39,7 +40,7 @@ class ProbeSetting:
     """What all probes of a config share. `make_sampler` makes the engine of a module's actor."""
 
     config: FitConfig
-    pad_id: int
+    tokenizer: PreTrainedTokenizerBase
     prompts: PromptSplit
     scorer: Scorer
     make_sampler: Callable[[VapoModule], Sampler]
@@ -95,6 +96,7 @@ class ProbeData(RolloutDataModule):
             scorer=setting.scorer,
             make_sampler=setting.make_sampler,
             progress=setting.progress,
+            tokenizer=setting.tokenizer,
             stored=setting.stored,
         )
         self.trained = trained
@@ -132,7 +134,7 @@ def run_probe(
     """
     own = replace(setting.config.training, num_iterations=num_policy_iterations)
     config = replace(setting.config, training=own)
-    module = VapoModule(config, pad_id=setting.pad_id)
+    module = VapoModule(config, pad_id=int(setting.tokenizer.pad_token_id))
     datamodule = ProbeData(setting, config, trained)
     callbacks: list[Callback] = [WeightSync(setting.progress), watcher]
     num_pretraining = 0 if pretrained_in is None else resolve(config).value_pretraining_iterations
