@@ -263,6 +263,34 @@ def test_cache_has_two_tensors_a_layer(folder: Path) -> None:
     assert sampling["KV cache"] == rows * width * LAYERS * 2 * (2 * 64) * 4
 
 
+FEW_ROWS = ("evaluation.num_prompts=1", "evaluation.k=1")
+AHEAD = "training.max_staleness=2"
+
+
+def test_what_samples_ahead_stays_while_the_networks_train(folder: Path) -> None:
+    """A second actor, and the caches of the iterations that are under way together."""
+    plain, ahead = (estimate(folder, *FEW_ROWS, *own).stages for own in ((), (AHEAD,)))
+    cache = 3 * 8 * (32 + 96 + 64) * LAYERS * 2 * (2 * 64) * 4  # 3 iterations of 8 responses
+    assert plain["sampling"]["KV cache"] == cache / 3
+    assert ahead.keys() == plain.keys()
+    for stage, parts in ahead.items():
+        assert parts["engine's weights"] == 4 * PARAMETERS, stage
+        assert parts["KV cache"] == parts["KV cache, second copy"] == cache, stage
+        assert parts["logits, temporaries, sampling ahead"] > 0, stage
+    for stage in plain.keys() - {"sampling"}:
+        assert {name: ahead[stage][name] for name in plain[stage]} == plain[stage]
+    elsewhere = ("rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100", AHEAD)
+    assert "engine's weights" not in estimate(folder, *elsewhere).stages["actor update"]
+
+
+def test_caches_of_episodes_that_wait_for_their_environment_count(folder: Path) -> None:
+    environment = ("environment.kind=function", "environment.function=m:E")
+    plain, episodes = (estimate(folder, *own).stages["sampling"] for own in ((), environment))
+    assert episodes["KV cache, between turns"] == 512 * (32 + 96) * LAYERS * 2 * (2 * 64) * 4
+    assert episodes["KV cache"] == plain["KV cache"]
+    assert plain["KV cache, between turns"] == 0
+
+
 VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
 
 

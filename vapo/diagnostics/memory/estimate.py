@@ -143,6 +143,9 @@ def estimate_memory(
         sampling = {}
     else:
         sampling = _sampling(networks[0], config)
+        if config.training.max_staleness > 0:
+            resting |= _sampling_beside_training(networks[0], sampling)
+            sampling = {}
     stages = {
         "sampling": resting | sampling,
         "log-probs": resting | _log_probs(networks, config, has_reference),
@@ -178,34 +181,49 @@ def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
 
 
 def _sampling(actor: _Network, config: FitConfig) -> Bytes:
-    """The cache at its widest, twice while rows are moved together; one decoding step."""
+    """The cache at its widest, twice while rows are moved together; one decoding step.
+
+    With an environment as many further rows, of episodes that wait for it, are kept.
+    """
     rollouts, evaluation = config.rollouts, config.evaluation
     num_prompts = evaluation.num_prompts or (
         getattr(config.data.heldout, "num_examples", None) or config.data.heldout_size
     )
     continued = most_continuations(config)
-    wanted = max(local_rollouts(config), num_prompts * evaluation.k // num_processes(config))
+    ahead = local_rollouts(config) * (1 + config.training.max_staleness)
+    wanted = max(ahead, num_prompts * evaluation.k // num_processes(config))
     if continued is not None:
         wanted = max(wanted, continued.num_responses // num_processes(config))
     rows = max(min(rollouts.max_concurrent_sequences, wanted), 1)
     prompt = config.data.max_prompt_tokens
     response = max(rollouts.max_response_tokens, evaluation.max_response_tokens or 0)
-    prefills = []
+    prefills, width = [], prompt + response + _SPARE_COLUMNS
     for longest in {prompt, prompt if continued is None else prompt + response - 1}:
         prompts = max(min(rows, _PREFILL_TOKENS // longest), 1)
         prefills.append(actor.passes.run(FakeNetwork.prefill, rows=prompts, prompt_tokens=longest))
     decode = actor.passes.run(
         FakeNetwork.decode,
         rows=rows,
-        width=prompt + response + _SPARE_COLUMNS,
+        width=width,
         top_k=max(rollouts.top_k, evaluation.top_k),
         top_p=min(rollouts.top_p, evaluation.top_p),
     )
+    kept = decode.kept * (prompt + response) / width if config.environment.is_used else 0.0
     return {
         "gathered weights": actor.gathered,
         "KV cache": decode.kept,
         "KV cache, second copy": decode.kept,
+        "KV cache, between turns": kept,
         "logits, temporaries": max(*(p.peak for p in prefills), decode.peak),
+    }
+
+
+def _sampling_beside_training(actor: _Network, sampling: Bytes) -> Bytes:
+    """What a thread that samples ahead has at any time: the engine's own weights, and sampling."""
+    own = {"engine's weights": actor.weights}
+    return own | {
+        part if part.startswith("KV cache") else f"{part}, sampling ahead": size
+        for part, size in sampling.items()
     }
 
 
