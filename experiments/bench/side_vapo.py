@@ -50,9 +50,11 @@ class TurnTakingSource(RolloutSource):
 
     turns: Turns
 
-    def next_batch(self, start: IterationStart) -> tuple[RolloutBatch, dict[str, float]]:
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
         self.turns.wait()
-        batch, metrics = super().next_batch(start)
+        batch, metrics = super().next_batch(start, last=last)
         self.turns.num_tokens = int(batch.response_mask.sum())
         return batch, metrics
 
@@ -118,6 +120,7 @@ def main() -> None:
             device="cpu",
         ),
         progress=progress,
+        tokenizer=tokenizer,
     )
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
     trainer = L.Trainer(
