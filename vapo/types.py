@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -104,6 +104,14 @@ class Turn:
     version: int | None = None
 
 
+class TurnSpan(NamedTuple):
+    """Where a turn is in `response_ids`: observed from `begin`, sampled from `first` to `end`."""
+
+    begin: int
+    first: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sampled response to one prompt, or one episode in an environment.
@@ -127,6 +135,16 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
     version: int | None = None
+
+    @property
+    def turn_spans(self) -> list[TurnSpan]:
+        """Of each turn, where its tokens are."""
+        spans, place = [], 0
+        for turn in self.turns:
+            first = place + turn.num_observed
+            spans.append(TurnSpan(place, first, first + turn.num_sampled))
+            place = spans[-1].end
+        return spans
 
     @property
     def is_sampled(self) -> tuple[bool, ...]:

@@ -39,36 +39,20 @@ def make_rollout_batch(
         raise ValueError(f"{len(rollouts)} rollouts but {len(verdicts)} verdicts")
     failed = torch.tensor([rollout.failure is not None for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
-    are_episodes = any(rollout.turns or rollout.failure for rollout in rollouts)
     if bool(((lengths == 0) & ~failed).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
     widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
     is_token = torch.arange(max(1, int(widths.max()))) < widths[:, None]
-    response_ids = torch.zeros(is_token.shape, dtype=torch.long)
-    response_ids[is_token] = torch.tensor(
-        [i for r in rollouts for i in r.response_ids], dtype=torch.long
-    )
-    rollout_logprobs = torch.zeros(is_token.shape)
-    rollout_logprobs[is_token] = torch.tensor(
-        [logprob for r in rollouts for logprob in r.rollout_logprobs], dtype=torch.float32
-    )
+    response_ids = _on_tokens(is_token, [r.response_ids for r in rollouts], torch.long)
+    logprobs = _on_tokens(is_token, [r.rollout_logprobs for r in rollouts], torch.float32)
     response_mask = is_token
-    episodes: dict[str, Tensor] = {}
-    if are_episodes:
-        response_mask = torch.zeros_like(is_token)
-        response_mask[is_token] = torch.tensor(
-            [own for r in rollouts for own in r.is_sampled], dtype=torch.bool
-        )
-        as_turns = [
-            rollout
-            if rollout.turns or rollout.failure is not None
-            else replace(rollout, turns=(_one_turn(rollout, verdict),))
-            for rollout, verdict in zip(rollouts, verdicts, strict=True)
-        ]
-        episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
     reward = torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32)
-    if are_episodes:  # the same numbers, added up in float32 as everywhere
-        reward = episodes["turn_rewards"].sum(dim=1)
+    episodes: dict[str, Tensor] = {}
+    if any(rollout.turns or rollout.failure for rollout in rollouts):
+        response_mask = _on_tokens(is_token, [r.is_sampled for r in rollouts], torch.bool)
+        as_turns = [_with_turns(r, verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]
+        episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
+        reward = episodes["turn_rewards"].sum(dim=1)  # the same, added up in float32 as everywhere
     unshaped_rewards = None
     if rewards.overlong.soft_punishment:
         unshaped_rewards = reward
@@ -87,7 +71,7 @@ def make_rollout_batch(
         response_ids=response_ids,
         response_mask=response_mask,
         loss_mask=loss_mask,
-        rollout_logprobs=rollout_logprobs,
+        rollout_logprobs=logprobs,
         rewards=reward,
         is_correct=torch.tensor([verdict.is_correct for verdict in verdicts]),
         group_size=group_size,
@@ -98,9 +82,20 @@ def make_rollout_batch(
     )
 
 
-def _one_turn(rollout: Rollout, verdict: Verdict) -> Turn:
-    """A response beside episodes: one turn, which has the verifier's reward."""
-    return Turn(0, len(rollout.response_ids), verdict.reward)
+def _on_tokens(
+    is_token: Bool[Tensor, "B T"], rows: Sequence[Sequence[float]], dtype: torch.dtype
+) -> Tensor:
+    """One number for each token in its place, 0 elsewhere. [B, T]"""
+    column = torch.zeros(is_token.shape, dtype=dtype)
+    column[is_token] = torch.tensor([x for row in rows for x in row], dtype=dtype)
+    return column
+
+
+def _with_turns(rollout: Rollout, verdict: Verdict) -> Rollout:
+    """A response beside episodes is one turn, which has the verifier's reward."""
+    if rollout.turns or rollout.failure is not None:
+        return rollout
+    return replace(rollout, turns=(Turn(0, len(rollout.response_ids), verdict.reward),))
 
 
 def turn_columns(
@@ -113,14 +108,11 @@ def turn_columns(
     rewards = torch.zeros(response_mask.shape)
     starts = torch.zeros_like(response_mask)
     for row, rollout in enumerate(rollouts):
-        first = 0
-        for turn in rollout.turns:
-            first, last = first + turn.num_observed, first + turn.num_observed + turn.num_sampled
+        for turn, span in zip(rollout.turns, rollout.turn_spans, strict=True):
             if turn.num_sampled:
-                starts[row, first], rewards[row, last - 1] = True, turn.reward
+                starts[row, span.first], rewards[row, span.end - 1] = True, turn.reward
             elif turn.reward:
                 raise ValueError(f"a turn of row {row} has a reward, and no token was sampled")
-            first = last
     return {"turn_rewards": rewards, "turn_starts": starts}
 
 

@@ -41,15 +41,11 @@ class Replayed(NamedTuple):
 def replay_of(start: Rollout, tokenizer: PreTrainedTokenizerBase) -> deque[Replayed]:
     """What an environment must be told to come to where these first turns of an episode end."""
     replay: deque[Replayed] = deque()
-    place, last_id = 0, None
-    for turn in start.turns:
-        seen = start.response_ids[place : place + turn.num_observed]
-        place += turn.num_observed
-        said = start.response_ids[place : place + turn.num_sampled]
-        place += turn.num_sampled
-        replay.append(Replayed(seen, last_id, turn_text(said, tokenizer)))
-        last_id = said[-1]
-    replay.append(Replayed(start.response_ids[place:], last_id, None))
+    ids, place, last_id = start.response_ids, 0, None
+    for begin, first, end in start.turn_spans:
+        replay.append(Replayed(ids[begin:first], last_id, turn_text(ids[first:end], tokenizer)))
+        place, last_id = end, ids[end - 1]
+    replay.append(Replayed(ids[place:], last_id, None))
     return replay
 
 

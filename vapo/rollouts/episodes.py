@@ -40,9 +40,9 @@ class Episode:
     """One episode under way: sample j of prompt i by its `key`.
 
     `ids` are the tokens behind the prompt so far, `num_observed` of them since the last sampled
-    one. `is_judged` says that a verifier judges the
-    one turn that it has. `replay` is what its environment has still to be told again of an episode
-    that is continued: each observation that must come, and what the policy said to it.
+    one. `is_judged` says that a verifier judges the one turn that it has. `replay` is what its
+    environment has still to be told again of an episode that is continued: each observation that
+    must come, and what the policy said to it.
     """
 
     prompt: Prompt
@@ -140,9 +140,8 @@ class EpisodeLoop:
         if start is not None:
             episode.ids, episode.logprobs = list(start.response_ids), list(start.rollout_logprobs)
             episode.turns = list(start.turns)
-            used = sum(turn.num_observed + turn.num_sampled for turn in start.turns)
-            episode.num_observed = len(episode.ids) - used
             episode.replay = replay_of(start, self._tokenizer)
+            episode.num_observed = len(episode.replay[-1].ids)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
@@ -200,7 +199,7 @@ class EpisodeLoop:
         elif len(episode.turns) == self._config.max_turns:
             self._end(episode, FinishReason.TURNS)
         else:
-            self._observe(episode, reply.observation)
+            episode.observe(self._tokens(reply.observation, episode.last_id))
             self._ask_engine(episode)
 
     def _go_on_replaying(self, episode: Episode, reply: Reply) -> None:
@@ -217,9 +216,6 @@ class EpisodeLoop:
         else:
             assert self._environments is not None
             self._environments.step(episode.key, expected.text)
-
-    def _observe(self, episode: Episode, observation: str) -> None:
-        episode.observe(self._tokens(observation, episode.last_id))
 
     def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
         if not observation and last_id is None:  # the prompt says it all

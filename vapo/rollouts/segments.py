@@ -35,12 +35,7 @@ def step_starts(
 
 def turn_starts(rollout: Rollout) -> list[int]:
     """The number of tokens before each turn's first sampled one; those observed last among them."""
-    places, place = [], 0
-    for turn in rollout.turns:
-        if turn.num_sampled:
-            places.append(place + turn.num_observed)
-        place += turn.num_observed + turn.num_sampled
-    return places
+    return [span.first for span in rollout.turn_spans if span.end > span.first]
 
 
 def num_whole_turns(rollout: Rollout, num_tokens: int) -> int:

@@ -19,16 +19,13 @@ class TurnText(NamedTuple):
 
 def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
     """The texts of an episode's turns, each decoded by itself; empty where it is no episode."""
-    found, place = [], 0
-    for turn in rollout.turns:
-        first = place + turn.num_observed
-        after = first + turn.num_sampled
-        observed, sampled = rollout.response_ids[place:first], rollout.response_ids[first:after]
-        found.append(
-            TurnText(_decoded(observed, tokenizer), _decoded(sampled, tokenizer), turn.reward)
+    ids = rollout.response_ids
+    return [
+        TurnText(_decoded(ids[begin:first], tokenizer), _decoded(ids[first:end], tokenizer), reward)
+        for (begin, first, end), reward in zip(
+            rollout.turn_spans, (turn.reward for turn in rollout.turns), strict=True
         )
-        place = after
-    return found
+    ]
 
 
 def shown_turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -23,10 +23,9 @@ def turns_data(
     if not rollout.turns:
         return None
     found: list[dict[str, Any]] = []
-    place = 0
-    for at, turn in zip(turn_places(rollout), rollout.turns, strict=True):
-        observed = rollout.response_ids[place : place + turn.num_observed]
-        place += turn.num_observed + turn.num_sampled
+    turns = zip(turn_places(rollout), rollout.turns, rollout.turn_spans, strict=True)
+    for at, turn, span in turns:
+        observed = rollout.response_ids[span.begin : span.first]
         if turn.num_sampled and at < num_tokens:
             found.append(
                 {
