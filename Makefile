@@ -17,7 +17,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs learning kills soak gpu smollm2 vllm vllm-test verifiers-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs notebook learning kills soak gpu smollm2 vllm vllm-test verifiers-test math-verify-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -69,6 +69,11 @@ types: install ## mypy over package and tests
 docs: install ## build the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The server that shows it is no part of .venv otherwise; the versions of constraints.txt stay.
+notebook: install ## open the tutorial, docs/tutorial.ipynb, in Jupyter
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'notebook>=7.5,<8'
+	$(BIN)/python -m notebook docs/tutorial.ipynb $(ARGS)
+
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
 
@@ -96,6 +101,10 @@ vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 verifiers-test: install ## add the package verifiers, and run the tests of its environments
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[verifiers]'
 	$(TEST_ENV) $(BIN)/python -m pytest tests/environments/test_verifiers_package.py $(ARGS)
+
+math-verify-test: install ## add the package math-verify, and run the tests of its verifier
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[math_verify]'
+	$(TEST_ENV) $(BIN)/python -m pytest tests/rewards/test_math_verify_package.py $(ARGS)
 
 hostile: install ## 10,000 adversarial responses through every verifier (minutes)
 	$(TEST_ENV) $(BIN)/python -m tests.rewards.adversarial 10000 $(ARGS)

@@ -3,7 +3,8 @@
 import gc
 import importlib
 import os
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -56,3 +57,11 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture
+def heard_hangup() -> Iterator[None]:
+    """SIGHUP as from a terminal; under nohup, tests inherit that it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

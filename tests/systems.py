@@ -141,7 +141,9 @@ def system_loss(
     config: FitConfig, batch: TrainingBatch, logprobs: Tensor, *, max_tokens: int = 10_000
 ) -> Tensor:
     """The shipped code's policy loss of the batch as one minibatch, differentiable in logprobs."""
-    algorithm, hyperparameters = config.algorithm, resolve(config)
+    algorithm = config.algorithm
+    # Made up, the old policy is another one, as in the second step of an iteration.
+    hyperparameters = replace(resolve(config), reads_old_logprobs=True)
     # Minibatches permute rows and cut columns; the values' place carries the log-probs along.
     carrier = replace(batch, old_values=logprobs)
     (minibatch,) = make_minibatches(

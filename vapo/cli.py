@@ -13,27 +13,31 @@ from vapo.commands.command_names import command_hint
 from vapo.commands.command_table import COMMANDS
 from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process
+from vapo.system.shown_text import say
+from vapo.system.signals import ending_signals, stop_in_good_order
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Only errors that are not the user's have tracebacks."""
     try:
-        _dispatch(list(sys.argv[1:] if argv is None else argv))
+        with ending_signals(stop_in_good_order):
+            _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
         if str(error):
-            print(f"vapo: {error}", file=sys.stderr)
+            say(f"vapo: {error}", file=sys.stderr)
         return error.exit_code
     except StopRequested as signalled:
         if is_main_process():
-            print(f"vapo: stopped by {signalled}; {signalled.how_to_resume}", file=sys.stderr)
+            how = f"; {signalled.how_to_resume}" if signalled.how_to_resume else ""
+            say(f"vapo: stopped by {signalled}{how}", file=sys.stderr)
         return signalled.exit_code
     except StoppedRun as stop:
         if is_main_process():
-            print(f"vapo: the run stopped: {stop}", file=sys.stderr)
+            say(f"vapo: the run stopped: {stop}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
-        print("vapo: interrupted", file=sys.stderr)
+        say("vapo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `vapo fit --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: list[str]) -> None:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help"):
-        print(_overview())
+        say(_overview())
     elif name == "--version":
-        print(f"vapo {__version__}")
+        say(f"vapo {__version__}")
     elif name not in COMMANDS:
         raise UserError(f"unknown command '{name}'{command_hint(name, COMMANDS)}")
     elif COMMANDS[name].schema is None:
@@ -75,7 +79,7 @@ def _overview() -> str:
 def _run_plain(name: str, command: Command, argv: list[str]) -> None:
     parser = command.make_parser(name)
     if "-h" in argv or "--help" in argv:
-        print(parser.format_help(), end="")
+        say(parser.format_help(), end="")
     else:
         options = parser.read(argv)
         _load_command(name, command)(**options)
@@ -95,7 +99,7 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     entries = describe(schema)
     parser = command.make_parser(name)
     if "-h" in argv or "--help" in argv:
-        print(f"{parser.format_help()}\n{describe_keys(entries)}")
+        say(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
     arguments, overrides = split_overrides(argv, parser, entries)
     options = parser.read(arguments)
@@ -113,7 +117,7 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     files = options.pop("config")
     composed = compose(schema, files, overrides)
     if options.pop("print_config"):
-        print(to_yaml(composed.tree), end="")
+        sys.stdout.write(to_yaml(composed.tree))  # YAML has its own escapes, and is read again
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
     with checked(name, composed.config, options):

@@ -40,5 +40,5 @@ class StopRequested(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As shells and schedulers count: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
+        """As shells and schedulers count: 129 SIGHUP, 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
         return 128 + self.signum

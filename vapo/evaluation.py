@@ -11,12 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
+from scipy.stats import t as students_t
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedTokenizerBase
@@ -100,20 +100,6 @@ def majority_is_correct(verdicts: Sequence[Verdict], votes: Sequence[int | None]
     return elected is not None and verdicts[votes.index(elected)].is_correct
 
 
-def t_quantile(probability: float, degrees: int) -> float:
-    """Student's t by the Cornish-Fisher expansion: within 1 % for 3 degrees, better above.
-
-    Source: Abramowitz and Stegun 26.7.5.
-    """
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
-
-
 def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
     """The 95 % interval of a mean over so many prompts, by Student's t.
 
@@ -121,7 +107,7 @@ def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, flo
     """
     if num < _MIN_PROMPTS:
         return -math.inf, math.inf
-    half_width = t_quantile(0.975, num - 1) * standard_error
+    half_width = float(students_t.ppf(0.975, num - 1)) * standard_error
     return mean - half_width, mean + half_width
 
 

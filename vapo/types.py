@@ -29,12 +29,14 @@ from torch import Tensor
 class FinishReason(StrEnum):
     """Why a response ended. Truncated is not finished: only `STOP` emitted the end token.
 
-    An episode is finished where its environment ended it; `TURNS` is one that had all the turns
-    that it may have before that, and counts as truncated, too.
+    An episode is finished where its environment ended it. Before that, one of its turns may have
+    reached the limit of a turn (`TURN_LENGTH`), or it had all the turns that it may have (`TURNS`).
+    Both count as truncated, too.
     """
 
     STOP = "stop"
     LENGTH = "length"
+    TURN_LENGTH = "turn_length"
     TURNS = "turns"
 
 

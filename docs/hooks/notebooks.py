@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,12 +15,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ENDING = ".ipynb"
+_STYLE = re.compile(r"<style.*?</style>", re.DOTALL)  # pandas' own, which the site's replaces
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in list(files):
         if file.src_uri.endswith(ENDING):
-            text = as_markdown(json.loads(file.content_string), posixpath.basename(file.src_uri))
+            notebook, name = json.loads(file.content_string), posixpath.basename(file.src_uri)
+            pictures = _pictures(notebook, name)
+            for picture, content in pictures.items():
+                uri = posixpath.join(posixpath.dirname(file.src_uri), picture)
+                files.append(File.generated(config, uri, content=content))
+            text = as_markdown(notebook, name)
             files.append(File.generated(config, _page(file.src_uri), content=text))
     return files
 
@@ -26,13 +36,53 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown if is_notebook else markdown.replace(f"{ENDING})", ".md)")
 
 
-def as_markdown(notebook: dict[str, Any], name: str) -> str:
-    """The texts of a notebook and its code, without outputs; a link to the notebook at the end."""
+def as_markdown(notebook: Mapping[str, Any], name: str) -> str:
+    """The texts of a notebook, its code and its stored outputs; a link to it at the end."""
     parts = []
-    for cell in notebook["cells"]:
+    for number, cell in enumerate(notebook["cells"]):
         text = "".join(cell["source"]).strip()
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        else:
+            parts += [f"```python\n{text}\n```", *_shown(cell["outputs"], name, number)]
     return "\n\n".join([*parts, f"This page is the notebook [{name}]({name})."]) + "\n"
+
+
+def _shown(outputs: Sequence[Mapping[str, Any]], name: str, number: int) -> Iterator[str]:
+    """What a cell printed as one text; of each result the picture, the table, or else its text."""
+    for kind, same in groupby(outputs, key=lambda output: output["output_type"]):
+        if kind == "stream":
+            yield _text("".join("".join(output["text"]) for output in same))
+            continue
+        for output in same:
+            data = output["data"]
+            if "image/png" in data:
+                yield f"![What the cell drew]({_picture(name, number)})"
+            elif "<table" in (
+                html := "".join(data.get("text/html", ""))
+            ):  # no frame of a run's file
+                yield _STYLE.sub("", html).strip()
+            else:
+                yield _text("".join(data["text/plain"]))
+
+
+def _text(text: str) -> str:
+    """A block that the site's style keeps short: a run prints a hundred lines."""
+    return f"``` {{ .text .output }}\n{text.strip()}\n```"
+
+
+def _pictures(notebook: Mapping[str, Any], name: str) -> dict[str, bytes]:
+    """The stored pictures, one a cell, by where the page looks for them."""
+    return {
+        _picture(name, number): base64.b64decode("".join(output["data"]["image/png"]))
+        for number, cell in enumerate(notebook["cells"])
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    }
+
+
+def _picture(name: str, number: int) -> str:
+    return f"{name.removesuffix(ENDING)}_outputs/cell_{number}.png"
 
 
 def _page(uri: str) -> str:

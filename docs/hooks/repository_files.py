@@ -39,6 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The page's links, those to files of the repository leading to the site's copies."""
     place = _place(page.file.src_uri)
+    if page.file.src_uri.startswith(f"{FOLDER}/"):
+        # who looks for a key wants the page that explains it, not the source that has it most
+        is_source = not (ROOT / place).is_file()  # its page has one more ending
+        page.meta["search"] = {"exclude": True} if is_source else {"boost": 0.5}
     here = posixpath.dirname(page.file.src_uri)
 
     def target(match: re.Match[str]) -> str:

@@ -33,7 +33,7 @@ from vapo.diagnostics.memory.estimate import GIB, estimate_memory
 from vapo.networks.build import make_critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.loading import read_model_config
-from vapo.networks.packed_attention import choose_packing
+from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, value_objective
@@ -143,7 +143,7 @@ class Side:
         self.config, self.phase, self.device = config, phase, device
         self.critic = make_critic(config, None).to(device)
         self.optimizer = make_optimizer(self.critic, config.critic.optimizer)
-        self.packed = choose_packing("packed", [self.critic.model])
+        self.layout = choose_layout("packed", [self.critic.model])
         privileged = config.critic.prompt.kind == "privileged"
         self.batch = make_batch(config, size, privileged=privileged)
         self.num_tokens = int(self.batch.response_mask.sum())
@@ -157,7 +157,7 @@ class Side:
             temperature=1.0,
             max_tokens=config.training.microbatch_tokens,
             pad_id=0,
-            packed=self.packed,
+            layout=self.layout,
             device=self.device,
         )
         evaluated = evaluate_rollouts(self.batch, networks, with_entropy=False)
@@ -174,7 +174,7 @@ class Side:
                 num_minibatches=part.num_minibatches,
                 max_tokens=config.training.microbatch_tokens,
                 pad_id=0,
-                packed=self.packed,
+                layout=self.layout,
                 seed=part.index,
                 networks=(CRITIC,),
             ):

@@ -29,7 +29,8 @@ from vapo.functional.losses import aggregate, clipped_surrogate, value_loss
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.packed_attention import enable_packing
-from vapo.networks.token_inputs import cut_by_tokens, token_inputs
+from vapo.networks.token_cuts import cut_by_tokens
+from vapo.networks.token_inputs import token_inputs
 
 LENGTHS = (512, 2048, 8192, 32_768)
 COUNTS = (8, 16, 32, 64, 128)  # responses, 1 to 16 times the first
@@ -81,12 +82,14 @@ def update(
         [length] * num_responses,
         range(num_responses),
         max_tokens=max(MICROBATCH_TOKENS, length),
-        packed=True,
+        layout="packed",
     )
     denominator = num_responses * num_tokens
     for chunk in chunks:
         rows = [sequence] * len(chunk)
-        inputs = token_inputs(rows, pad_id=0, packed=len(rows) > 1).to(device)
+        inputs = token_inputs(rows, pad_id=0, layout="packed" if len(rows) > 1 else "padded").to(
+            device
+        )
         logprobs = inputs.scatter(actor(inputs, temperature=1.0)[0])
         values = inputs.scatter(critic(inputs).values)
         mask = inputs.response_mask

@@ -20,8 +20,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
-from vapo.networks.packed_attention import choose_packing
-from vapo.networks.token_inputs import Sequences, TokenInputs, cut_by_tokens, token_inputs
+from vapo.networks.packed_attention import choose_layout
+from vapo.networks.token_cuts import cut_by_tokens
+from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 # hidden size, layers, heads, responses, median response, longest response, token budget
 CPU_CASES = ((96, 3, 4, 64, 60, 500, 4096), (256, 4, 4, 24, 90, 800, 4096))
@@ -73,7 +74,7 @@ def make_networks(hidden: int, layers: int, heads: int, device: torch.device) ->
     models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
     for model in models:
         model.to(device, getattr(torch, str(config.dtype).removeprefix("torch."))).train()
-    assert choose_packing("packed", models)
+    assert choose_layout("packed", models) == "packed"
     return [Actor(models[0]), Critic(models[1])]
 
 
@@ -106,13 +107,16 @@ def compare(
     sequences = make_sequences(num, median, longest, 64)
     lengths = [len(prompt) + len(response) for prompt, response in sequences]
 
-    def inputs(chunks: list[list[int]], packed: bool) -> list[TokenInputs]:
-        return [token_inputs([sequences[r] for r in c], pad_id=0, packed=packed) for c in chunks]
+    def inputs(chunks: list[list[int]], layout: Layout) -> list[TokenInputs]:
+        return [token_inputs([sequences[r] for r in c], pad_id=0, layout=layout) for c in chunks]
+
+    def cut(layout: Layout) -> list[TokenInputs]:
+        return inputs(cut_by_tokens(lengths, range(num), max_tokens=budget, layout=layout), layout)
 
     layouts = {
-        "packed": inputs(cut_by_tokens(lengths, range(num), max_tokens=budget, packed=True), True),
-        "padded, by length": inputs(cut_by_tokens(lengths, range(num), max_tokens=budget), False),
-        "padded, random order": inputs(cut_in_random_order(lengths, budget), False),
+        "packed": cut("packed"),
+        "padded, by length": cut("padded"),
+        "padded, random order": inputs(cut_in_random_order(lengths, budget), "padded"),
     }
     norms = {name: update(networks, chunks, device) for name, chunks in layouts.items()}
     sides = {

@@ -1,12 +1,14 @@
-"""Draws a right and a wrong response of a value page, one under the other, with their values.
+"""Draws a right response of a value page and one with an unmarked mistake, with their values.
 
     python experiments/value_pages/draw.py PAGE.html OUTPUT.png
 
-A token is coloured by the value of the state in which it was sampled, as on the page; the line has
-the same number at the token's left edge. The wrong response is not the best of the page: of those
-that go wrong after their second step, to a prompt that has a right response as well, it is the one
-whose value changes by the median over its first wrong step. The right one is the group's
-first that writes every step, and none wrong.
+A token is coloured by the value of the state in which it was sampled, as on the page; the line
+has the same number at the token's left edge. The first wrong step of the wrong response is
+unmarked: its own check calls it right, so its value cannot be read from the check
+(`wrong_steps.py`). It is not the best of the page: of all such wrong responses, to a prompt that
+has a right response as well, that go wrong after their second step, it is the one whose value
+changes by the median over that step. The right one is the group's first that writes every step,
+and none wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import matplotlib
 from describe import column, page_data, token_texts  # beside this file
-from wrong_steps import right_steps, written_steps
+from wrong_steps import first_wrong, right_steps, written_steps
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -27,39 +29,36 @@ WRONG, RIGHT = "#c2410c", "#1d4ed8"
 COLOURS = LinearSegmentedColormap.from_list("value", ["#ea8a2e", "#ffffff", "#6ea3e8"])
 
 
-def first_wrong(prompt: str, tokens: list[str]) -> int | None:
-    """The index of the first wrong step's position."""
-    return next((place for place, is_right in written_steps(prompt, tokens) if not is_right), None)
-
-
-def chosen(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A group, its first right response, a wrong one."""
+def chosen(data: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The number of wrong responses to choose from; the group, its first right response and the
+    chosen wrong one."""
     found = []
     for group in data["groups"]:
         prompt, responses = group["prompt"], group["responses"]
-        steps = [list(written_steps(prompt, token_texts(data, r))) for r in responses]
-        whole = [(place, True) for place, _ in max(steps, key=len)]
-        right = [
-            r
-            for r, written in zip(responses, steps, strict=True)
-            if written == whole and len(whole) == len(right_steps(prompt)) and r["is_correct"]
-        ]
+        right = [r for r in responses if r["is_correct"] and is_whole(prompt, token_texts(data, r))]
         for response in responses:
-            place = first_wrong(prompt, token_texts(data, response))
-            if right and not response["is_correct"] and place is not None and place > 8:
-                values = column(response, "value")
-                if place + 2 >= len(values):
-                    continue  # cut before the next state
-                found.append((values[place + 2] - values[place], group, right[0], response))
+            step = first_wrong(prompt, token_texts(data, response))
+            if not right or response["is_correct"] or step is None or step.is_marked:
+                continue
+            values = column(response, "value")
+            if 8 < step.place < len(values) - 2:  # not cut before the state after its check
+                change = float(values[step.place + 2] - values[step.place])
+                found.append((change, group, right[0], response))
     found.sort(key=lambda row: row[0])
     if not found:
-        sys.exit("no prompt of this page has a right response and one with a wrong third step")
-    return found[len(found) // 2][1:]
+        sys.exit("no prompt of this page has a right response and one with an unmarked mistake")
+    return len(found), *found[len(found) // 2][1:]
+
+
+def is_whole(prompt: str, tokens: list[str]) -> bool:
+    steps = list(written_steps(prompt, tokens))
+    return len(steps) == len(right_steps(prompt)) and all(step.is_right for step in steps)
 
 
 def draw(axes: Any, data: dict[str, Any], prompt: str, response: dict[str, Any]) -> None:
     tokens, values = token_texts(data, response), column(response, "value")
-    place = first_wrong(prompt, tokens)
+    step = first_wrong(prompt, tokens)
+    place = None if step is None else step.place
     for i, (token, value) in enumerate(zip(tokens, values, strict=True)):
         is_end = len(token) > 1
         axes.add_patch(
@@ -79,9 +78,17 @@ def draw(axes: Any, data: dict[str, Any], prompt: str, response: dict[str, Any])
     axes.plot(range(len(values)), values, color="0.2", lw=1.4, marker="o", ms=2.5)
     verdict, colour = ("right", RIGHT) if response["is_correct"] else ("wrong", WRONG)
     axes.set_title(f"verdict: {verdict}", color=colour, loc="left", size=10)
-    if place is not None:
-        axes.axvspan(place, place + 1, color=WRONG, alpha=0.15, lw=0)
-        axes.text(place + 1.2, 0.97, "the first wrong position", color=WRONG, size=9, va="top")
+    if step is not None:
+        axes.axvspan(step.place, step.place + 1, color=WRONG, alpha=0.15, lw=0)
+        check = "" if step.is_marked is None else ', and its check says "+"'
+        axes.text(
+            step.place + 1.2,
+            0.97,
+            f"the first wrong position{check}",
+            color=WRONG,
+            size=9,
+            va="top",
+        )
     axes.set(ylim=(-1.8, 1.05), yticks=[-1, 0, 1], ylabel="value")
     axes.xaxis.set_visible(False)
     for side in ("top", "right", "bottom"):
@@ -90,7 +97,7 @@ def draw(axes: Any, data: dict[str, Any], prompt: str, response: dict[str, Any])
 
 def main(page: Path, output: Path) -> None:
     data = page_data(page)
-    group, right, wrong = chosen(data)
+    num, group, right, wrong = chosen(data)
     figure, rows = plt.subplots(2, 1, figsize=(9, 4.6), sharex=True, layout="constrained")
     for axes, response in zip(rows, (right, wrong), strict=True):
         draw(axes, data, group["prompt"], response)
@@ -98,10 +105,11 @@ def main(page: Path, output: Path) -> None:
     rows[0].set_xlim(-0.1, longest + 0.1)
     figure.suptitle(f"Two responses to {group['prompt']}", x=0.01, ha="left", size=11)
     figure.savefig(output, dpi=130)
-    values, place = column(wrong, "value"), first_wrong(group["prompt"], token_texts(data, wrong))
-    assert place is not None
-    around = " ".join(f"{value:+.2f}" for value in values[place : place + 4])
+    values, step = column(wrong, "value"), first_wrong(group["prompt"], token_texts(data, wrong))
+    assert step is not None
+    around = " ".join(f"{value:+.2f}" for value in values[step.place : step.place + 4])
     print(f"{output}: {group['prompt']}, from the first wrong position on: {around}")
+    print(f"the median of {num} wrong responses whose first wrong step is unmarked")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ def test_metrics_by_hand() -> None:
     metrics = correction_metrics(batch, correction)
     assert metrics == pytest.approx(
         {
+            "rollout/effective_sample_share": (3 + 0.5 + 0.25) ** 2 / 3 / (9 + 0.25 + 0.0625),
             "rollout/mismatch_masked_share": 0.5,
             "rollout/mismatch_weight_mean": (2.0 + 0.5) / 2,
             "rollout/mismatch_clipped_share": 0.5,
@@ -126,12 +127,21 @@ def test_metrics_by_hand() -> None:
     assert mismatch_metrics(batch)["rollout/mismatch_ratio_max"] == pytest.approx(3.0)
 
 
+def test_the_effective_sample_is_that_of_the_weights_in_use() -> None:
+    """Of whole responses: 3 * 0.5 on both tokens of the first, 0.25 on that of the second."""
+    batch, share = two_responses(), "rollout/effective_sample_share"
+    whole = MismatchConfig(tis_cap=2.0, tis_level="sequence")
+    assert correction_metrics(correct_mismatch(batch, whole), whole)[share] == pytest.approx(
+        (1.5 + 1.5 + 0.25) ** 2 / 3 / (2.25 + 2.25 + 0.0625)
+    )
+
+
 def test_off_fills_nothing_and_value_pretraining_neither() -> None:
     batch, on = two_responses(), MismatchConfig(tis_cap=2.0, mask_below=0.5)
     assert correct_mismatch(batch, MismatchConfig()) is batch
     assert batch.importance_weights is None
     assert batch.policy_mask is batch.loss_mask
-    assert correction_metrics(batch, MismatchConfig()) == {}
+    assert correction_metrics(batch, MismatchConfig()).keys() == {"rollout/effective_sample_share"}
     pretraining = replace(batch, old_logprobs=None)
     assert correct_mismatch(pretraining, on) is pretraining
     assert correction_metrics(pretraining, on) == {}

@@ -295,7 +295,8 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     config = system_config("vapo")
     cut = replace(two_turns(finish=FinishReason.LENGTH), turns=(Turn(0, 6, 0.0),))
     out_of_turns = two_turns(finish=FinishReason.TURNS)
-    rollouts = [two_turns(), cut, out_of_turns, out_of_turns]
+    half_a_turn = two_turns(finish=FinishReason.TURN_LENGTH)
+    rollouts = [two_turns(), cut, out_of_turns, half_a_turn]
     verdicts = [Verdict(False, sum(turn.reward for turn in r.turns)) for r in rollouts]
     options: dict[str, Any] = {
         "group_size": 1,
@@ -313,7 +314,8 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
         "rollout/observation_tokens_mean": 2.25,
         "rollout/num_observation_tokens": 9.0,
         "rollout/truncated_by_tokens_rate": 0.25,
-        "rollout/truncated_by_turns_rate": 0.5,
+        "rollout/truncated_by_turn_tokens_rate": 0.25,
+        "rollout/truncated_by_turns_rate": 0.25,
     }
     assert found.keys() <= documented_keys()
     plain = replace(two_turns(), turns=())

@@ -22,6 +22,17 @@ def test_no_grab_bag_files() -> None:
     assert not [path for path in SOURCES if path.name in names]
 
 
+def test_everything_is_printed_without_what_a_terminal_acts_on() -> None:
+    """By `say`, which escapes it; a user's traceback goes to a pipe, whose reader escapes it."""
+    printing = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    }
+    assert printing == {"system/shown_text.py", "system/child_process.py"}
+
+
 def test_only_resolve_reads_enabled() -> None:
     readers = {
         str(path.relative_to(PACKAGE))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -178,6 +181,8 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
          ["unknown option", "'--components.clip_higher.enabled'"]),
         (["fit", "--seed"], ["--seed needs a value"]),
         (["fit", "--seed", "--algorithm.gamma=1"], ["--seed needs a value"]),
+        (["fit", "my.yaml"], ["a config file is given as --config my.yaml"]),
+        (["fit", "--num_iterations", "3"], ["did you mean '--training.num_iterations'?"]),
         (["fit", "stray"], ["unexpected argument 'stray'", "KEY=VALUE"]),
         (["fit", "-x"], ["unexpected argument '-x'"]),
         (["fit", "--config", "MINIMAL", "sede=1"], ["command line: unknown key 'sede'", "'seed'"]),
@@ -227,3 +232,41 @@ def test_errors_of_a_command(
     raising(RuntimeError("a bug of ours keeps its traceback"))
     with pytest.raises(RuntimeError):
         cli.main(argv)
+
+
+@pytest.mark.parametrize(
+    "argv", [["\x1b[2Jfit"], ["fit", "--config", "no\x1b]0;x\x07.yaml"], ["fit", "a\x9b=1"]]
+)
+def test_an_error_has_nothing_that_a_terminal_acts_on(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    said = failure(capsys, *argv)
+    assert all(c.isprintable() for c in said.removesuffix("\n"))
+    assert "\\x1b" in said or "\\x9b" in said or "--config" in said
+
+
+@pytest.mark.usefixtures("heard_hangup")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_command_that_is_ended_closes_what_it_has_open(
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    minimal: str,
+    name: str,
+) -> None:
+    """`vapo fit` has handlers of its own; the other commands end as on Ctrl-C."""
+    number, closed = signal.Signals[name], []
+    before = signal.getsignal(number)
+
+    def run(*_: Any, **__: Any) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(sys.modules["vapo.commands.validate"], "run", run)
+    assert cli.main(["validate", "--config", minimal]) == 128 + number
+    assert closed == [True]
+    assert capsys.readouterr().err == f"vapo: stopped by {name}\n"
+    assert signal.getsignal(number) == before

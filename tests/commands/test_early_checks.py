@@ -55,6 +55,10 @@ def in_a_process(*argv: str, code: str = WITH_MODULES) -> tuple[int, str, set[st
         (["gates", "rewards={verifier: python, function: 'my_verifier_xyz:score'}"],
          "rewards.function: cannot import my_verifier_xyz:score: there is no module "
          "my_verifier_xyz"),
+        (["gates", "rewards={verifier: math_verify}"],
+         "rewards.verifier is math_verify, which is not installed: "),
+        (["rollouts", "--output", "x.jsonl"],
+         "--output x.jsonl: the file is Parquet: give it a name that ends in .parquet"),
         (["fit", "environment={kind: function, function: 'my_environment_xyz:Env'}"],
          "environment.function: cannot import my_environment_xyz:Env: there is no module "
          "my_environment_xyz"),

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.config.fits import ROOT, STATE_TRACKING, fit_config, write
+from tests.config.fits import ROOT, STATE_TRACKING, write
 from vapo import cli
 from vapo.commands.given_responses import read_responses
-from vapo.commands.trial_hints import Policy, hints
-from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
+from vapo.commands.trials import MAX_SHOWN_CHARS
 from vapo.errors import UserError
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"
@@ -165,6 +164,37 @@ def test_a_file_of_responses_that_cannot_be_used(
     assert "Traceback" not in message
 
 
+def test_a_number_is_a_reward(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(project, "def score(text, answer, metadata):\n    return float(text)\n", "telling.py")
+    write(project, "1.0\n0.25\n-2\n", "said.txt")
+    _, right, part, negative = parts(tried(capsys, "--responses", "said.txt"))
+    assert "verdict: correct; reward 1\n" in right
+    assert "verdict: incorrect; reward 0.25\n" in part
+    assert "verdict: incorrect; reward -2\n" in negative
+
+
+def test_something_else_than_a_verdict_is_shown_with_what_to_return(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "def score(text, answer, metadata):\n    return {'score': 1.0}\n", "telling.py")
+    write(project, "1\n", "said.txt")
+    shown = tried(capsys, "--responses", "said.txt")
+    said = "returned {'score': 1.0}, not a bool, a number or (bool, number); return its score"
+    assert f"verdict: no verdict (error: TypeError: {said}), which counts" in shown
+
+
+def test_a_reward_function_of_trl_is_refused_with_what_to_write(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "def score(completions, answer, **kwargs):\n    return [1.0]\n", "telling.py")
+    said = tried(capsys, code=2)
+    assert "rewards.function telling.py:score takes (completions, answer), as TRL calls" in said
+    assert (
+        "    return score(\n        completions=[response_text],\n        answer=[answer],\n"
+        in said
+    )
+
+
 def test_a_verifier_that_cannot_be_imported(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +205,14 @@ def test_a_verifier_that_cannot_be_imported(
     printed = capsys.readouterr()
     assert printed.out == "the verifier printed while it was imported:\n  | so far\n\n"
     assert f"No module named 'gone_away' ({project}/telling.py:2)" in printed.err
+
+
+def test_a_key_that_a_line_has_twice_is_an_error(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, '{"response": "1", "response": "2"}\n', "said.jsonl")
+    said = tried(capsys, "--responses", "said.jsonl", code=2)
+    assert "said.jsonl:1: not a line of JSON (the key 'response' is there twice)" in said
 
 
 def test_what_does_not_go_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,112 +252,3 @@ def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {path.name for path in set(project.rglob("*")) - before} <= {"__pycache__"} | {
         path.name for path in project.rglob("*.pyc")
     }, "no run folder, no tracking"
-
-
-def trial(response: str = "", **fields: Any) -> Trial:
-    known: dict[str, Any] = {
-        "prompt_id": "p",
-        "problem": "q",
-        "answer": "42",
-        "response": response,
-        "response_text": response,
-        "is_correct": False,
-        "reward": -1.0,
-        "extracted": None,
-        "failure": None,
-        "output": "",
-    }
-    return Trial(**{**known, **fields})
-
-
-POLICY_TOKENS = Policy(("<eos>",), has_chat_template=False)
-REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
-
-
-@pytest.mark.parametrize(
-    ("trials", "overrides", "said"),
-    [
-        ([trial("42"), trial("no")], (), "stands in 1 of 2: verifier math reads the last \\boxed"),
-        ([trial("so 42.")], REGEX, "rewards.pattern 'answer: (.+)' found no answer in any of 1"),
-        ([trial("so 42.", extracted="so")], REGEX, "stands in 1 of 1: rewards.pattern 'answer: "),
-        ([trial("42 ")], ("rewards.verifier=exact",), "verifier exact compares the whole response"),
-        ([trial("142 and 4.42 and 420"), trial("x", extracted="7")], (), None),
-        ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
-        ([trial("a", answer="")], ("rewards.verifier=exact",), None),
-        (
-            [trial("42", failure="timeout")],
-            (),
-            "1 of 1 verdicts took longer than rewards.timeout_s",
-        ),
-        ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
-        (
-            [trial("a", failure="error: KeyError: 'b (c:1)' (raising.py:2)")] * 2,
-            (),
-            "your verifier raised on 2 of 2 responses: raising.py:2: KeyError: 'b (c:1)'",
-        ),
-        (
-            [trial("a", failure="error: TypeError: score() takes 1"), trial("b")],
-            (),
-            "your verifier raised on 1 of 2 responses: TypeError: score() takes 1",
-        ),
-        ([trial("a", failure="nan")], (), "a reward that is not finite (nan or inf) to 1 of 1"),
-        ([trial("a", failure="lost")], (), "1 of 1 responses have no verdict: lost"),
-        (
-            [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
-            ("rewards.verifier=exact",),
-            None,
-        ),
-        (
-            [trial("a", finish_reason="length", foreign_end="<|im_end|>")],
-            (),
-            "special token <|im_end|> in them, which ends no response here",
-        ),
-        ([trial("7", extracted="7")], ("rewards.shuffle=true",), "rewards.shuffle is true"),
-    ],
-)
-def test_hints_are_of_what_was_seen(
-    tmp_path: Path, trials: list[Trial], overrides: tuple[str, ...], said: str | None
-) -> None:
-    config = fit_config(tmp_path, *overrides)
-    is_sampled = any(one.finish_reason is not None for one in trials)
-    found = list(hints(trials, config, POLICY_TOKENS if is_sampled else None))
-    if said is None:
-        assert not found
-    else:
-        assert any(said in hint for hint in found), found
-
-
-def test_a_verifier_that_fails_is_the_first_hint(tmp_path: Path) -> None:
-    cut = {"finish_reason": "length", "failure": "error: SystemExit: 1 (mine.py:2)"}
-    first, second = hints([trial("a", **cut)] * 2, fit_config(tmp_path), POLICY_TOKENS)
-    assert first == "your verifier raised on 2 of 2 responses: mine.py:2: SystemExit: 1"
-    assert "reached their budget" in second
-
-
-def test_text_is_bounded_and_cannot_pass_for_ours() -> None:
-    shown = block("first\nverdict: correct; reward 9\n\x1b]0;title\x07\ud800")
-    assert shown.split("\n") == [
-        "  | first",
-        "  | verdict: correct; reward 9",
-        "  | \\x1b]0;title\\x07\\ud800",
-    ]
-    long = block("a" * 1_000_000 + "the end")
-    assert len(long) < MAX_SHOWN_CHARS + 100
-    assert "996007 characters are left out here" in long
-    assert long.endswith("the end")
-    assert inline("a\nb" + "c" * 999) == "a\\nb" + "c" * 197 + "..."
-    hostile = trial("r", prompt_id="p\n--- 2 of 2", answer="4\r2", extracted="\x9b1m")
-    assert render(hostile, 1, 2).split("\n")[0] == "--- 1 of 2: p\\n--- 2 of 2"
-    assert "reference answer: 4\\r2" in render(hostile, 1, 2)
-    assert "read as the answer: \\x9b1m" in render(hostile, 1, 2)
-
-
-def test_the_summary_counts() -> None:
-    trials = [
-        trial("a", is_correct=True, reward=1.0, num_response_tokens=4, finish_reason="stop"),
-        trial("b", failure="nan", num_response_tokens=8, finish_reason="length"),
-    ]
-    assert summarize(trials) == (
-        "pass rate 0.500 (1 of 2 correct), mean reward 0.000, 1 without a verdict; response tokens "
-        "4 to 8, mean 6.0, 1 truncated"
-    )

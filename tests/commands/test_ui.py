@@ -142,6 +142,22 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
         ui.run(uri, "127.0.0.1", free_port, run="0123")
 
 
+def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(
+    tmp_path, free_port, monkeypatch, capsys
+):
+    uri = str(ready_store(tmp_path / "mlruns"))
+    with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="sweep") as logger:
+        pass
+    client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
+    tags = {"mlflow.parentRunId": logger.run_id, "role": "row"}
+    child = client.create_run(logger.experiment_id, tags=tags).info.run_id
+    stand_in(monkeypatch, tmp_path / "up", "0")
+    ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
+    out = capsys.readouterr().out
+    assert f"http://127.0.0.1:{free_port}/#/metric?runs=%5B%22{child}%22%5D&" in out
+    assert "compareRunsMode" not in out
+
+
 def test_an_experiments_own_kind_stays(tmp_path):
     uri = str(ready_store(tmp_path / "mlruns"))
     client = MlflowClient(f"sqlite:///{uri}/mlflow.db")

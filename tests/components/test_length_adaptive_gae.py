@@ -20,7 +20,9 @@ def test_on_gives_the_papers_lambdas() -> None:
     lengths = torch.tensor([32, 64, 256, 400, 1024, 8192])
     actual = length_adaptive_lambda(lengths, alpha=0.05)
     expected = [[0.375], [0.6875], [0.921875], [0.95], [0.98046875], [0.99755859375]]
-    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_short_responses_are_clamped_to_zero() -> None:

@@ -80,7 +80,7 @@ def test_a_source_of_a_mixture_and_a_verifier_begin_anew_too(tmp_path: Path) -> 
     sums = fit_config(tmp_path, *overrides, overlay=MIXTURE).data.train.sources["sums"]  # type: ignore[attr-defined]
     assert sums == make(MixtureSource, path="s.jsonl", verifier="reasoning_gym")
     rewards = fit_config(tmp_path, "rewards.verifier=math", overlay=GENERATED).rewards
-    assert rewards == RewardConfig(verifier="math")
+    assert rewards == make(RewardConfig, verifier="math")
 
 
 def test_an_error_does_not_name_the_place_of_a_forgotten_key(tmp_path: Path) -> None:
@@ -165,6 +165,10 @@ def test_a_mixture_is_typed_recorded_and_written_back(tmp_path: Path) -> None:
         ),
         (["data.train.sources.math.answer_pattern=(a)(b)"], r"needs one group"),
         (["data.train.sources.math.answer_pattern=("], r"is not a regular expression"),
+        (
+            [f"data.train.sources.math.answer_pattern={'(' * 5000}"],
+            r"math\.answer_pattern '\(\(\(.*nested too deeply",
+        ),
         (
             ["data.train.sources.sums.answer_pattern=(a)"],
             r"answer_pattern' with .*reasoning",

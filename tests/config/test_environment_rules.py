@@ -28,6 +28,7 @@ OTHER = {
     "correct_above": "0.5",
     "timeout_s": "1",
     "max_processes": "2",
+    "variables": "[SERPER_API_KEY]",
 }
 
 

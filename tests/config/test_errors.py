@@ -119,6 +119,13 @@ def test_not_finite(tmp_path: Path, key: str, value: str) -> None:
     assert message.startswith(f"command line: {key} must be a finite number, got ")
 
 
+@pytest.mark.parametrize("value", ["1e308", "-1e39"])
+def test_beyond_float32(tmp_path: Path, value: str) -> None:
+    """The mathematics is done in it, and there such a number is infinite."""
+    message = message_of(tmp_path, "", f"rewards.correct={value}")
+    assert message.startswith("command line: rewards.correct must be at most 3.4e38 in size, got ")
+
+
 def test_out_of_range_through_interpolation_blames_the_value_not_the_reference(
     tmp_path: Path,
 ) -> None:

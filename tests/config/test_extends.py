@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.config.fits import MINIMAL, write
 from vapo.config import FitConfig
+from vapo.config.extends import read_files
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 
@@ -118,3 +120,36 @@ def test_an_error_in_an_extended_file_names_that_file(tmp_path: Path) -> None:
 def test_it_is_no_key_of_the_command_line(base: Path) -> None:
     with pytest.raises(UserError, match="command line: extends is a key of a config file"):
         load_config(FitConfig, [base], ["extends=other.yaml"])
+
+
+def chain(folder: Path, number: int) -> Path:
+    """The last of so many files, each of which extends the one before it."""
+    write(folder, "seed: 0\n", "0.yaml")
+    for index in range(1, number):
+        write(folder, f"extends: {index - 1}.yaml\nseed: {index}\n", f"{index}.yaml")
+    return folder / f"{number - 1}.yaml"
+
+
+def test_a_long_chain_is_read_and_a_longer_one_is_refused_at_once(tmp_path: Path) -> None:
+    assert [layer.tree["seed"] for layer in read_files([chain(tmp_path, 100)])] == [*range(100)]
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"900.yaml:1: extends: more than 100 files extend one an"):
+        read_files([chain(tmp_path, 1000)])
+    assert time.process_time() - began < 5
+
+
+def test_many_files_beside_one_another_take_time_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file's path is resolved a few times, not once for each other file."""
+    chain(tmp_path, 90)
+    resolved, resolve = list[Path](), Path.resolve
+
+    def counted(path: Path) -> Path:
+        resolved.append(path)
+        return resolve(path)
+
+    monkeypatch.setattr(Path, "resolve", counted)
+    over = write(tmp_path, f"extends: {[f'{index}.yaml' for index in range(90)]}\n", "over.yaml")
+    assert len(read_files([over])) == 91
+    assert len(resolved) < 6 * 91

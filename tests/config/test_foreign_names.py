@@ -60,6 +60,7 @@ def test_another_unit_is_said() -> None:
         ("actor_rollout_ref.actor.optim.lr=1e-6",
          "unknown key 'actor_rollout_ref'; did you mean 'actor.optimizer.lr'?"),
         ("trainer.total_epochs=3", "did you mean 'training.num_iterations'? (an iteration is"),
+        ("num_iterations=3", "did you mean 'training.num_iterations'?"),
         ("components.clip_higer.enabled=false", "did you mean 'components.clip_higher'?"),
     ],
 )  # fmt: skip

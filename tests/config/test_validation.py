@@ -161,6 +161,14 @@ def test_ranks(tmp_path: Path) -> None:
         (["data.heldout.kind=jsonl"], ["data.heldout.kind jsonl needs data.heldout.path"]),
         (["rewards.verifier=regex"], ["rewards.verifier regex needs rewards.pattern"]),
         (["rewards.verifier=regex", "rewards.pattern=(a"], ["not a regular expression"]),
+        (
+            ["rewards.verifier=regex", f"rewards.pattern={'(' * 5000}"],
+            ["rewards.pattern '(((", "nested"],
+        ),
+        (
+            ["rewards.verifier=regex", "rewards.pattern=(a{99999999999999999999})"],
+            ["rewards.pattern", "too large"],
+        ),
         (["rewards.verifier=regex", "rewards.pattern=a"], ["needs a group"]),
         (["rewards.verifier=python"], ["needs rewards.function"]),
         (["rewards.verifier=python", "rewards.function=a.b"], ["package.module:function"]),
@@ -258,3 +266,15 @@ def test_engine_options_of_another_kind_are_unknown(
 def test_servers_have_addresses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rollouts\.servers\.urls must be set"):
         fit_config(tmp_path, "rollouts.engine=servers")
+
+
+@pytest.mark.parametrize(
+    "urls",
+    ["http://me:pa55word@gpu2:81x", "me:pa55word@gpu2", "http://me:pa5,5word@gpu2:80"],
+)
+def test_an_error_on_the_servers_addresses_shows_no_password(tmp_path: Path, urls: str) -> None:
+    with pytest.raises(UserError) as caught:
+        fit_config(tmp_path, "rollouts.engine=servers", f"rollouts.servers.urls='{urls}'")
+    assert "rollouts.servers.urls has a user or password in it" in str(caught.value)
+    assert "pa5" not in str(caught.value)
+    assert "5word" not in str(caught.value)

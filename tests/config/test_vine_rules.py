@@ -52,6 +52,10 @@ def test_another_estimator_has_none_of_the_keys(tmp_path: Path) -> None:
             "algorithm.vine_segments.pattern '(' is not a regular expression",
         ),
         (
+            [f"algorithm.vine_segments.pattern={'(' * 5000}"],
+            "its groups are nested too deeply",
+        ),
+        (
             ["algorithm.vine_segments.pattern='x*'"],
             "algorithm.vine_segments.pattern 'x*' matches an empty text",
         ),

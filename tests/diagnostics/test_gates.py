@@ -138,8 +138,38 @@ def test_the_reasons_are_those_that_decide() -> None:
         "vanilla PPO"
     ].reasons
     assert reason == (
-        "T_collapse > 30, T_unlearn > 30 [25, > 30] iterations: give --num_iterations more"
+        "T_collapse > 30 iterations, T_unlearn > 30 [25, > 30] iterations: give --num_iterations "
+        "more"
     )
+
+
+def test_a_race_that_is_lost_says_by_what_rule() -> None:
+    lost = {"collapsed_after": 13, "unlearned_after": 3, "unlearned_between": (3, 3)}
+    (reason,) = gates(**lost)["value pretraining"].reasons
+    assert reason == (
+        "T_collapse 13 iterations, T_unlearn 3 [3, 3] iterations (the policy has to collapse no "
+        "later than the critic has unlearned; up to twice as late is open)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "component", "rule"),
+    [
+        ({"value_start": -0.3}, "vanilla PPO", "(below it needed)"),
+        ({"mean_reward": -0.7}, "vanilla PPO", "(above it needed)"),
+        ({"weight_adaptive": 0.5}, "value pretraining", "not below 0.01"),
+        ({"horizon_constant": 300.0}, "decoupled GAE", "not below a tenth of the mean length"),
+        (
+            {"weight_adaptive": 1e-8, "horizon_adaptive": 20.0},
+            "length-adaptive GAE",
+            "(a factor of 10 in the weight, or of 2 in the horizon, needed)",
+        ),
+    ],
+)
+def test_cannot_show_says_its_rule(changes: dict[str, float], component: str, rule: str) -> None:
+    gate = gates(**changes)[component]
+    assert gate.word == "cannot show"
+    assert rule in " ".join(gate.reasons)
 
 
 def test_the_interval_is_of_the_prompts() -> None:

@@ -66,13 +66,17 @@ def test_precision_and_recall_by_hand() -> None:
     found_too = steps([8, 0, 0], [0.5, -0.1, -0.1], row=2)
     false_alarm = steps([8, 8, 8], [0.5, -0.4, 0.5], row=3)
     first, second = mistake_sums([[found_it, elsewhere], [found_too, false_alarm]], OUTCOMES)
+    assert 1.5 < first.pop("found_by_exact") <= 2
+    assert second.pop("found_by_exact") > 0.9, "8 of 8, then none: no other fall is near it"
     assert first == {"with_mistake": 2, "found": 1, "named": 1, "named_right": 1}
     assert second == {"with_mistake": 1, "found": 1, "named": 2, "named_right": 1}
 
 
 def test_a_critic_without_falls_names_nothing() -> None:
     (sums,) = mistake_sums([[steps([8, 0], [0.1, 0.1])]], OUTCOMES)
-    assert sums == {"with_mistake": 1, "found": 0, "named": 0, "named_right": 0}
+    assert sums == {
+        "with_mistake": 1, "found": 0, "found_by_exact": 1, "named": 0, "named_right": 0
+    }  # fmt: skip
 
 
 def test_pairs_whose_values_differ_clearly() -> None:

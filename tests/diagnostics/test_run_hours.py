@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.config.fits import ROOT
 from tests.systems import system_config
@@ -14,6 +14,7 @@ from vapo.commands.estimate import hours_lines, run
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
+from vapo.networks.actor import Actor
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)
 FIGURES: dict[str, Any] = {
@@ -23,10 +24,10 @@ FIGURES: dict[str, Any] = {
 }
 
 
-def hours(config: FitConfig) -> dict[str, PhaseHours]:
+def hours(config: FitConfig, *, shares_prompts: bool = False) -> dict[str, PhaseHours]:
     model = AutoConfig.from_pretrained(ROOT / "models/state_tracking/policy")
     critic = model if config.algorithm.has_critic else None
-    return run_hours(config, HARDWARE, actor=model, critic=critic)
+    return run_hours(config, HARDWARE, actor=model, critic=critic, shares_prompts=shares_prompts)
 
 
 def test_several_critics_cost_their_values_and_one_update() -> None:
@@ -36,6 +37,26 @@ def test_several_critics_cost_their_values_and_one_update() -> None:
     assert ratio == pytest.approx((3 + 3 * epochs) / (1 + 3 * epochs))
     assert three["policy"].networks > one["policy"].networks
     assert three["policy"].sampling == one["policy"].sampling
+
+
+def test_a_shared_prompt_is_computed_once_in_each_pass() -> None:
+    """Of 2 prompts and 4 responses, 2 to a minibatch, whose chance to be of one prompt is taken
+    as if each were drawn alone: 1.5 prompts.
+    """
+    groups = ("num_prompts=2", "group_size=2")
+    config = system_config(
+        "dapo",
+        *(f"components.group_sampling.{size}" for size in groups),
+        *("training.minibatch_size=2", "data.max_prompt_tokens=6"),
+    )
+    one = Actor(
+        AutoModelForCausalLM.from_pretrained(ROOT / "models/state_tracking/policy")
+    ).forward_flops
+    each, shared = (hours(config, shares_prompts=s)["policy"].networks for s in (False, True))
+    prompt = 6 * one.per_token + 36 * one.per_squared_length
+    spared = (4 - 2) * prompt + 3 * 2 * (2 - 1.5) * prompt
+    seconds = config.training.num_iterations * spared / 1e12
+    assert (each - shared) * 3600 == pytest.approx(seconds)
 
 
 def test_remax_samples_one_more_response_to_each_prompt() -> None:

@@ -188,6 +188,76 @@ def test_the_verdict_names_the_critic(critic: Critic, wanted: set[str], unwanted
     assert not unwanted & anchors
 
 
+@pytest.mark.parametrize("k", [4, 8, 16, 32])
+def test_the_ceiling_is_what_an_exact_critic_has(k: int) -> None:
+    """Over 12 draws of 180 responses; an exact critic misses mistakes too, with few draws most."""
+    drawn = [points_of(k, lambda value, prompts_value: value, seed) for seed in range(12)]
+    found = [truth_figures(p, outcomes=OUTCOMES, seed=0, num_resamples=2) for p in drawn]
+    exact_recall = fmean(f.mistake_recall.value for f in found)
+    ceiling = fmean(f.mistake_recall_ceiling.value for f in found)
+    assert exact_recall < 0.99
+    assert ceiling == pytest.approx(exact_recall, abs=0.03)
+    blind = [[replace(point, value=0.0) for point in points] for points in drawn[:2]]
+    for points, own in zip(blind, found, strict=False):
+        figures = truth_figures(points, outcomes=OUTCOMES, seed=0, num_resamples=2)
+        assert figures.mistake_recall.value == 0
+        assert figures.mistake_recall_ceiling.value == own.mistake_recall_ceiling.value
+
+
+def test_the_ceiling_of_other_returns() -> None:
+    """Normal returns: one large fall, the smaller ones of which noise makes the first at times."""
+    rng, points = np.random.default_rng(3), []
+    for row in range(400):
+        means = [0.0, 0.0, -0.9, -0.9, -2.4, -2.4]
+        for place, mean in enumerate(means):
+            drawn = tuple(rng.normal(mean, 1, size=8))
+            points.append(TruthPoint(f"p{row}", row, place, 6, drawn, value=mean))
+    found = truth_figures(points, outcomes=None, seed=0, num_resamples=2)
+    hits = found.mistake_recall.value
+    assert 0.5 < hits < 0.95
+    assert found.mistake_recall_ceiling.value == pytest.approx(hits, abs=0.1)
+
+
+def test_four_of_four_mistakes_are_not_certain() -> None:
+    """Wilson's interval for 4 of 4 is [0.51, 1]; a bootstrap of four successes has no width."""
+    right, wrong = (1.0,) * 8, (-1.0,) * 8
+    points = [
+        TruthPoint(f"p{row}", row, place, 2, (right, wrong)[place], value=1.0 - place)
+        for row in range(4)
+        for place in range(2)
+    ]
+    found = truth_figures(points, outcomes=OUTCOMES, seed=0)
+    assert found.num_mistakes == 4
+    for figure in (found.mistake_recall, found.mistake_precision):
+        assert figure.value == 1
+        assert figure.low == pytest.approx(0.5101, abs=1e-4)
+        assert figure.high == 1
+
+
+def test_mistakes_without_a_critic_are_not_missed_by_it() -> None:
+    points = [replace(p, value=None) for p in points_of(8, flat)]
+    found = truth_figures(points, outcomes=OUTCOMES, seed=0)
+    assert found.num_mistakes > 20
+    assert math.isnan(found.mistake_recall.value)
+    assert math.isnan(found.mistake_precision.value)
+
+
+@pytest.mark.parametrize("level", [0.3, -0.1, 1e3])
+def test_what_rounding_leaves_of_equal_truths_is_no_variance(level: float) -> None:
+    """0.1 + 0.2 - 0.3 is not 0: a critic's error over such a variance is not a figure."""
+    spread = (level - 0.1, level + 0.2, level - 0.1)
+    points = [
+        TruthPoint(f"p{row}", row, place, 3, spread, value=0.01 * row * place)
+        for row in range(6)
+        for place in range(3)
+    ]
+    for returns in (spread, (level,) * 3):
+        own = [replace(point, returns=returns) for point in points]
+        found = truth_figures(own, outcomes=None, seed=0)
+        for name in ("explained", "explained_within", "explained_between", "flattening"):
+            assert math.isnan(getattr(found, name).value), (name, getattr(found, name))
+
+
 def test_positions_are_tenths_of_the_response() -> None:
     returns = (1.0, -1.0)
     points = [TruthPoint("a", 0, n, 20, returns, value=0.25) for n in (0, 1, 2, 19)]

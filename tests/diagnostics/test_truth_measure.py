@@ -16,11 +16,15 @@ from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
 from vapo.config.value_truth import ValueTruthConfig
 from vapo.diagnostics.value_truth.choice import choose_prefixes, expected_tokens
+from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (
+    ValueTruth,
+    describe_truth,
     label_of,
     on_rows_of,
     other_means,
     outcomes_of,
+    truth_metrics,
     with_values,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
@@ -188,3 +192,19 @@ def test_returns_have_two_outcomes_where_the_verdict_decides(
     overrides: list[str], wanted: tuple[float, float] | None, tmp_path: Path
 ) -> None:
     assert outcomes_of(fit_config(tmp_path, *overrides)) == wanted
+
+
+def test_a_figure_without_limits_is_no_metric_and_says_so() -> None:
+    """Fewer than four prompts say nothing of their spread."""
+    few = [
+        TruthPoint(f"p{row}", row, 0, 4, (1.0, 1.0, -1.0, 1.0), value=0.5 * row) for row in range(3)
+    ]
+    many = [replace(few[0], prompt_id=f"q{row}", row=row) for row in range(6)]
+    for points, is_logged in ((few, False), (many, True)):
+        figures = truth_figures(points, outcomes=(-1.0, 1.0), seed=0)
+        metrics = truth_metrics(ValueTruth(points, [], figures, 12, (-1.0, 1.0)))
+        assert ("truth/bias" in metrics) is is_logged
+        assert metrics["truth/num_prefixes"] == len(points)
+        assert metrics["truth/num_mistakes"] == 0
+        assert ("no interval" in describe_truth(figures)) is not is_logged
+        assert "inf" not in describe_truth(figures)

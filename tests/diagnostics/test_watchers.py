@@ -145,6 +145,26 @@ def test_the_figure_is_a_share_of_the_runs_first(monkeypatch: pytest.MonkeyPatch
     assert "actor/entropy 0.4 of the first, below watch.entropy.limit 0.5" in run.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("shares", "advised"),
+    [
+        ({}, "rewards.overlong.soft_punishment=true"),
+        ({"tokens": 0.6, "turn_tokens": 0.0, "turns": 0.0}, "rollouts.max_response_tokens up"),
+        ({"tokens": 0.1, "turn_tokens": 0.4, "turns": 0.1}, "environment.max_turn_tokens up"),
+        ({"tokens": 0.0, "turn_tokens": 0.2, "turns": 0.4}, "environment.max_turns up"),
+    ],
+)
+def test_what_cut_the_most_episodes_is_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], advised: str
+) -> None:
+    run = Run(monkeypatch, "truncation_rate", patience=1)
+    cut = {f"rollout/truncated_by_{limit}_rate": share for limit, share in shares.items()}
+    run.iterate({"rollout/truncation_rate": 0.6, **cut})
+    (note,) = run.notes
+    assert f"try: {advised}" in note or (not shares and advised in note)
+    assert ("soft_punishment" in note) == (not shares), "it is refused with an environment"
+
+
 def test_explained_variance_is_not_watched_in_value_pretraining(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

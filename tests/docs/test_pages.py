@@ -126,11 +126,13 @@ def test_every_key_for_a_user_of_trl_exists() -> None:
         assert all(is_key(key, describe(FitConfig)) for key in keys), ours
 
 
-OTHERS = {  # Lightning's, and a function of ours
+OTHERS = {  # Lightning's, a function of ours, and what docs/why.md says is no key
+    "training.epochs",
     "trainer.global_step",
     "rewards.overlong.soft_overlong_punishment",
 }
 FILE_ENDINGS = (".py", ".yaml", ".md", ".json", ".jsonl", ".html")
+MADE = ("models/smollm2_135m", "models/worked_sums")  # by commands of docs/models.md
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -162,5 +164,5 @@ def test_paths_in_running_text_exist() -> None:
         if not span.startswith(roots) or re.search(r"[\s*{<$]|NAME|\.\.\.", span):
             continue
         seen += 1
-        assert (ROOT / path).exists() or path == "models/smollm2_135m", (page, span)
+        assert (ROOT / path).exists() or path.startswith(MADE), (page, span)
     assert seen > 50

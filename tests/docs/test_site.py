@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -17,6 +18,17 @@ from tests.config.fits import ROOT
 from vapo.config.options import Option, describe
 
 pytestmark = pytest.mark.slow  # `make docs` builds the site, too
+
+OUTPUTS = [
+    {"output_type": "stream", "name": "stdout", "text": ["one\n"]},
+    {"output_type": "stream", "name": "stdout", "text": ["two\n"]},
+    {"output_type": "execute_result", "data": {"text/plain": ["1"]}},
+    {
+        "output_type": "execute_result",
+        "data": {"text/html": ["<style>a {}\n</style>\n", "<table></table>"], "text/plain": "t"},
+    },
+    {"output_type": "display_data", "data": {"image/png": "iVBORw0=", "text/plain": ["<Figure>"]}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +153,42 @@ def test_the_reference_has_what_the_package_offers(site: Path) -> None:
 def test_a_notebook_is_a_page(site: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "\n", "Text."]},
-        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": []},
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": OUTPUTS},
     ]
     assert notebooks.as_markdown({"cells": cells}, "a.ipynb") == (
         "# Title\n\nText.\n\n```python\nx = 1\nx\n```\n\n"
+        "``` { .text .output }\none\ntwo\n```\n\n"
+        "``` { .text .output }\n1\n```\n\n"
+        "<table></table>\n\n"
+        "![What the cell drew](a_outputs/cell_1.png)\n\n"
         "This page is the notebook [a.ipynb](a.ipynb).\n"
     )
     assert "tutorial.html" in _read(site / "python.html").links
     assert "tutorial.ipynb" in _read(site / "tutorial.html").links
+
+
+def test_the_notebooks_page_shows_what_its_cells_gave(site: Path) -> None:
+    page = (site / "tutorial.html").read_text()
+    assert "held-out score: " in page
+    assert "<td>" in page, "the table of prefixes"
+    pictures = [src for src in _read(site / "tutorial.html").loaded if "outputs/" in src]
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (site / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_search_works_from_a_folder_and_leaves_sources_out(site: Path) -> None:
+    """A browser reads no JSON from a folder: the index is a script."""
+    index = (site / "search" / "search_index.js").read_text().partition("=")[2]
+    entries = json.loads(index)["docs"]
+    places = {entry["location"].partition("#")[0] for entry in entries}
+    assert "environments.html" in places
+    assert not {place for place in places if re.search(r"\.(py|yaml|sh)\.html$", place)}
+    boosts = {e["location"]: e.get("boost", 1) for e in entries if "#" not in e["location"]}
+    assert boosts["environments.html"] == 1
+    assert boosts["repository/experiments/LOG.html"] < 1
+    assert re.split(json.loads(index)["config"]["separator"], "environment.max_turns") == [
+        "environment",
+        "max_turns",
+    ]
+    assert "iframe-worker.js" in _read(site / "environments.html").loaded

@@ -114,6 +114,10 @@ def _kill_host(rest: str) -> None:
     time.sleep(600)
 
 
+def _stop_host(rest: str) -> None:
+    os.kill(os.getppid(), 19)
+
+
 def _start_daemon(file: str) -> None:
     """It has left the process group and the session; its id goes into the file."""
     command = f"setsid sleep 600 & echo $! > '{file}'"
@@ -150,6 +154,7 @@ ACTIONS = {
     "endless": _write_without_end,
     "stop": _stop_itself,
     "kill-host": _kill_host,
+    "stop-host": _stop_host,
     "daemon": _start_daemon,
     "forks": _fork_and_fork,
 }
@@ -161,6 +166,7 @@ STEPS = {
     "control": lambda: ("a\x00\x1b[2J\u2028\r\n\ud800\x07b", 0.0),
     "nan": lambda: ("on", float("nan")),
     "infinite": lambda: ("on", float("inf")),
+    "huge": lambda: ("on", 1e308),
     "number": lambda: (3, 0.0),
     "bytes": lambda: (b"on", 0.0),
     "text reward": lambda: ("on", "0.5"),
@@ -232,3 +238,20 @@ class CountsOrDies(Counts):
         if self.fails:
             os._exit(1)
         return super().step(text)
+
+
+class TellsItsKey:
+    """Raises with its key in the message, or with a variable; says which variables it has."""
+
+    def __init__(self, key: str = "", url: str = "") -> None:
+        self.key, self.url = key, url
+
+    def reset(self, row: Row) -> str:
+        return " ".join(sorted(os.environ))
+
+    def step(self, text: str) -> Answer:
+        before, _, what = text.rpartition(" ")
+        told = {"key": self.key, "url": self.url, "password": "pa55/word"}
+        if what == "answer":
+            return None, {"key": self.key}
+        raise ValueError(f"{before} {told.get(what) or os.environ[what]}, refused")

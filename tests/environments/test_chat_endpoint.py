@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import queue
 import threading
@@ -82,7 +83,11 @@ def post(endpoint: ChatEndpoint, path: str = "/chat/completions", **body: Any) -
     request = urllib.request.Request(
         endpoint.base_url + path,
         json.dumps({"messages": [{"role": "user", "content": "hi"}], **body}).encode(),
-        {"Content-Type": "application/json", "X-Session-ID": "mine"},
+        {
+            "Content-Type": "application/json",
+            "X-Session-ID": "mine",
+            "Authorization": f"Bearer {endpoint.api_key}",
+        },
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as response:
@@ -122,6 +127,78 @@ def test_one_call_at_a_time_and_no_other_path(endpoint: ChatEndpoint, calls: que
     endpoint.answer("done")
     first.join(5)
     assert not first.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": None}, 401),
+        ({"Authorization": "Bearer of another episode"}, 401),
+        ({"Authorization": "Bearer \u00e9"}, 401),
+        ({"Origin": "http://127.0.0.1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost:80"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Length": "-1"}, 413),
+        ({"Content-Length": "9" * 30}, 413),
+        ({"Content-Length": None}, 413),
+    ],
+)
+def test_a_foreign_request_is_no_call(
+    endpoint: ChatEndpoint,
+    calls: queue.Queue[ChatCall],
+    headers: dict[str, str | None],
+    status: int,
+):
+    """A page in a browser, another episode, another user: the open episode goes on."""
+    host = endpoint.base_url.split("/")[2]
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    own: dict[str, str | None] = {
+        "Host": host,
+        "Authorization": f"Bearer {endpoint.api_key}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+    }
+    connection = http.client.HTTPConnection(host, timeout=10)
+    connection.putrequest("POST", "/v1/chat/completions", skip_host=True)
+    for name, value in (own | headers).items():
+        if value is not None:
+            connection.putheader(name, value.encode())
+    connection.endheaders(body)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    assert response.status == status
+    assert calls.empty()
+    endpoint.answer("hello")
+    assert "hello" in post(endpoint)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b"{", b'{"messages": 3}', b'{"messages": [{}]}', b"[" * 100_000]
+)
+def test_what_is_no_chat_completion_is_no_call(
+    endpoint: ChatEndpoint, calls: queue.Queue[ChatCall], body: bytes
+):
+    request = urllib.request.Request(
+        endpoint.base_url + "/chat/completions",
+        body,
+        {"Content-Type": "application/json", "Authorization": f"Bearer {endpoint.api_key}"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opener.open(request, timeout=10)
+    assert refused.value.code == 400
+    assert calls.empty()
+
+
+def test_each_endpoint_has_a_key_of_its_own(endpoint: ChatEndpoint):
+    other = ChatEndpoint(lambda call: None)
+    other.close()
+    assert endpoint.api_key != other.api_key
+    assert len(endpoint.api_key) >= 32
 
 
 @pytest.mark.parametrize("installed", ["0.3.9", "1.0.0"])

@@ -8,23 +8,33 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import ROOT
+from tests.docs.pages import commands
 from tests.environments.open_environments import play
+from tests.integration.commands import FEW_PROMPTS, SMALL, store
+from vapo import cli
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.environments.contract import Reply
 from vapo.environments.processes import ProcessEnvironments
 from vapo.environments.selection import make_environments
 
+PAGE = "docs/environments.md"
 
-def test_guess_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "environments.md").read_text()
-    for name in ("guess_number.py", "guess_number.yaml"):
-        block = re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", page, re.DOTALL)
-        assert block, name
-        (tmp_path / name).write_text(block[1])
-    monkeypatch.chdir(tmp_path.parent)  # the class is looked for beside the config
-    files = [ROOT / "conf" / "vapo.yaml", tmp_path / "guess_number.yaml"]
-    config = load_config(FitConfig, files, [])
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a user has written the page's files."""
+    page = (ROOT / PAGE).read_text()
+    for name, text in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    for name in ("conf", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def test_guess_the_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)  # the class is looked for beside the config
+    config = load_config(FitConfig, [folder / "guess_number.yaml"], ["environment.args.highest=50"])
     envs = make_environments(config)
     assert isinstance(envs, ProcessEnvironments)
     try:
@@ -39,3 +49,21 @@ def test_guess_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (None, 1.0),
     ]
     assert replies[-1] == Reply((0,), None, 1.0)
+
+
+def test_the_pages_commands_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they stand there, the training on a small scale."""
+    monkeypatch.chdir(folder)
+    asked = [c for c in commands() if c.page == PAGE and "guess_number.yaml" in c.words]
+    assert [c.words[0] for c in asked] == ["try", "fit"]
+    shown, trained = asked
+    assert cli.main(shown.words) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "[environment, before turn 1]" in printed
+    assert "no token for" not in printed
+    few = [item for item in SMALL if item not in FEW_PROMPTS]
+    words = [*trained.words, *few, "training.num_iterations=1", f"tracking.uri={store(folder)}"]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    assert "score after" in capsys.readouterr().out

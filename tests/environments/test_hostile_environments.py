@@ -53,7 +53,7 @@ def test_hangs_and_crashes_cost_their_own_episodes(asked: str):
 @pytest.mark.parametrize(
     ("told", "failure"),
     [
-        ("raise sense", "error: ValueError: no sense? (hostile_environments.py:"),
+        ("raise sense", "error: ValueError: no sense\\ud800 (hostile_environments.py:"),
         ("exit", "error: SystemExit: over (hostile_environments.py:"),
         ("memory", "error: MemoryError:"),
         ("1 MB", "error: an observation of 1000000 characters; at most 262144 are taken"),
@@ -62,6 +62,10 @@ def test_hangs_and_crashes_cost_their_own_episodes(asked: str):
         ("bytes", "error: an observation is text, this is bytes"),
         ("nan", "error: a reward is a finite number, this is nan"),
         ("infinite", "error: a reward is a finite number, this is inf"),
+        (
+            "huge",
+            "error: a reward is a number of at most 3.4e38, which float32 holds, this is 1e+308",
+        ),
         ("text reward", "error: a reward is a finite number, this is '0.5'"),
         ("no reward", "error: TypeError: "),
         ("alone", "error: step(text) must return (observation or None, reward), it returned 'on'"),
@@ -168,6 +172,28 @@ def test_a_host_that_is_killed_is_started_again():
         assert play(envs, ["on"])[1].observation == "on done"
 
 
+def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
+    """It is the host that forks episodes: without it every later one would time out."""
+    with environments("AsTold", timeout_s=1.0) as envs:
+        assert play(envs, ["stop-host"])[1].observation == "stop-host done"
+        frozen = envs._host._process.process.pid
+        assert play(envs, [], key=(1,))[0].failure == "timeout"
+        assert play(envs, ["on"], key=(2,))[1].observation == "on done"
+        assert envs._host._process.process.pid != frozen
+        assert ends(frozen)
+
+
+def test_a_reset_that_hangs_is_its_own_fault_and_the_host_stays():
+    with environments("AsTold", timeout_s=0.5) as envs:
+        envs.reset((7,), {"prompt": ""})
+        next_replies(envs, 1)
+        host = envs._host._process.process.pid
+        assert play(envs, [], prompt="hang")[0].failure == "timeout"
+        envs.step((7,), "on")
+        assert next_replies(envs, 1)[0].observation == "on done"
+        assert envs._host._process.process.pid == host
+
+
 def test_no_process_is_left_after_close():
     with environments("AsTold") as envs:
         pids = [int((play(envs, ["process"])[1].observation or "").split()[0]) for _ in range(2)]
@@ -227,6 +253,8 @@ def test_all_end_when_the_trainer_is_killed(tmp_path: Path):
         b'{"ticket": "t", "failure": 3}',
         b'{"ticket": "t", "observation": 3, "reward": 0.0}',
         b'{"ticket": "t", "observation": "x", "reward": NaN}',
+        b'{"ticket": "t", "observation": "x", "reward": 1e308}',
+        b'{"ticket": "t", "observation": "x", "reward": 1' + b"0" * 400 + b"}",
         b'{"ticket": "t", "observation": "x", "reward": "1"}',
         b'{"ticket": "t", "observation": "x", "reward": null}',
         b'{"ticket": "t", "observation": "x", "reward": 1, "more": 1}',

@@ -38,8 +38,10 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def opened(name: str, **args: Any) -> Iterator[ProcessEnvironments]:
-    block = make(EnvironmentConfig, kind="verifiers", id=name, args=args)
+def opened(
+    name: str, variables: tuple[str, ...] = (), **args: Any
+) -> Iterator[ProcessEnvironments]:
+    block = make(EnvironmentConfig, kind="verifiers", id=name, args=args, variables=list(variables))
     made = make_environments(FitConfig(environment=block))
     assert isinstance(made, ProcessEnvironments)
     try:
@@ -180,16 +182,19 @@ def test_a_conversation_that_is_written_anew_is_a_failure():
     assert "has changed messages that the policy has already seen" in (failed.failure or "")
 
 
-def test_the_policy_is_one_agent_and_others_have_a_client_of_their_own():
+def test_the_policy_is_one_agent_and_others_have_a_client_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
     row = rows("two-agents", 1)[0]
     with opened("two-agents") as envs:
         assert "more than one agent" in (play(envs, row, "I am")[-1].failure or "")
     other = queue.Queue[ChatCall]()
     endpoint = ChatEndpoint(other.put)
     endpoint.answer("other")
-    client = {"type": "eval", "base_url": endpoint.base_url, "api_key_var": "NONE"}
+    monkeypatch.setenv("OTHER_API_KEY", endpoint.api_key)
+    client = {"type": "eval", "base_url": endpoint.base_url, "api_key_var": "OTHER_API_KEY"}
     try:
-        with opened("two-agents", first={"client": client}) as envs:
+        with opened("two-agents", ("OTHER_API_KEY",), first={"client": client}) as envs:
             assert play(envs, row, "I am")[-1] == Reply((0,), None, 1.0)
     finally:
         endpoint.close()

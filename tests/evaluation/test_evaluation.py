@@ -11,7 +11,7 @@ import torch
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
-from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_quantile
+from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_interval
 from vapo.rewards.scorer import Scorer
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
@@ -127,8 +127,8 @@ def test_interval_is_over_prompts():
     t(0.975, 4) = 2.776445, so 0.35 +- 0.170021.
     """
     metrics = run(FIVE, "aaaaa")[0].metrics
-    assert metrics["eval/avg_at_k_ci_low"] == pytest.approx(0.179979, abs=1e-3)
-    assert metrics["eval/avg_at_k_ci_high"] == pytest.approx(0.520021, abs=1e-3)
+    assert metrics["eval/avg_at_k_ci_low"] == pytest.approx(0.179979, abs=1e-6)
+    assert metrics["eval/avg_at_k_ci_high"] == pytest.approx(0.520021, abs=1e-6)
 
 
 def test_interval_ignores_how_often_a_prompt_is_sampled():
@@ -150,8 +150,11 @@ def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
 @pytest.mark.parametrize(
     ("degrees", "expected"), [(3, 3.182446), (4, 2.776445), (9, 2.262157), (29, 2.045230)]
 )
-def test_t_quantile(degrees, expected):
-    assert t_quantile(0.975, degrees) == pytest.approx(expected, rel=0.01 if degrees < 5 else 2e-4)
+def test_the_interval_is_students_t(degrees, expected):
+    """The quantiles at 0.975 of any table of the distribution."""
+    low, high = t_interval(1.0, 1.0, degrees + 1)
+    assert high - 1.0 == pytest.approx(expected, rel=1e-6)
+    assert 1.0 - low == pytest.approx(expected, rel=1e-6)
 
 
 def test_clustered_mean_adds_up_over_updates():

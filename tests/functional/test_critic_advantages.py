@@ -69,11 +69,9 @@ def test_lambdas_of_sao_and_bpco() -> None:
 def test_justrls_lambda() -> None:
     """k 0.5, 4 tokens: the first gets k^(3/4) of the reward, not k."""
     lambda_ = length_geometric_lambda(torch.tensor([4]), k=0.5)
-    assert lambda_.dtype == torch.float32
+    assert lambda_.dtype == torch.float64
     assert round(lambda_.item(), 4) == 0.8409
-    advantages = gae(
-        f64([0, 0, 0, 1]), f64([0, 0, 0, 0]), mask("xxxx"), gamma=1, lambda_=lambda_.double()
-    )
+    advantages = gae(f64([0, 0, 0, 1]), f64([0, 0, 0, 0]), mask("xxxx"), gamma=1, lambda_=lambda_)
     equal(advantages, f64([0.5946, 0.7071, 0.8409, 1]), atol=5e-5)
     weight = first_token_reward_weight(torch.tensor([4]), lambda_)
     equal(weight.double(), advantages[:, 0], atol=1e-6)
@@ -87,10 +85,19 @@ def test_geometric_lambda_of_long_and_empty_responses() -> None:
     assert actual[1].item() == pytest.approx(0.4)
     assert actual[2].item() == pytest.approx(1 + math.log(0.4) / 100_000, abs=1e-7)
     assert actual[2] < 1
-    assert length_geometric_lambda(lengths.bfloat16(), k=0.4).dtype == torch.float32
-    exact = length_geometric_lambda(lengths.double(), k=0.4).flatten()
-    assert exact[2].item() ** 100_000 == pytest.approx(0.4, abs=1e-9)
+    assert length_geometric_lambda(lengths.bfloat16(), k=0.4).dtype == torch.float64
+    assert actual[2].item() ** 100_000 == pytest.approx(0.4, abs=1e-9)
     assert length_geometric_lambda(lengths, k=1).flatten().tolist() == [0.0, 1.0, 1.0]
+
+
+def test_lambda_does_not_round_a_long_responses_weight_away() -> None:
+    """In float32 lambda^(l - 1) is off by up to 0.4 % at 127,000 tokens."""
+    lengths = torch.tensor([127_000])
+    for lambda_, weight in (
+        (length_adaptive_lambda(lengths, alpha=0.05), (1 - 1 / 6350) ** 126_999),
+        (length_geometric_lambda(lengths, k=0.5), 0.5 ** (126_999 / 127_000)),
+    ):
+        assert float(lambda_) ** 126_999 == pytest.approx(weight, rel=1e-9)
 
 
 @pytest.mark.parametrize("k", [0, -0.5, 1.1, NAN])

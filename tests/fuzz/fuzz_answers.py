@@ -12,8 +12,9 @@ import sys
 atheris = importlib.import_module("atheris")
 
 with atheris.instrument_imports(include=["vapo.rewards"]):
+    from vapo.rewards.answer_extraction import last_boxed
     from vapo.rewards.hostile_text import guarded, install
-    from vapo.rewards.verifiers import exact, last_boxed, make_math, make_regex
+    from vapo.rewards.verifiers import exact, make_math, make_regex
 
     MATH = make_math()
 

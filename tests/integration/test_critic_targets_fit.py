@@ -31,7 +31,7 @@ def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
-    assert "weight of the final reward in the first token's advantage: 0.5 (k)" in (
+    assert "weight of the final reward in a long response's first advantage: 0.5 (k)" in (
         capsys.readouterr().out
     )
     half = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING, "training.num_iterations=1")

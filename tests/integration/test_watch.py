@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from tests.config.fits import ON_STATE_TRACKING
@@ -65,7 +64,7 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     critic = tmp_path / "critic"
     shutil.copytree(ROOT / "models/state_tracking/reward_model", critic)
     weights = load_file(critic / "model.safetensors")
-    weights["score.weight"][0, 0] = torch.nan
+    weights["score.weight"][:] = 3e38  # finite, as loading demands; its products are not
     save_file(weights, critic / "model.safetensors", {"format": "pt"})
     run, out, err = stopped_fit(tmp_path, f"critic.init={critic}", "watch.max_bad_updates=3")
     reason = "old_values not finite in 32 of 32"
@@ -80,7 +79,8 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     first = json.loads(lines[0])
     assert first["not_finite"] == ["old_values"]
     assert first["where"] == "iteration 1"
-    assert first["old_values"] == ["nan"] * len(first["response_ids"])
+    assert len(first["old_values"]) == len(first["response_ids"])
+    assert {str(value) for value in first["old_values"]} <= {"nan", "inf", "-inf"}
     assert len(first["response"]) > 0
     client, recorded_run = recorded(tmp_path, run)
     assert recorded_run.info.status == "FAILED"

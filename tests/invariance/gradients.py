@@ -81,7 +81,7 @@ class FixedRollouts(L.LightningDataModule):
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,
-            packed=module.uses_packed_rows,
+            layout=module.layout,
             seed=rank(),
         )
         return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]

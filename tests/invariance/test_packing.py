@@ -30,14 +30,16 @@ from transformers import (
 from tests.tiny_model import ragged_prompts, sample, tiny_model
 from vapo.errors import UserError
 from vapo.networks.packed_attention import (
+    PackedRow,
     _varlen_flash,
-    choose_packing,
+    choose_layout,
     enable_packing,
     last_hidden_states,
     packed_sdpa,
     why_not_packed,
 )
-from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
+from vapo.networks.token_cuts import cut_by_tokens
+from vapo.networks.token_inputs import Layout, Segment, TokenInputs, token_inputs
 
 PAIRS = [((5, 6, 7), (8, 9)), ((3,), (4, 5, 6, 7, 8, 9, 2)), ((9, 8), (7,)), ((2,), (3, 4, 5))]
 SMALL: dict[str, Any] = {
@@ -101,8 +103,8 @@ def test_packed_padded_and_alone_agree(name: str) -> None:
     padded = states_before_responses(model, token_inputs(PAIRS, pad_id=0))
     assert relative(padded, alone) < 1e-6
     assert relative(gradient(model, padded), expected) < 1e-5
-    assert choose_packing("packed", [model])
-    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, packed=True))
+    assert choose_layout("packed", [model]) == "packed"
+    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
     assert relative(packed, alone) < 1e-6
     assert relative(gradient(model, packed), expected) < 1e-5
     still_padded = states_before_responses(model, token_inputs(PAIRS, pad_id=0))
@@ -114,7 +116,7 @@ def test_with_activation_checkpointing_too() -> None:
     expected = gradient(model, states_alone(model))
     enable_packing(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, packed=True))
+    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
     assert relative(gradient(model, packed), expected) < 1e-5
 
 
@@ -123,16 +125,16 @@ def test_critic_reads_packed_rows() -> None:
     config.num_labels = 1
     model = Qwen2ForSequenceClassification(config)
     alone = states_alone(model.model)
-    assert choose_packing("auto", [model])
-    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, packed=True))
+    assert choose_layout("auto", [model]) == "shared_prompts"
+    packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
     assert relative(packed, alone) < 1e-6
 
 
 def test_negative_control_one_sequence_out_of_all_is_something_else() -> None:
     model = make("qwen2")
     enable_packing(model)
-    packed = token_inputs(PAIRS, pad_id=0, packed=True)
-    joined = replace(packed, sequence_lengths=(sum(packed.sequence_lengths),))
+    packed = token_inputs(PAIRS, pad_id=0, layout="packed")
+    joined = replace(packed, segments=(Segment(packed.num_tokens),))
     difference = relative(
         states_before_responses(model, joined), states_before_responses(model, packed)
     )
@@ -145,9 +147,8 @@ def test_padding_needs_no_mask_and_its_content_does_not_matter() -> None:
     assert not torch.equal(zeros.input_ids, nines.input_ids)
     first, second = (states_before_responses(model, inputs) for inputs in (zeros, nines))
     assert torch.equal(first, second)
-    attention_mask = (
-        torch.arange(zeros.input_ids.shape[1]) < torch.tensor(zeros.sequence_lengths)[:, None]
-    )
+    lengths = torch.tensor([segment.length for segment in zeros.segments])
+    attention_mask = torch.arange(zeros.input_ids.shape[1]) < lengths[:, None]
     masked = model(zeros.input_ids, attention_mask=attention_mask.long(), use_cache=False)
     assert relative(first, masked.last_hidden_state[zeros.state_rows, zeros.state_columns]) < 1e-6
 
@@ -161,7 +162,7 @@ def test_sampling_is_the_same_with_a_network_that_reads_packed_rows() -> None:
 
 def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout and bounds as torch documents them; the kernel is CUDA's, here a stand-in."""
-    lengths = [3, 1, 5]
+    row = PackedRow([Segment(3), Segment(1), Segment(5)], torch.device("cpu"))
     ends = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
 
@@ -180,10 +181,9 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
         return torch.cat(parts)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    options = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
-    by_kernel = _varlen_flash(query, key, value, 0.3, options)
+    by_kernel = _varlen_flash(query, key, value, 0.3, row)
     by_loop, _ = packed_sdpa(
-        torch.nn.Module(), query, key, value, None, scaling=0.3, sequence_lengths=lengths
+        torch.nn.Module(), query, key, value, None, scaling=0.3, packed_row=row
     )
     torch.testing.assert_close(by_kernel, by_loop)
 
@@ -196,8 +196,8 @@ def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
         .last_hidden_state[0][len(prompt) - 1 : -1]
         for prompt, response in PAIRS
     ]  # fmt: skip
-    assert choose_packing("auto", [model])
-    inputs = token_inputs(PAIRS, pad_id=0, packed=True).to(torch.device("cuda"))
+    assert choose_layout("auto", [model]) == "shared_prompts"
+    inputs = token_inputs(PAIRS, pad_id=0, layout="packed").to(torch.device("cuda"))
     assert relative(states_before_responses(model, inputs), torch.cat(alone)) < 1e-2
 
 
@@ -206,22 +206,22 @@ def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
 
 def test_eager_attention_is_refused_if_packing_is_demanded() -> None:
     model = tiny_model(attn_implementation="eager")
-    assert not choose_packing("auto", [model])
+    assert choose_layout("auto", [model]) == "padded"
     with pytest.raises(UserError, match=r"training\.packing is packed, but attn_impl.* eager"):
-        choose_packing("packed", [tiny_model(), model])
+        choose_layout("packed", [tiny_model(), model])
     with pytest.raises(ValueError, match="without packed attention"):
-        last_hidden_states(model, token_inputs(PAIRS, pad_id=0, packed=True))
+        last_hidden_states(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
 
 
 def test_sliding_windows_are_not_packed() -> None:
     model = MistralModel(MistralConfig(**SMALL, sliding_window=4))
     assert "full attention" in (why_not_packed(model) or "")
-    assert not choose_packing("auto", [model])
+    assert choose_layout("auto", [model]) == "padded"
 
 
 def test_padded_leaves_the_network_alone() -> None:
     model = tiny_model()
-    assert not choose_packing("padded", [model])
+    assert choose_layout("padded", [model]) == "padded"
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -232,7 +232,7 @@ LENGTHS = [50, 3, 3, 3, 20, 19, 2, 30, 7, 1]
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 60, 70, 138, 1000])
 def test_packed_chunks_hold_every_row_once_within_the_budget(max_tokens: int) -> None:
-    chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=max_tokens, packed=True)
+    chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=max_tokens, layout="packed")
     assert sorted(row for chunk in chunks for row in chunk) == list(range(10))
     loads = [sum(LENGTHS[row] for row in chunk) for chunk in chunks]
     assert all(
@@ -243,7 +243,7 @@ def test_packed_chunks_hold_every_row_once_within_the_budget(max_tokens: int) ->
 
 def test_packed_chunks_are_few_and_even() -> None:
     def loads(max_tokens: int) -> list[int]:
-        chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=max_tokens, packed=True)
+        chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=max_tokens, layout="packed")
         return [sum(LENGTHS[row] for row in chunk) for chunk in chunks]
 
     assert loads(70) == [69, 69]  # 138 tokens; padded, the same budget needs four
@@ -251,15 +251,15 @@ def test_packed_chunks_are_few_and_even() -> None:
     assert len(cut_by_tokens(LENGTHS, range(10), max_tokens=70)) == 4
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("wanted", [2, 3, 7, 10])
 def test_every_rank_gets_as_many_chunks(
-    monkeypatch: pytest.MonkeyPatch, packed: bool, wanted: int
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, wanted: int
 ) -> None:
     monkeypatch.setattr(
-        "vapo.networks.token_inputs.max_over_ranks",
+        "vapo.networks.token_cuts.max_over_ranks",
         lambda mine: torch.tensor(max(int(mine), wanted)),
     )
-    chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=600, packed=packed)
+    chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=600, layout=layout)
     assert len(chunks) == wanted
     assert sorted(row for chunk in chunks for row in chunk) == list(range(10))

@@ -69,7 +69,7 @@ class TaughtRollouts(FixedRollouts):
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,
-            packed=module.uses_packed_rows,
+            layout=module.layout,
             seed=rank(),
             networks=("critic",),
         )

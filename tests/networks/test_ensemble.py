@@ -148,7 +148,7 @@ def networks(critic: Critic) -> ForwardNetworks:
         temperature=1.0,
         max_tokens=8,
         pad_id=0,
-        packed=False,
+        layout="padded",
         device=torch.device("cpu"),
     )
 

@@ -177,7 +177,7 @@ def test_flops_of_an_update_leave_out_gradients_of_frozen_weights(tmp_path: Path
     per_token = plain.forward_flops.per_token
     assert plain.forward_flops.count_update(INPUTS) == 3 * plain.forward_flops.count(INPUTS)
     assert flops.frozen_per_token == per_token
-    tokens, states = sum(INPUTS.sequence_lengths), len(INPUTS.targets)
+    tokens, states = INPUTS.num_tokens, len(INPUTS.targets)
     spared = per_token * tokens + flops.per_state * states
     assert flops.count_update(INPUTS) == 3 * flops.count(INPUTS) - spared
 

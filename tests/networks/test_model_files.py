@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 from collections.abc import Callable
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.tiny_model import save_tiny_folder
 from vapo.cli import main
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
-from vapo.networks.loading import load_tokenizer
+from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.system.distributed import check_launch
 
 WEIGHTS = "model.safetensors"
@@ -75,6 +77,23 @@ def test_damage_is_named(whole: Path, tmp_path: Path, damage: Callable[[Path], N
     damage(folder)
     with pytest.raises(UserError, match=message):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("load", [load_causal_lm, load_value_model])
+def test_weights_that_are_not_numbers_are_named(
+    whole: Path, tmp_path: Path, load: Callable[..., object], number: float
+):
+    """They would give values and log-probs that are not finite, on some tokens only."""
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    weights = load_file(folder / WEIGHTS)
+    name = sorted(weights)[1]
+    weights[name].view(-1)[3] = number
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(UserError) as caught:
+        load(str(folder), dtype="float32", attn_implementation="auto")
+    assert str(caught.value).startswith(f"{folder}: 1 weights are not finite numbers ({name})")
 
 
 def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(

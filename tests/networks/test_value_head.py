@@ -61,6 +61,14 @@ def values_of(critic: Critic) -> list[float]:
     return critic(INPUTS).values.tolist()
 
 
+def assert_same_weights(one: Critic, other: Critic) -> None:
+    mine, others = one.state_dict(), other.state_dict()
+    assert mine.keys() == others.keys()
+    for name, weight in mine.items():
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        assert torch.equal(whole, others[name]), name
+
+
 def biased(critic: Critic, *bias: float) -> Critic:
     critic.get_parameter("model.score.bias").data = torch.tensor(bias)
     return critic
@@ -178,7 +186,9 @@ def test_a_saved_critic_says_what_it_is(
     check_value_head(config)
     for mesh in (None, one_process):
         again = make_critic(config, mesh)
-        assert values_of(again) == values_of(critic)
+        assert_same_weights(again, critic)
+        # two networks' products may differ in the last bit, by where their weights lie
+        assert values_of(again) == pytest.approx(values_of(critic), rel=1e-6)
     save_network(again, policy, tmp_path / "again")
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
@@ -189,7 +199,8 @@ def test_a_saved_critic_says_what_it_is(
     assert torch.equal(plain.score.weight, critic.get_parameter("model.score.weight"))
     # without a config it is as the folder says
     bare = Critic(load_value_model(str(folder), dtype="float32", attn_implementation="auto"))
-    assert values_of(bare) == values_of(critic)
+    assert_same_weights(bare, critic)
+    assert values_of(bare) == pytest.approx(values_of(critic), rel=1e-6)
 
 
 def test_a_plain_scalar_critic_is_saved_as_ever(tmp_path: Path, policy: str) -> None:
@@ -239,7 +250,9 @@ def test_a_saved_critic_does_not_lose_its_head_unasked(
     check_head_is_kept(replace(restarted, algorithm=system_config("grpo").algorithm))
     kept = config_of(tmp_path, policy, *head, init=folder)
     check_head_is_kept(kept)
-    assert values_of(make_critic(kept, None)) == values_of(critic)
+    again = make_critic(kept, None)
+    assert_same_weights(again, critic)
+    assert values_of(again) == pytest.approx(values_of(critic), rel=1e-6)
     asked = (*head, *start, f"critic.reward_model_path={folder}")
     backbone = config_of(tmp_path, policy, *asked, init="reward_model")
     check_head_is_kept(backbone)

@@ -86,14 +86,43 @@ def test_bfloat16_is_upcast_after_the_product() -> None:
 
 
 def test_mixed_precision_keeps_float32_after_the_product() -> None:
+    """Float32 logits of inputs that are float32, or rounded as autocast would round them.
+
+    In bfloat16 the logits themselves, here of up to 60, would be off by as much as 1/8.
+    """
     hidden, weight, targets = inputs(torch.float32)
-    plain = token_logprobs(hidden, weight, targets, chunk_size=8)
-    plain_grads = gradients(plain, hidden, weight, "both")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under_autocast = token_logprobs(hidden, weight, targets, chunk_size=8)
-        grads = gradients(under_autocast, hidden, weight, "both")
-    for a, e in zip((*under_autocast, *grads), (*plain, *plain_grads), strict=True):
-        assert torch.equal(a, e)
+    with torch.no_grad():
+        hidden *= 5.0
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_size=8)
+    rounded = [x.detach().bfloat16().double() for x in (hidden, weight)]
+    given = [x.detach().double() for x in (hidden, weight)]
+    errors = []
+    for h, w in (given, rounded):
+        expected = full(h, w, targets, 1.0)
+        pairs = zip((logprobs, entropy), expected, strict=True)
+        errors.append(max(float((a - e).abs().max()) for a, e in pairs))
+    assert min(errors) < 2e-5
+    in_bfloat16 = (hidden.bfloat16() @ weight.bfloat16().T).float()  # the control
+    coarse = in_bfloat16.log_softmax(dim=1).gather(1, targets[:, None]).squeeze(1)
+    expected, _ = full(rounded[0], rounded[1], targets, 1.0)
+    assert float((coarse - expected).abs().max()) > 1e-2
+
+
+def test_mixed_precision_multiplies_the_gradient_in_bfloat16() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    for which in ("logprobs", "both"):
+        plain = token_logprobs(hidden, weight, targets, chunk_size=8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = token_logprobs(hidden, weight, targets, chunk_size=8)
+        expected = gradients(plain, hidden, weight, which)
+        for a, e in zip(gradients(mixed, hidden, weight, which), expected, strict=True):
+            assert a.dtype == torch.float32
+            assert 0 < float((a - e).norm() / e.norm()) < 1e-2
+
+
+def test_a_model_that_gives_bfloat16_states_has_a_float32_gradient() -> None:
+    hidden, weight, targets = inputs(torch.float32)
     half = hidden.detach().bfloat16().requires_grad_()  # as a model under autocast gives it
     logprobs, _ = token_logprobs(half, weight, targets, chunk_size=8)
     logprobs.sum().backward()

@@ -41,6 +41,16 @@ def load(path: Path, **fields: object):
         (gzip.compress(GOOD, mtime=0), r":1: .*it is compressed: unpack it"),
         (b"PAR1\x15\x04\n", r":1: .*set kind to parquet"),
         (GOOD + b"\x00" * 20 + b"\n", r":10: not a line of JSON"),
+        (b"\x00" * 4096, r":1: .*it begins with NUL bytes, as a file that was not written whole"),
+        (GOOD.decode().encode("utf-16-be"), r":1: .*it is UTF-16: save it as UTF-8"),
+        (
+            GOOD + b'{"prompt": "a", "answer": "1", "answer": "2"}\n',
+            r":10: .*'answer' is there twice",
+        ),
+        (
+            GOOD + b'{"prompt": "a", "answer": "1", "x": {"y": 1, "y": 2}}\n',
+            r":10: .*'y' is there tw",
+        ),
         (GOOD + b'{"prompt": "a", "answer": null}\n', r":10: 'answer' .* it is null"),
         (GOOD + b'{"prompt": "a", "answer": NaN}\n', r":10: 'answer' must be"),
         (GOOD + b'{"prompt": null, "answer": "1"}\n', r":10: 'prompt' must be .* it is null"),

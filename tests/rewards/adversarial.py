@@ -1,7 +1,8 @@
 """Responses that attack the verifiers, from a seed, with the truth about each.
 
-`python -m tests.rewards.adversarial NUM [SEED]` sends NUM of them through every verifier, prints
-times and memory, and fails if a wrong answer is called correct or a limit is broken.
+`python -m tests.rewards.adversarial NUM [SEED [VERIFIER]]` sends NUM of them through every verifier
+of ours, or the one that is named (`math_verify`), prints times and memory, and fails if a wrong
+answer is called correct or a limit is broken.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 
 from tests.rewards.adversarial_scores import save_reward_model, score_cases, scored
+from tests.rewards.lookalikes import BOXES, TEXTS
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.types import Rollout, Verdict
 
@@ -56,7 +58,7 @@ def cases(num: int, seed: int, canary: Path) -> Iterator[Case]:
     """`canary` is a file that attacks which run code would make."""
     draw = Random(f"adversarial/{seed}")
     kinds = (nested, towers, huge, broken_characters, other_digits, several, code, digits,
-             formats, near, soup, computations, right)  # fmt: skip
+             formats, near, soup, computations, lookalikes, right)  # fmt: skip
     for index in range(num):
         answer = draw.randint(12, 9_876)
         wrong = answer + draw.choice([1, -1, 3, 1000])
@@ -174,10 +176,17 @@ def computations(draw: Random, answer: str, wrong: str, canary: Path) -> Case:
     return Case(boxed(draw.choice(COMPUTATIONS), draw), answer)
 
 
+def lookalikes(draw: Random, answer: str, wrong: str, canary: Path) -> Case:
+    if draw.random() < 0.5:
+        return Case(boxed(draw.choice(BOXES).replace("@", answer), draw), answer)
+    return Case(draw.choice(TEXTS).replace("@", answer), answer)
+
+
 def right(draw: Random, answer: str, wrong: str, canary: Path) -> Case:
     half = int(answer) // 2
     options = [answer, f" {answer} ", f"{answer}.0", f"{half} + {int(answer) - half}"]
     options += [f"\\frac{{{2 * int(answer)}}}{{2}}", f"x={answer}", f"\\sqrt{{{answer}}}^2"]
+    options += [f"{answer} \\text{{ days}}", f"{answer}\\%", f"\\text{{The answer is }} {answer}"]
     return Case(f"\\boxed{{{wrong}}}, no: \\boxed{{{draw.choice(options)}}}", answer, True)
 
 
@@ -246,16 +255,16 @@ def scores_hold(num: int, seed: int, folder: Path) -> bool:
     return not run.wrong and run.largest_difference < 1e-4
 
 
-def main(num: int, seed: int) -> None:
+def main(num: int, seed: int, *named: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
         tried = list(cases(num, seed, canary))
         failed = False
-        for verifier in ("exact", "regex", "math", "reasoning_gym"):
+        for verifier in named or ("exact", "regex", "math", "reasoning_gym"):
             metadata = SPIRAL if verifier == "reasoning_gym" else {}
             fields = {"pattern": PATTERN} if verifier == "regex" else {}
             rollouts = [rollout(c.text, c.answer, **metadata) for c in tried]
-            run = judged(verifier, rollouts, timeout_s=10.0, **fields)
+            run = judged(verifier, rollouts, timeout_s=2.0 if named else 10.0, **fields)
             wrong = wrongly_correct(verifier, tried, run)
             ms = sorted(1000 * s for s in run.seconds)
             failures = [v.failure for v in run.verdicts if v.failure]
@@ -276,10 +285,11 @@ def main(num: int, seed: int) -> None:
                 if verdict.failure:
                     print(f"  {verdict.failure}: {case.text[-200:]!r}")
             failed = failed or bool(wrong) or len(run.verdicts) != num
-        failed = not scores_hold(num, seed, Path(folder) / "model") or failed
+        if not named:
+            failed = not scores_hold(num, seed, Path(folder) / "model") or failed
         if canary.exists() or failed:
             sys.exit("FAILED: a wrong answer was called correct, or code was run")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, *sys.argv[3:])

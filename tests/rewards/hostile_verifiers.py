@@ -58,7 +58,10 @@ def as_told(response_text: str, answer: str, metadata: Metadata) -> Any:
         "nan": float("nan"),
         "nan reward": (True, float("nan")),
         "infinite reward": (True, float("inf")),
-        "number": 0.5,
+        "huge reward": (True, -1e308),
+        "a dict": {"score": 1.0},
+        "a list": [1.0],
+        "infinite number": float("-inf"),
         "none": None,
         "text": "yes",
         "wrong pair": (1.0, True),
@@ -93,6 +96,11 @@ def leaves_a_daemon(response_text: str, answer: str, metadata: Metadata) -> bool
     if told == "hang":
         time.sleep(600)
     return True
+
+
+def tells_a_variable(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """Raises with the value of the variable that the response names."""
+    raise ValueError(f"refused: {os.environ.get(response_text, 'it is not there')}")
 
 
 GARBAGE = {

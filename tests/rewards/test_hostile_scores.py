@@ -30,6 +30,13 @@ from vapo.types import FinishReason, Verdict
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
+@pytest.fixture(autouse=True)
+def poisoned_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with such weights is refused (`tests/networks/test_model_files.py`); here one
+    of them stands for a network that gives NaN for some inputs."""
+    monkeypatch.setattr("vapo.networks.loading._check_finite", lambda path, model: None)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_reward_model(tmp_path_factory.mktemp("reward_model"))

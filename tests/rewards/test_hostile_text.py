@@ -160,7 +160,7 @@ def test_a_wrong_answer_is_never_correct_and_nothing_runs(verifier: str, tmp_pat
     if verifier == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
     canary = tmp_path / "canary"
-    tried = list(cases(130, seed=1, canary=canary))
+    tried = list(cases(140, seed=1, canary=canary))  # ten of each kind
     metadata = SPIRAL if verifier == "reasoning_gym" else {}
     fields = {"pattern": PATTERN} if verifier == "regex" else {}
     run = judged(

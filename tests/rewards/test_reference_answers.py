@@ -1,8 +1,13 @@
-r"""The verifier `math` on the reference set: pairs of answers, each judged by hand.
+r"""The verifier `math` on the reference sets: pairs of answers, each judged by hand.
 
 `answers.jsonl` has a row for each: reference, response, verdict and the verdict's reason. `right`
 and `wrong` are what the verifier must say. `missed` is right, or right to some questions, and is
 called wrong; docs/data_and_rewards.md lists these kinds.
+
+`percent` is the value of `rewards.percent` that the verdict is for, where it is not for both.
+
+`model_answers.jsonl` has answers in the words of models, of the kinds that a parser of answers is
+likely to reject, and wrong ones that look like them.
 """
 
 from __future__ import annotations
@@ -15,20 +20,26 @@ from pathlib import Path
 
 import pytest
 
-from vapo.rewards.verifiers import extract_answer, make_math
+from vapo.rewards.answer_extraction import extract_answer
+from vapo.rewards.verifiers import make_math
 
-ROWS = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-]
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    text = (Path(__file__).parent / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+ROWS = rows_of("answers")
+MODEL_ROWS = rows_of("model_answers")
+SETS = {"answers": ROWS, "model_answers": MODEL_ROWS}
 DOCS = Path(__file__).parents[2] / "docs" / "data_and_rewards.md"
 
 
-def called(verdict: str) -> dict[bool, list[str]]:
+def called(verdict: str, rows: list[dict[str, str]]) -> dict[bool, list[str]]:
     """The rows of this verdict by what the verifier calls them."""
     verifier = make_math()
     found: dict[bool, list[str]] = {True: [], False: []}
-    for row in ROWS:
+    for row in rows:
         if row["verdict"] == verdict:
             text = f"{row['response']!r} for {row['reference']}: {row['reason']}"
             found[verifier(row["response"], row["reference"], {}).is_correct].append(text)
@@ -45,30 +56,50 @@ def test_the_set_is_large_and_its_rows_are_whole():
     assert max(pairs.values()) == 1
 
 
-def test_no_wrong_answer_is_called_right():
-    assert called("wrong")[True] == []
+@pytest.mark.parametrize("name", SETS)
+def test_no_wrong_answer_is_called_right(name: str):
+    assert called("wrong", SETS[name])[True] == []
 
 
-def test_right_answers_are_called_right():
-    assert called("right")[False] == []
+@pytest.mark.parametrize("name", SETS)
+def test_right_answers_are_called_right(name: str):
+    assert called("right", SETS[name])[False] == []
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_with_hundredths_a_percentage_is_its_fraction_alone(name: str):
+    """Rows with `percent: either` are right with that alone."""
+    verifier = make_math(percent="hundredth")
+    num_percent = 0
+    for row in SETS[name]:
+        num_percent += "percent" in row
+        expected = row["verdict"] == "right" and "percent" not in row
+        assert verifier(row["response"], row["reference"], {}).is_correct == expected, row
+    assert num_percent >= 2
 
 
 def test_what_is_missed_is_marked_and_documented():
     """A row that is no longer missed is to be marked `right`."""
-    assert called("missed")[True] == []
+    assert called("missed", ROWS)[True] == called("missed", MODEL_ROWS)[True] == []
     text = DOCS.read_text(encoding="utf-8").partition("| reason |")[2]
     documented = set(re.findall(r"^\| (\w+) \| ", text, re.MULTILINE))
-    kinds = {row["reason"].partition(":")[0] for row in ROWS if row["verdict"] == "missed"}
+    kinds = {
+        row["reason"].partition(":")[0]
+        for row in [*ROWS, *MODEL_ROWS]
+        if row["verdict"] == "missed"
+    }
     assert kinds <= documented, kinds - documented
 
 
 def test_the_documented_counts_are_the_sets():
-    counts = Counter(row["verdict"] for row in ROWS)
-    text = (
-        f"{len(ROWS)} pairs judged by hand, {counts['wrong']} wrong and {counts['right']} right "
-        f"ones it judges so; {counts['missed']} right ones it calls wrong"
-    )
-    assert text in " ".join(DOCS.read_text(encoding="utf-8").split())
+    documented = " ".join(DOCS.read_text(encoding="utf-8").split())
+    for rows in SETS.values():
+        counts = Counter(row["verdict"] for row in rows)
+        text = (
+            f"{len(rows)} pairs judged by hand, {counts['wrong']} wrong and {counts['right']} "
+            f"right ones it judges so; {counts['missed']} right ones it calls wrong"
+        )
+        assert text in documented
 
 
 @pytest.mark.parametrize("row", ROWS[::7], ids=lambda row: row["reference"])
@@ -96,8 +127,14 @@ def test_nothing_takes_long_or_raises(text: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["is " * 60_000, "answer: " * 20_000, "$" * 100_000, r"\boxed{" * 20_000, r"\(" * 50_000,
-     "= " * 50_000, " " * 100_000 + "x", r"\boxed{" + " " * 100_000, "\n" * 100_000 + "is 42 or"],
+    [
+        "is " * 60_000, "answer: " * 20_000, "$" * 100_000, r"\boxed{" * 20_000, r"\(" * 50_000,
+        "= " * 50_000, "<answer>" * 20_000, r"\boxed{1}, " * 15_000, " " * 100_000 + "x",
+        "So she has 42 " * 10_000 + ".", r"\boxed{\text{so } 42" + r" \text{ of } 2" * 9_000 + "}",
+        r"\boxed{" + " " * 100_000, "\n" * 100_000 + "is 42 or", r"\boxed{1}" * 15_000,
+        "so 42 " + "a " * 1_900 + ".", "1 = " * 900, "**" * 1_900, "x (" * 1_200 + " is 42",
+        r"\boxed{" * 9_000 + "1" + "}" * 9_000,
+    ],
 )  # fmt: skip
 def test_an_answer_is_looked_for_in_bounded_time(text: str):
     began = time.process_time()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vapo.errors import UserError
+from vapo.rewards.answer_extraction import last_boxed
+from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
 from vapo.rewards.verifiers import (
-    MAX_EXTRACTED_CHARS,
     exact,
-    last_boxed,
     make_math,
     make_reasoning_gym,
     make_regex,
@@ -61,6 +61,8 @@ def test_regex_group_that_took_no_part_or_is_empty():
         (None, r"rewards\.pattern is not set"),
         ("", r"rewards\.pattern is not set"),
         ("(a", "does not compile"),
+        ("(" * 5000, "nested too deeply"),
+        ("(a{99999999999999999999})", "too large"),
         (r"\d+", "put the answer's part in parentheses"),
         (r"(?:\d+)", "put the answer's part in parentheses"),
     ],
@@ -108,7 +110,8 @@ def test_last_boxed(text: str, expected: str | None):
         (r"\boxed{x+1}", "1+x", True),
         (r"\boxed{2^{10}}", r"\boxed{1024}", True),
         (r"\boxed{41}", "42", False),
-        (r"\boxed{41} or \boxed{42}", "42", True),
+        (r"\boxed{41} or \boxed{42}", "42", False),
+        (r"\boxed{41}, so \boxed{42}", "42", True),
         (r"\boxed{42} or \boxed{41}", "42", False),
         (r"\boxed{42, 41}", "42", False),
         (r"\boxed{40} \boxed{41} \boxed{42} \boxed{43}", "42", False),

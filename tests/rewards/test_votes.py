@@ -139,7 +139,13 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
 
 @pytest.mark.parametrize(
     "answers",
-    [(r"50\%", "50", "0.5"), (r"5\text{ cm}", "5", r"5\text{ m}"), ("x=5", "5=x", "2x=10")],
+    [
+        (r"50\%", "50", "0.5"),
+        (r"5\text{ cm}", "5", r"5\text{ m}"),
+        ("x=5", "5=x", "2x=10"),
+        (r"5\text{ apples}", "5", r"5\text{ days}"),
+        (r"\text{(C) }12", "C", "12"),
+    ],
 )
 def test_classes_do_not_depend_on_the_order_of_the_answers(answers: tuple[str, ...]):
     found = set()

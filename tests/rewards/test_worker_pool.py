@@ -25,13 +25,16 @@ from vapo.errors import UserError
         ("exit", "error: SystemExit"),
         ("memory", "error: MemoryError"),
         ("recursion", "error: RecursionError"),
-        ("number", "error: TypeError: returned 0.5, not a bool or (bool, float)"),
+        ("a dict", "error: TypeError: returned {'score': 1.0}, not a bool, a number or (bool, num"),
+        ("a list", "error: TypeError: returned [1.0], not a bool, a number or (bool, number)"),
         ("none", "error: TypeError: returned None"),
         ("text", "error: TypeError: returned 'yes'"),
         ("wrong pair", "error: TypeError: returned (1.0, True)"),
         ("nan", "nan"),
         ("nan reward", "nan"),
         ("infinite reward", "nan"),
+        ("huge reward", "error: a reward is a number of at most 3.4e38"),
+        ("infinite number", "nan"),
         ("abort", "crash"),
         ("segfault", "crash"),
         ("exit at once", "crash"),
@@ -248,3 +251,18 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
         again = python.score([rollout("0") for _ in range(12)])
         assert [verdict.failure for verdict in again] == [None] * 12
         assert killed[0] not in {worker.process.pid for worker in python.judges[0].pool.workers}
+
+
+def test_credentials_are_withheld_and_those_that_are_passed_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, f"c0ffee-{name}")
+    passed = ["OPENAI_API_KEY"]
+    with hostile("tells_a_variable", num_workers=1, function_variables=passed) as python:
+        names = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")
+        said = [v.failure or "" for v in python.score([rollout(name) for name in names])]
+    assert "refused: ${oc.env:OPENAI_API_KEY} (" in said[0]
+    assert all("it is not there" in failure for failure in said[1:])
+    with pytest.raises(UserError, match=r"rewards\.function_variables names VAPO_TEST_NONE"):
+        hostile("tells_a_variable", function_variables=["VAPO_TEST_NONE"])

@@ -15,6 +15,7 @@ from tests.systems import estimated, system_config
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.batch import float_columns, make_rollout_batch, select_rows
 from vapo.rollouts.saved_bad_rollouts import FOLDER, BadRollouts
+from vapo.runs.summary import FAILED_EPISODES
 from vapo.training.faults import Faults
 from vapo.types import EvaluatedBatch
 
@@ -150,6 +151,29 @@ def test_too_few_rows_for_the_minibatches_are_too_few() -> None:
     batch.rewards[:4] = NAN
     assert check(batch, num_minibatches=4).num_rows == 4
     assert check(batch, num_minibatches=8).fault is not None
+
+
+@pytest.mark.parametrize(("by_group", "counts"), [(False, (4, 2)), (True, (6, 2))])
+def test_failed_episodes_are_counted_apart_from_bad_numbers(
+    by_group: bool, counts: tuple[int, int]
+) -> None:
+    """Of four groups of two, the first has a bad number, the second both, the third failed."""
+    batch = replace(made_up(16), is_failed=torch.zeros(16, dtype=torch.bool))
+    assert batch.is_failed is not None
+    groups = range(0, 16, batch.group_size)
+    first, second, third, fourth, *_ = groups
+    batch.rewards[[first, second]] = NAN
+    batch.is_failed[[second + 1, third]] = True
+    checked = check(batch, by_group=by_group)
+    assert fourth in checked.rows
+    faults = Faults(5, 0)
+    faults.left_out(checked.num_left_out, "iteration 1", "", num_failed=checked.num_failed)
+    assert (checked.num_left_out, checked.num_failed) == counts
+    assert faults.pop_metrics()["faults/rollouts_left_out"] == counts[0]
+    assert faults.totals == {
+        "rollouts_left_out": counts[0] - counts[1],
+        FAILED_EPISODES: counts[1],
+    }
 
 
 def test_one_line_for_iterations_in_a_row_that_leave_rollouts_out() -> None:

@@ -145,7 +145,9 @@ def test_no_more_environments_are_open_than_there_may_be() -> None:
     ("options", "turns", "reason"),
     [
         ({"max_turns": 2}, [(2, 3), (2, 3)], FinishReason.TURNS),
-        ({"max_turn_tokens": 2}, [(2, 2)], FinishReason.LENGTH),
+        ({"max_turn_tokens": 2}, [(2, 2)], FinishReason.TURN_LENGTH),
+        ({"max_turn_tokens": 2, "budget": 4}, [(2, 2)], FinishReason.LENGTH),  # the budget, too
+        ({"max_turn_tokens": 3, "budget": 7}, [(2, 3)], FinishReason.LENGTH),
         ({"budget": 4}, [(2, 2)], FinishReason.LENGTH),  # half a turn
         ({"budget": 7}, [(2, 3)], FinishReason.LENGTH),  # no room behind the observation
         ({"budget": 8}, [(2, 3), (2, 1)], FinishReason.LENGTH),
@@ -185,6 +187,26 @@ def test_a_failure_ends_its_episode_alone(after: int) -> None:
     assert len(second.turns) == 2
 
 
+def test_rewards_whose_sum_is_beyond_float32_are_a_failure_of_their_episode() -> None:
+    """Each of them is a number of float32; the batch adds them up in it."""
+
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        reply = counting(row, texts)
+        sign = -1.0 if len(texts) % 2 else 1.0
+        return replace(reply, reward=sign * 2e38) if row["answer"] == "3" and texts else reply
+
+    rollouts = play(ScriptedEnvironments(answer), prompts("3", "2"))
+    assert [r.failure is None for r in rollouts] == [False, True]
+    assert "add up to more than float32 holds" in (rollouts[0].failure or "")
+    verdicts = [episode_verdict(r, EnvironmentConfig()) for r in rollouts]
+    batch = make_rollout_batch(
+        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
+    )
+    assert batch.rewards.isfinite().all()
+    assert batch.is_failed is not None
+    assert batch.is_failed.tolist() == [True, False]
+
+
 def test_an_environment_that_ends_at_its_reset_has_failed() -> None:
     (episode,) = play(ScriptedEnvironments(lambda row, texts: Reply(KEY, None)), prompts("1"))
     assert episode.failure is not None
@@ -212,6 +234,27 @@ def test_a_long_observation_is_cut_inside_its_template() -> None:
         max_observation_tokens=3,
     )
     assert episode.response_ids[:5] == ids("=abc;")
+
+
+def test_characters_that_the_tokenizer_lacks_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The policy would read another observation than the environment wrote."""
+
+    def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
+        said = ["a+b+c?", "a+b", "a*b"]
+        return Reply(KEY, said[len(texts)]) if len(texts) < 3 else Reply(KEY, None, 1.0)
+
+    first, second = play(ScriptedEnvironments(answer), prompts("1"), group_size=2)
+    assert first.response_ids[:3] == ids("abc")
+    assert first.response_ids == second.response_ids
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == [
+        "the tokenizer of actor.path has no token for '+', '?': the policy does not read what "
+        "observations have of them (3 of 6 characters in this one)",
+        "the tokenizer of actor.path has no token for '*': the policy does not read what "
+        "observations have of them (1 of 3 characters in this one)",
+    ]
 
 
 def test_an_interrupt_ends_the_environments() -> None:

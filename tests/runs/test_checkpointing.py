@@ -151,6 +151,21 @@ def test_every_third_the_best_and_the_last_are_written_and_few_stay(
 
 
 @IN_BOTH_WAYS
+def test_with_one_to_keep_the_newest_and_the_best_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    run = Iterations(tmp_path, monkeypatch, in_background, keep=1)
+    wanted = {1: [1], 2: [2], 3: [2, 3], 6: [2, 6], 7: [7]}
+    for iteration, score in enumerate([0.1, 0.3, 0.2, 0.3, 0.0, 0.1, 0.4], start=1):
+        run.trainer.should_stop = iteration == 7
+        run.iterate(score)
+        run.callback._settle(wait=True)
+        assert run.all == wanted.get(iteration, run.all)
+    assert run.best == run.last == checkpoint_name(7)
+    run.end()
+
+
+@IN_BOTH_WAYS
 def test_the_last_by_number_is_written_and_what_is_held_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
 ) -> None:

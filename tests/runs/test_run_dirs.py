@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shlex
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from vapo.runs.run_dirs import (
     check_resumable,
     choose_resume,
     find_checkpoint,
+    how_to_resume,
     identity_of,
     open_run_dir,
     order_of_runs,
@@ -209,3 +211,10 @@ def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:
         "data.train.path prompts.jsonl -> other.jsonl",
     ]
     run_dir.close()
+
+
+def test_the_command_that_resumes_takes_a_folder_with_a_space_as_one_word(tmp_path: Path) -> None:
+    last = RunDir(tmp_path / "my runs" / "it's one").checkpoints / "last.ckpt"
+    last.mkdir(parents=True)
+    _, _, option = how_to_resume(RunDir(tmp_path / "my runs" / "it's one")).partition("with ")
+    assert shlex.split(option.partition(", or")[0]) == ["--ckpt_path", str(last)]

@@ -24,7 +24,8 @@ with Stopping({grace}) as stopping:
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.usefixtures("heard_hangup")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_signal_stops_at_the_next_safe_point(name: str) -> None:
     number = signal.Signals[name]
     before = {n: signal.getsignal(n) for n in SIGNALS}
@@ -37,10 +38,23 @@ def test_a_signal_stops_at_the_next_safe_point(name: str) -> None:
             stopping.poll()
         with pytest.raises(StopRequested) as stopped:
             stopping.safe_point()
-    assert stopped.value.exit_code == {"SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}[name]
+    codes = {"SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}
+    assert stopped.value.exit_code == codes[name]
     assert {n: signal.getsignal(n) for n in SIGNALS} == before
     assert stopping._timer is not None
     assert stopping._timer.finished.is_set(), "it would end the process later"
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping(60.0) as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            stopping.safe_point()
+            assert stopping.requested is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_count_that_is_reported_is_a_safe_point_too() -> None:

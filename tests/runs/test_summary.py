@@ -1,6 +1,7 @@
 import json
 import math
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from vapo.config.critic import CriticConfig
 from vapo.config.function_rules import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import (
+    FAILED_EPISODES,
     make_run_dir,
     make_summary,
     render_summary,
@@ -230,3 +232,26 @@ def test_the_score_in_one_line():
     assert score_line({}, after, 4) == "held-out avg@4 90.4 % [88.6, 92.3]"
     assert score_line(before, before, 8) == "held-out avg@8 52.6 % -> 52.6 %"
     assert score_line(before, {}, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        (
+            {"rollouts_left_out": 0, FAILED_EPISODES: 6},
+            "faults        6 episodes left out: an environment failed",
+        ),
+        (
+            {"rollouts_left_out": 2, FAILED_EPISODES: 1},
+            "faults        2 rollouts left out: numbers that are not finite; 1 episodes left",
+        ),
+        (
+            {"rollouts_left_out": 0, "actor_updates_skipped": 3},
+            "faults        3 actor updates skipped: numbers that are not finite",
+        ),
+    ],
+)
+def test_what_was_left_out_has_its_own_cause(summary, tmp_path, faults, said):
+    text = render_summary(replace(summary, faults=faults), tmp_path, recorded="run x")
+    assert said in text
+    assert ("not finite" in text) == any(n for key, n in faults.items() if key != FAILED_EPISODES)

@@ -14,7 +14,7 @@ from tests.sweep.conftest import grid, plan
 from vapo.sweep.display import SweepDisplay
 from vapo.sweep.durations import seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
-from vapo.sweep.plan import Plan, Task
+from vapo.sweep.plan import Plan
 from vapo.sweep.running import Running, num_iterations
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
@@ -146,38 +146,83 @@ def test_a_block_on_a_terminal(tmp_path: Path, journals: list[Journal]) -> None:
     assert "about" not in shown, "nothing has finished, so nothing is expected"
 
 
-def test_what_is_left_is_expected_from_the_runs_that_have_finished(tmp_path: Path) -> None:
-    """12 iterations of value pretraining, then 40 of each row."""
-    planned = plan(grid(tmp_path, ROWS), seeds=[0, 1])
-    tasks = {task.name: task for task in planned.tasks}
-    outcomes: dict[str, Outcome] = {}
+class Work:
+    """A sweep of VAPO and `low [a]` with two seeds: 12 iterations of value pretraining for each
+    seed, then 40 of each row."""
 
-    def end(name: str, seconds: float, was_done: bool = False, was_resumed: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.planned = plan(grid(folder, ROWS), seeds=[0, 1])
+        self.tasks = {task.name: task for task in self.planned.tasks}
+        self.outcomes: dict[str, Outcome] = {}
+
+    def end(
+        self, name: str, seconds: float, was_done: bool = False, was_resumed: bool = False
+    ) -> None:
         one = Outcome("finished", seconds, was_done=was_done, was_resumed=was_resumed)
-        outcomes[tasks[name].identity] = one
+        self.outcomes[self.tasks[name].identity] = one
 
-    def left(jobs: int = 1, *at_work: Task) -> float | None:
-        runs = [Running(t, TaskFolder(tmp_path, t), NoProcess()) for t in at_work]
-        for run in runs:
-            run.started -= 30.0
-        return seconds_left(planned.tasks, outcomes, runs, jobs)
+    def at_work(self, name: str, *, iteration: int = 0, was_resumed: bool = False) -> Running:
+        """Since 30 seconds."""
+        task = self.tasks[name]
+        run = Running(task, TaskFolder(self.folder, task), NoProcess(), was_resumed=was_resumed)
+        run.started -= 30.0
+        run.latest = {"progress/iteration": float(iteration)} if iteration else {}
+        return run
 
-    assert left() is None
-    end("value pretraining of VAPO/0", 24.0, was_done=True, was_resumed=True)
-    assert left() is None, "a part of a run tells nothing"
-    end("value pretraining of VAPO/0", 12.0, was_done=True)
-    assert left() == pytest.approx(4 * 40.0 + 12.0), "one second an iteration"
-    end("value pretraining of VAPO/0", 24.0)
-    assert left() == pytest.approx(4 * 80.0 + 24.0)
-    end("VAPO/0", 100.0)
-    assert left() == pytest.approx(3 * 100.0 + 24.0)
-    end("low [a]/1", 900.0, was_done=True)
-    assert left() == pytest.approx(2 * 100.0 + 24.0), "an earlier session counts no more"
-    del outcomes[tasks["low [a]/1"].identity]
-    end("low [a]/0", 60.0)
-    assert left() == pytest.approx(100.0 + 60.0 + 24.0)
-    assert left(2) == pytest.approx((100.0 + 60.0 + 24.0) / 2)
-    assert left(1, tasks["VAPO/1"]) == pytest.approx(70.0 + 60.0 + 24.0, abs=0.5)
+    def left(self, jobs: int = 1, *runs: Running) -> float | None:
+        return seconds_left(self.planned.tasks, self.outcomes, runs, jobs)
+
+
+def test_what_is_left_is_expected_from_the_runs_that_have_finished(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    assert work.left() is None
+    work.end("value pretraining of VAPO/0", 24.0)
+    assert work.left() is None, "a row's iteration is not one of value pretraining"
+    work.end("VAPO/0", 100.0)
+    assert work.left() == pytest.approx(3 * 100.0 + 24.0)
+    work.end("low [a]/1", 900.0, was_done=True)
+    assert work.left() == pytest.approx(2 * 100.0 + 24.0), "an earlier session counts no more"
+    del work.outcomes[work.tasks["low [a]/1"].identity]
+    work.end("low [a]/0", 60.0)
+    assert work.left() == pytest.approx(100.0 + 60.0 + 24.0)
+    one = work.at_work("VAPO/1")
+    assert work.left(1, one) == pytest.approx(70.0 + 60.0 + 24.0, abs=0.5)
     for name in ("value pretraining of VAPO/1", "VAPO/1", "low [a]/1"):
-        end(name, 1.0)
-    assert left() is None, "nothing is left"
+        work.end(name, 1.0)
+    assert work.left() is None, "nothing is left"
+
+
+def test_earlier_sessions_count_until_a_run_of_the_kind_has_finished(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    work.end("value pretraining of VAPO/0", 24.0, was_done=True, was_resumed=True)
+    work.end("VAPO/0", 100.0, was_done=True)
+    assert work.left() is None, "a part of a run tells nothing"
+    work.end("value pretraining of VAPO/0", 24.0, was_done=True)
+    assert work.left() == pytest.approx(3 * 100.0 + 24.0)
+    work.end("value pretraining of VAPO/1", 12.0)
+    assert work.left() == pytest.approx(3 * 100.0), "of rows there is no other"
+
+
+def test_what_is_left_follows_the_order_of_work(tmp_path: Path) -> None:
+    """Two at a time share no single run, and rows wait for their value pretraining."""
+    work = Work(tmp_path)
+    work.end("value pretraining of VAPO/0", 24.0)
+    work.end("VAPO/0", 100.0)
+    work.end("low [a]/0", 60.0)
+    assert work.left(2) == pytest.approx(24.0 + 100.0), "not (24 + 100 + 60) / 2"
+    work.end("value pretraining of VAPO/1", 24.0)
+    assert work.left(2) == pytest.approx(100.0)
+    assert work.left(8) == pytest.approx(100.0)
+
+
+def test_a_run_at_work_tells_by_its_own_iterations(tmp_path: Path) -> None:
+    """10 of 40 in 30 seconds: 90 more, whatever was expected of it, and 120 for a new one."""
+    work = Work(tmp_path)
+    work.end("value pretraining of VAPO/0", 24.0)
+    one = work.at_work("VAPO/0", iteration=10)
+    assert work.left(1, one) == pytest.approx(90.0 + 120.0 + 24.0 + 2 * 120.0, abs=0.5)
+    work.end("low [a]/0", 20.0)
+    assert work.left(1, one) == pytest.approx(90.0 + 24.0 + 120.0 + 20.0, abs=0.5)
+    resumed = work.at_work("VAPO/0", iteration=30, was_resumed=True)
+    assert work.left(1, resumed) == pytest.approx(0.0 + 24.0 + 2 * 20.0, abs=0.5)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from mlflow.exceptions import MlflowException
 
 from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
+from vapo.commands.report import publish
 from vapo.sweep.folders import Outcome
 from vapo.sweep.plan import Task
 from vapo.sweep.recording import Parent, metric_keys
+from vapo.sweep.report.runs import Reader
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import locate_store
 
 ROWS = "rows: [{row: VAPO}, {row: 'a/b, c', overrides: {algorithm.eps_low: 0.1}}]"
@@ -129,10 +134,33 @@ def test_a_run_that_was_finished_before_keeps_the_score_in_its_description(tmp_p
 
 
 def test_a_server_shows_the_runs_side_by_side(tmp_path: Path) -> None:
-    parent, _ = two_rows(tmp_path, "rows: [{row: VAPO}]", [])
-    assert parent.runs_page() is None, "vapo ui prints it"
+    """Each run by its id: the experiment's page would fold them up below their parent."""
+    parent, (task,) = two_rows(tmp_path, "rows: [{row: VAPO}]", [])
+    assert parent.curves_page() is None, "vapo ui prints it"
     parent.store = locate_store("http://127.0.0.1:5000")
-    assert parent.runs_page() == (
-        f"http://127.0.0.1:5000/#/experiments/{parent.experiment_id}/runs"
-        "?workflowType=machine_learning&compareRunsMode=CHART"
-    )
+    assert parent.curves_page() is None, "no run has ended"
+    parent.outcomes[task.identity] = Outcome("finished", mlflow_run_id="ab12")
+    page = parent.curves_page()
+    assert page is not None
+    address, _, query = page.partition("?")
+    assert address == "http://127.0.0.1:5000/#/metric"
+    asked = {key: values[0] for key, values in parse_qs(query).items()}
+    assert json.loads(asked.pop("runs")) == ["ab12"]
+    assert json.loads(asked.pop("experiments")) == [parent.experiment_id]
+    assert json.loads(asked.pop("metric")) == stored_key("eval/avg_at_k")
+    assert json.loads(asked.pop("plot_metric_keys")) == [stored_key("eval/avg_at_k")]
+    assert asked == {"x_axis": "step"}
+
+
+def test_a_sweeps_description_begins_with_its_table(tmp_path: Path) -> None:
+    """Also after a second report: one table, and the plan below it."""
+    parent, _ = two_rows(tmp_path, "description: Our plan.\nrows: [{row: VAPO}]", [])
+    report = tmp_path / "report"
+    report.mkdir()
+    reader = Reader(parent.store)
+    for table in ("| first |", "| second |"):
+        publish(reader, parent.run_id, report, table)
+        note = parent.client.get_run(parent.run_id).data.tags["mlflow.note.content"]
+        assert note.startswith(f"{table}\n\n## Plan\n\nOur plan.")
+    assert "first" not in note
+    assert note.count("## Plan") == 1

@@ -23,6 +23,15 @@ def test_the_command_names_the_extras_own_packages(extra: str) -> None:
     assert names(said) == names(EXTRAS[extra])
 
 
+@pytest.mark.parametrize("written", ["math_verify", "math-verify"])
+def test_an_extras_name_is_found_in_both_spellings(
+    written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [f'math-verify<0.10,>=0.9; extra == "{written}"', 'peft; extra == "lora"']
+    monkeypatch.setattr(extras, "requires", lambda name: listed)
+    assert extras.install_command("math_verify") == "pip install 'math-verify<0.10,>=0.9'"
+
+
 def test_without_metadata_it_names_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "requires", lambda name: None)
     assert extras.install_command("lora") == "pip install -e '.[lora]' in a checkout of vapo"

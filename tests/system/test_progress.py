@@ -234,3 +234,11 @@ def test_a_figure_that_an_iteration_does_not_have_is_not_shown_as_nan(progress, 
         progress.metrics({"critic/explained_variance": float("nan"), "rollout/reward_mean": -1.0})
     assert "reward -1  explained variance n/a" in stream.getvalue()
     assert "nan" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_note_has_nothing_that_a_terminal_acts_on(stream, clock, live):
+    with Progress(stream=stream, live=live, enabled=True, clock=clock) as progress:
+        progress.note("the first: error: ValueError: \x1b[2Jgone\x07")
+    assert "\\x1b[2Jgone\\x07" in stream.getvalue()
+    assert "\x1b[2Jgone" not in stream.getvalue()

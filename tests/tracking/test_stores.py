@@ -1,4 +1,6 @@
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.logger import RunLogger
+from vapo.tracking.opening import open_store
 from vapo.tracking.stores import Store, locate_store
 
 
@@ -106,3 +109,28 @@ def test_passwords_are_not_shown():
 def test_empty_uri():
     with pytest.raises(UserError, match=r"tracking\.uri is empty"):
         locate_store(" ")
+
+
+OPENING = """
+import sys
+from vapo.tracking.opening import open_store
+from vapo.tracking.stores import locate_store
+open_store(locate_store(sys.argv[1]), "e", print)
+"""
+
+
+@pytest.mark.slow
+def test_a_store_whose_making_was_killed_is_made_anew(tmp_path):
+    """MLflow's migrations take seconds, each in a transaction of its own."""
+    process = subprocess.Popen([sys.executable, "-c", OPENING, str(tmp_path)])
+    until = time.monotonic() + 100
+    while not any(file.stat().st_size for file in tmp_path.glob("*.db*")):
+        files = [f for f in tmp_path.glob(".*.db*") if f.suffix != ".lock" and f.stat().st_size]
+        if files or time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    assert open_store(locate_store(str(tmp_path)), "e", print)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [".mlflow.db.lock", "mlflow.db"]

@@ -205,7 +205,7 @@ def test_what_the_policy_does_not_train_on_is_not_counted() -> None:
 def test_agreement_off_or_without_a_policy_changes_nothing() -> None:
     batch = spread_batch()
     assert mask_agreement(batch, 0.0) == (batch, {})
-    pretraining = replace(batch, old_logprobs=None)
+    pretraining = replace(batch, advantages=None)
     assert mask_agreement(pretraining, 0.4) == (pretraining, {})
     same = replace(batch, value_spread=torch.zeros(MASK.shape))
     masked, metrics = mask_agreement(same, 0.4)

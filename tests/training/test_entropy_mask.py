@@ -67,7 +67,7 @@ def test_the_tokens_of_the_highest_spread_carry_no_entropy_bonus() -> None:
 def test_disagreement_off_or_without_a_policy_changes_nothing() -> None:
     batch = spread_batch()
     assert mask_disagreement(batch, 0.0) == (batch, {})
-    pretraining = replace(batch, old_logprobs=None)
+    pretraining = replace(batch, advantages=None)
     assert mask_disagreement(pretraining, 0.4) == (pretraining, {})
     same = replace(batch, value_spread=torch.zeros(MASK.shape))
     masked, metrics = mask_disagreement(same, 0.4)

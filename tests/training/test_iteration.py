@@ -10,6 +10,7 @@ from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeSampler, G, co
 from vapo.advantages.baselines import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.critic import Critic
+from vapo.networks.token_inputs import Layout
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
@@ -22,7 +23,7 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 class PlainNetworks:
     """Says a constant of every token, and keeps what it was asked."""
 
-    uses_packed_rows: bool = False
+    layout: Layout = "padded"
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
     pad_id: int = 0
     critic: Critic | None = None

@@ -16,7 +16,8 @@ from vapo.functional.metrics import explained_variance
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_packing
+from vapo.networks.packed_attention import choose_layout
+from vapo.networks.token_inputs import Layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
@@ -48,7 +49,7 @@ def rollouts(
     )
 
 
-def networks(actor: Actor | None, critic: Critic | None, *, packed: bool) -> ForwardNetworks:
+def networks(actor: Actor | None, critic: Critic | None, *, layout: Layout) -> ForwardNetworks:
     return ForwardNetworks(
         actor=actor,
         reference=None,
@@ -56,7 +57,7 @@ def networks(actor: Actor | None, critic: Critic | None, *, packed: bool) -> For
         temperature=1.0,
         max_tokens=40,
         pad_id=0,
-        packed=packed,
+        layout=layout,
         device=torch.device("cpu"),
     )
 
@@ -83,19 +84,19 @@ def values_of(found: Any) -> Tensor:
     return found if isinstance(found, Tensor) else found.values
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(packed: bool) -> None:
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared_prompts"])
+def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(layout: Layout) -> None:
     """With one privileged text, with another, and with none: bit for bit the same."""
     actor, critic = Actor(tiny_model()), tiny_critic()
     models = [actor.model, critic.model]
-    assert choose_packing("packed" if packed else "padded", models) is packed
+    assert choose_layout(layout, models) == layout
     batches = [rollouts(6, 1), rollouts(6, 1, shuffled=True), rollouts(6, 1, privileged=False)]
     longer = [  # so that other rows go together where the cut looks at it
         replace(r, prompt=replace(r.prompt, critic_prompt_ids=(7,) * (9 * i + 1)))
         for i, r in enumerate(batches[1].rollouts)
     ]
     batches[1] = replace(batches[1], rollouts=longer)
-    found = [evaluate_rollouts(b, networks(actor, critic, packed=packed)) for b in batches[:2]]
+    found = [evaluate_rollouts(b, networks(actor, critic, layout=layout)) for b in batches[:2]]
     logprobs, old_values = [b.old_logprobs for b in found], [b.old_values for b in found]
     assert logprobs[0] is not None
     assert logprobs[1] is not None
@@ -103,7 +104,7 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(packed: bool) -> No
     assert old_values[0] is not None
     assert old_values[1] is not None
     assert not torch.equal(old_values[0], old_values[1])
-    policy = evaluate_rollouts(batches[2], networks(actor, None, packed=packed))
+    policy = evaluate_rollouts(batches[2], networks(actor, None, layout=layout))
     assert policy.old_logprobs is not None
     assert torch.equal(policy.old_logprobs, logprobs[0])
     cuts = [
@@ -112,7 +113,7 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(packed: bool) -> No
             num_minibatches=2,
             max_tokens=30,
             pad_id=0,
-            packed=packed,
+            layout=layout,
             seed=1,
         )
         for evaluated in found
@@ -131,7 +132,7 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(packed: bool) -> No
 def test_a_value_is_that_of_the_state_behind_the_privileged_prompt() -> None:
     """Against a forward of each whole sequence by itself."""
     critic, batch = tiny_critic(), rollouts(4, 2)
-    found = evaluate_rollouts(batch, networks(None, critic, packed=False)).old_values
+    found = evaluate_rollouts(batch, networks(None, critic, layout="padded")).old_values
     assert found is not None
     for row, rollout in enumerate(batch.rollouts):
         prompt = rollout.prompt.critic_prompt_ids
@@ -165,7 +166,7 @@ def heldout_explained_variance(*, shuffled: bool, privileged: bool = True) -> fl
             (errors[micro.rows.response_mask].sum() / minibatch.num_tokens).backward()
         optimizer.step()
     batch = rollouts(128, 7, shuffled=shuffled, privileged=privileged)
-    found = evaluate_rollouts(batch, networks(None, critic, packed=False)).old_values
+    found = evaluate_rollouts(batch, networks(None, critic, layout="padded")).old_values
     assert found is not None
     targets = batch.rewards[:, None].expand_as(found)
     return float(explained_variance(found, targets, batch.response_mask))

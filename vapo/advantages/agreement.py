@@ -24,7 +24,7 @@ def mask_agreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, d
 
     Source: AsyPPO (arXiv 2510.01656).
     """
-    if not share or batch.old_logprobs is None:
+    if not share or batch.advantages is None:
         return batch, {}
     mask, masked_share = _without_lowest(_spread(batch), batch.policy_mask, share)
     return replace(batch, policy_mask=mask), {"critic/agreement_masked_share": masked_share}
@@ -43,7 +43,7 @@ def mask_disagreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch
 
     Source: AsyPPO (arXiv 2510.01656).
     """
-    if not share or batch.old_logprobs is None:
+    if not share or batch.advantages is None:
         return batch, {}
     mask, masked_share = _without_lowest(-_spread(batch), batch.loss_mask, share)
     return replace(batch, entropy_mask=mask), {"critic/disagreement_masked_share": masked_share}

@@ -8,9 +8,13 @@ bonus keep theirs too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from vapo.config.schema import MismatchConfig
 from vapo.functional.mismatch import (
@@ -45,12 +49,51 @@ def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
     """Engine against trainer, over the sampled tokens of all ranks."""
     if batch.old_logprobs is None:
         return {}
+    return gap_metrics(batch.rollout_logprobs, batch.old_logprobs, batch.response_mask)
+
+
+class EngineGaps:
+    """Engine against trainer, of the log-probs that an iteration's updates compute.
+
+    In the first optimizer step they are those from before the update. Those of a later step have
+    the steps before it in them, too.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch, its sampled tokens
+
+    def clear(self) -> None:
+        """Forget the iteration's."""
+        self._found.clear()
+
+    def add(self, logprobs: Float[Tensor, "b T"], rows: TrainingBatch) -> None:
+        """Keep a micro-batch's log-probs beside the engine's."""
+        mask = rows.response_mask
+        tokens = torch.stack([rows.rollout_logprobs, logprobs.detach()])[:, mask]
+        self._found.append((tokens.cpu(), mask.sum(dim=1).cpu()))
+
+    def metrics(self) -> dict[str, float]:
+        """As `mismatch_metrics`; nothing where no rank has a token. Every rank must call this."""
+        lengths = torch.cat([n for _, n in self._found] or [torch.zeros(1, dtype=torch.long)])
+        if not float(sum_over_ranks(lengths.sum().double())):
+            return {}
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        tokens = torch.cat([t for t, _ in self._found] or [torch.zeros(2, 0)], dim=1)
+        rollout, ours = (
+            torch.zeros(mask.shape, dtype=t.dtype).masked_scatter(mask, t) for t in tokens
+        )
+        share = effective_sample_share(rollout, ours, mask, level="token")
+        return gap_metrics(rollout, ours, mask) | {"rollout/effective_sample_share": share}
+
+
+def gap_metrics(
+    rollout_logprobs: Float[Tensor, "B T"],
+    logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+) -> dict[str, float]:
+    """The keys `rollout/logprob_gap_*` and `rollout/mismatch_*`."""
     found = mismatch(
-        batch.rollout_logprobs,
-        batch.old_logprobs,
-        batch.response_mask,
-        reduce=sum_over_ranks,
-        reduce_max=max_over_ranks,
+        rollout_logprobs, logprobs, mask, reduce=sum_over_ranks, reduce_max=max_over_ranks
     )
     metrics = {
         "rollout/logprob_gap_mean": float(found.mean_abs),
@@ -63,17 +106,21 @@ def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
         ("rollout/mismatch_sequence_ratio", found.sequence_ratio),
     ):
         metrics |= {f"{name}_{key}": float(value) for key, value in ratio._asdict().items()}
-    ratio = found.token_ratio
-    squares = float(ratio.mean) ** 2 + float(ratio.std) ** 2
-    metrics["rollout/effective_sample_share"] = float(ratio.mean) ** 2 / squares
     return metrics
 
 
 def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict[str, float]:
-    """What the correction did: of the loss-carrying responses and tokens of all ranks."""
+    """What the correction did: of the loss-carrying responses and tokens of all ranks.
+
+    How much of the sample is left is said without a correction too.
+    """
+    if batch.old_logprobs is None:
+        return {}
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
-    metrics: dict[str, float] = {}
-    if correction.masks and batch.old_logprobs is not None:
+    logprobs = (batch.rollout_logprobs, batch.old_logprobs, batch.response_mask)
+    share = effective_sample_share(*logprobs, level=correction.tis_level)
+    metrics = {"rollout/effective_sample_share": share}
+    if correction.masks:
         rows = torch.stack([loss_mask.any(dim=1).sum(), policy_mask.any(dim=1).sum()])
         num_rows, num_kept = sum_over_ranks(rows).tolist()
         metrics["rollout/mismatch_masked_share"] = 1.0 - num_kept / num_rows if num_rows else 0.0
@@ -85,3 +132,23 @@ def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict
         metrics["rollout/mismatch_weight_mean"] = total / num_tokens if num_tokens else 1.0
         metrics["rollout/mismatch_clipped_share"] = num_cut / num_tokens if num_tokens else 0.0
     return metrics
+
+
+def effective_sample_share(
+    rollout_logprobs: Float[Tensor, "B T"],
+    logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    level: Literal["token", "sequence"],
+) -> float:
+    """(sum w)^2 / (n sum w^2) over the sampled tokens of all ranks, w not truncated.
+
+    w is at the level at which the correction weighs: each token's own ratio, or the product of
+    its response's. Source: Kish 1965, the effective sample size.
+    """
+    weights = truncated_importance_weights(
+        rollout_logprobs, logprobs, mask, cap=math.inf, level=level
+    )[mask].double()
+    sums = torch.stack([weights.sum(), weights.square().sum(), mask.sum().double()])
+    total, squares, count = sum_over_ranks(sums).tolist()
+    return total**2 / (squares * count) if count else math.nan

@@ -69,6 +69,8 @@ def split_overrides(
             overrides.append(token)
         else:
             hint = did_you_mean(token, list(flags)) if token.startswith("-") else ""
+            if token.endswith((".yaml", ".yml")) and "--config" in flags:
+                hint = f"; a config file is given as --config {token}"
             raise UserError(
                 f"unexpected argument '{token}'{hint or '; an override is written KEY=VALUE'}"
             )

@@ -35,9 +35,13 @@ def check_filter(config: FitConfig) -> None:
         raise UserError("rewards.shuffle would make pass rates meaningless: set it to false")
 
 
-def check_rollouts(config: FitConfig) -> None:
+def check_rollouts(config: FitConfig, output: str | None = None) -> None:
     """What this command does not do, before anything is read."""
     check_one_process("rollouts", config)
+    if output is not None and Path(output).suffix != ".parquet":
+        raise UserError(
+            f"--output {output}: the file is Parquet: give it a name that ends in .parquet"
+        )
     if config.rewards.shuffle:
         raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
 

@@ -54,7 +54,7 @@ _EXIT_CODES = """exit codes:
   2    a mistake in config, data or environment, said in one line
   3    ended by a watcher or by too many bad updates (docs/watching.md)
   75   stopped by its surroundings (full disk, lost process): the same command may resume it later
-  130  stopped by Ctrl-C; 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
+  130  stopped by Ctrl-C; 129 by SIGHUP, 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from vapo.commands.command import Command
 from vapo.config.options import NAME, Entry, Option, describe
+from vapo.system.shown_text import say
 
 SCRIPTS = {
     "bash": """\
@@ -55,7 +56,7 @@ def run(shell: str, line: str) -> None:
     """Print a shell's script, or for `words` what the last word of the line may become."""
     typed = line.split() + [""] * (not line or line[-1].isspace())
     text = "".join(f"{word}\n" for word in candidates(typed))
-    print(text if shell == "words" else SCRIPTS[shell], end="")
+    say(text if shell == "words" else SCRIPTS[shell], end="")
 
 
 def candidates(typed: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
 from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
@@ -40,6 +41,7 @@ from vapo.system.atomic_files import sha256, write_text, write_whole
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
+from vapo.system.shown_text import say
 from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.critic_comparison import train_critic
@@ -85,6 +87,8 @@ def run(
     for name, own in configs.items():
         check_critic_row(name, own, rollouts)
     set_threads(base.trainer)
+    for own in (base, *configs.values()):
+        settle_precision(own)
     folder = output_dir or Path(base.output_dir) / f"critics_{read.name}"
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
     digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
@@ -126,7 +130,7 @@ def run(
         curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
         text = write_report(folder, curves, read, logger)
         recorded = logger.describe()
-    print(f"{text}\n{recorded}\n{folder}")
+    say(f"{text}\n{recorded}\n{folder}")
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vapo.config.uris import without_credentials
 from vapo.errors import UserError
+from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
 from vapo.tracking.metric_groups import naming_of
@@ -30,7 +31,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
         except JournalInUseError as error:
             if not only_list:
                 raise
-            print(error)
+            say(error)
     if num_left and not only_list:
         raise UserError(f"{num_left} records were not delivered; run `vapo deliver` again later")
 
@@ -46,7 +47,7 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     kinds = Counter(record.kind if record else "damaged" for record in journal.waiting())
     what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     what = f"{len(journal)} records ({what})" if journal else "nothing"
-    print(f"{folder}: {what} to send to {without_credentials(uri)}")
+    say(f"{folder}: {what} to send to {without_credentials(uri)}")
     if only_list:
         return len(journal)
     store = locate_store(uri)
@@ -57,10 +58,10 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     sink = MlflowSink(client, run_id, naming_of(client.get_run(run_id).data.metrics))
     delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
-    print(f"  run {run_id}: {report.delivered} sent", end="")
-    print(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
+    say(f"  run {run_id}: {report.delivered} sent", end="")
+    say(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
     if report.undelivered:
-        print(f"  {report.undelivered} not sent: {report.last_error}")
+        say(f"  {report.undelivered} not sent: {report.last_error}")
     return report.undelivered
 
 

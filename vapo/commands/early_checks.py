@@ -39,6 +39,8 @@ from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.sources import check_source
+from vapo.rewards.math_verify_package import check_math_verify
+from vapo.rewards.own_function import check_parameters
 from vapo.rewards.verifiers import make_reasoning_gym
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
@@ -116,7 +118,7 @@ def _filter(config: FitConfig, options: Options) -> None:
 
 
 def _rollouts(config: FitConfig, options: Options) -> None:
-    check_rollouts(config)
+    check_rollouts(config, options["output"])
     check_measuring(config, options["value_truth"], options["truth_share"])
     _sample(config)
 
@@ -233,12 +235,16 @@ def check_functions(config: Config) -> None:
     """The verifiers, the user's own estimator, value head and environment: are they there?"""
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
-            check_function(block.function, key=f"{key}.function", folder=block.function_folder)
+            own, folder = block.function, block.function_folder
+            parameters = check_function(own, key=f"{key}.function", folder=folder)
+            check_parameters(parameters or [], f"{key}.function {own}")
         elif isinstance(block, RewardModelVerifier):
             with _named(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
         elif block.verifier == "reasoning_gym":
             make_reasoning_gym()
+        elif block.verifier == "math_verify":
+            check_math_verify(f"{key}.verifier")
     if not isinstance(config, FitConfig):
         return
     algorithm, critic, environment = config.algorithm, config.critic, config.environment

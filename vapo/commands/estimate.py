@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -16,7 +17,9 @@ from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import check_supported, read_model_config
+from vapo.networks.precision import expected_precision
 from vapo.system.quiet import quiet_libraries
+from vapo.system.shown_text import say
 
 # what CUDA, its libraries and NCCL take before the first tensor; not measured here
 _CONTEXT_GIB = 1.5
@@ -41,23 +44,28 @@ def run(
     path = config.actor.path if model_config is None else model_config_folder(model_config)
     actor = _read(path)
     check_supported(path, actor)
+    if config.trainer.precision == "auto":
+        expected = expected_precision(actor.get_text_config().hidden_size)
+        config = replace(config, trainer=replace(config.trainer, precision=expected.name))
+        say(expected.line())
     critic = None
     if config.algorithm.has_critic:
         critic = _read(critic_path(config) if model_config is None else path)
     estimate = estimate_memory(config, actor=actor, critic=critic)
-    print(render(estimate))
+    say(render(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
-        print(
+        say(
             "the critic's own prompts (critic.prompt.template) are counted as long as "
             "data.max_prompt_tokens"
         )
     if (continued := most_continuations(config)) is not None:
-        print(continuations_line(config, continued))
+        say(continuations_line(config, continued))
     if gpu_memory_gib is not None:
-        print(verdict(estimate, gpu_memory_gib))
+        say(verdict(estimate, gpu_memory_gib))
     if hardware is not None:
-        phases = run_hours(config, hardware, actor=actor, critic=critic)
-        print(hours_lines(phases, hardware, config))
+        shares = estimate.shares_prompts
+        phases = run_hours(config, hardware, actor=actor, critic=critic, shares_prompts=shares)
+        say(hours_lines(phases, hardware, config))
     return estimate
 
 

@@ -12,6 +12,7 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.system.shown_text import say
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
@@ -44,4 +45,4 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
         save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)
-    print(output_dir)
+    say(output_dir)

@@ -15,6 +15,7 @@ from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.contract import sampling_settings
@@ -24,6 +25,7 @@ from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
@@ -34,6 +36,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     quiet_libraries()
     check_filter(config)
     set_threads(config.trainer)
+    settle_precision(config)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
@@ -68,7 +71,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
             text = render(file.histogram(), metrics)
             logger.log_text(text + "\n", "pass_rates.txt")
             recorded = logger.describe()
-    print(
+    say(
         f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
         f"{path}\n{recorded}\n{path}"

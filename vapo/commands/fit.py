@@ -41,6 +41,7 @@ from vapo.sweep.identity import code_version
 from vapo.system.distributed import leave_together
 from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
+from vapo.system.shown_text import say
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
@@ -146,7 +147,7 @@ def train(
             logger.close("FAILED")
     if is_main_process():
         seconds = time.monotonic() - started
-        print(summarize(config, module, callbacks, run_dir, logger, seconds, stop))
+        say(summarize(config, module, callbacks, run_dir, logger, seconds, stop))
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
     if stop is not None:
         raise stop

@@ -37,6 +37,7 @@ from vapo.sweep.report.gates import console_text, figure, markdown
 from vapo.system.atomic_files import write_text, write_whole
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
+from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.actor_access import sampler_maker
@@ -104,7 +105,7 @@ def run(
         ]
         record(folder, figures, curves, gates, about, logger)
         recorded = logger.describe()
-    print(f"{console_text(figures, gates)}\n\n{about[-1]}\n{recorded}\n{folder}")
+    say(f"{console_text(figures, gates)}\n\n{about[-1]}\n{recorded}\n{folder}")
     return folder
 
 

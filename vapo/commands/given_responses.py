@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from vapo.prompts.rows import Row
 from vapo.prompts.sources import read_rows
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
+from vapo.system.json_lines import read_line
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_responses(path: Path) -> list[Given]:
 
 def _given(place: str, number: int, line: str) -> Given:
     try:
-        record = json.loads(line)
+        record = read_line(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a line of JSON ({error})") from None
     if not isinstance(record, dict):

@@ -16,6 +16,7 @@ from vapo.networks.importing import (
     write_folder,
 )
 from vapo.system.quiet import quiet_libraries
+from vapo.system.shown_text import say
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:
@@ -36,7 +37,7 @@ def run(source: str, output_dir: Path, dtype: Dtype) -> None:
         aside.rename(output_dir)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    print(f"{describe(read)}\n{output_dir}")
+    say(f"{describe(read)}\n{output_dir}")
 
 
 def describe(read: Imported) -> str:

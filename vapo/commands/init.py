@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.system.shown_text import say
 from vapo.system.starting_files import file_names, root
 from vapo.system.writable import why_not_writable
 
@@ -55,9 +56,9 @@ def run(folder: Path) -> None:
     except OSError as error:  # a full disk, or a file system that is none, as /proc
         raise _cannot_write(folder, f"{error.filename or folder}: {error.strerror}") from None
     size = sum(map(len, contents.values())) / 1e6
-    print(f"{len(contents)} files, {size:.1f} MB, in {folder.resolve()}")
+    say(f"{len(contents)} files, {size:.1f} MB, in {folder.resolve()}")
     where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}; "
-    print(f"next: {where}vapo fit --config conf/vapo.yaml")
+    say(f"next: {where}vapo fit --config conf/vapo.yaml")
 
 
 def _with_folders(contents: Iterable[str]) -> list[str]:

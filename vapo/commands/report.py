@@ -11,10 +11,11 @@ from vapo.sweep.report.folder import read_sweep_folder
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table
+from vapo.system.shown_text import say
 from vapo.tracking.stores import locate_store
 
 _NOTE = "mlflow.note.content"
-_RESULT = "\n\n## Result\n\n"
+_PLAN = "\n\n## Plan\n\n"
 _MAX_NOTE = 7500  # MLflow bounds a tag at 8000 characters
 _NO_DATE = {"svg": {"Date": None}}
 
@@ -56,10 +57,10 @@ def run(
         collection = reader.experiment(str(experiment), full_system)
     collection = replace(collection, within=policy_steps)
     table = write_report(collection, output_dir)
-    print(table)
+    say(table)
     if collection.parent_run_id is not None and policy_steps is None:
         publish(reader, collection.parent_run_id, output_dir, table)
-    print(f"table and figures:\n{output_dir.absolute()}")
+    say(f"table and figures:\n{output_dir.absolute()}")
     return output_dir
 
 
@@ -94,8 +95,8 @@ def write_report(collection: Collection, folder: Path) -> str:
 
 
 def publish(reader: Reader, parent_run_id: str, folder: Path, table: str) -> None:
-    """The folder as artifacts of the parent run, and the table in its description."""
+    """The folder as artifacts of the parent run, and the table at the head of its description."""
     reader.client.log_artifacts(parent_run_id, str(folder), "report")
-    before = reader.client.get_run(parent_run_id).data.tags.get(_NOTE, "").partition(_RESULT)[0]
-    note = before[: _MAX_NOTE - len(_RESULT) - len(table)] + _RESULT + table
-    reader.client.set_tag(parent_run_id, _NOTE, note[:_MAX_NOTE])
+    before = reader.client.get_run(parent_run_id).data.tags.get(_NOTE, "")
+    plan = before.partition(_PLAN)[2] or before  # below the table of an earlier report
+    reader.client.set_tag(parent_run_id, _NOTE, f"{table}{_PLAN}{plan}"[:_MAX_NOTE])

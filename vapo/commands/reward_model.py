@@ -20,7 +20,9 @@ from vapo.functional.metrics import explained_variance
 from vapo.networks.critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, end_inputs, token_inputs
+from vapo.networks.precision import settle_precision
+from vapo.networks.token_cuts import cut_by_tokens
+from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import TrainingSet
@@ -33,6 +35,7 @@ from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Stage
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,
     SupervisedBatch,
@@ -62,6 +65,7 @@ def run(config: RewardModelConfig) -> None:
     """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
     quiet_libraries()
     set_threads(config.trainer)
+    settle_precision(config)
     device = pick_device(config.trainer)
     sampling = sampling_config(config, config.policy_path, EvaluationConfig())
     check_engine(sampling)
@@ -104,8 +108,8 @@ def run(config: RewardModelConfig) -> None:
         save_folder(critic.model, dict(critic.model.state_dict()), tokenizer, config.export_dir)
         recorded = logger.describe()
     for key, value in report.items():
-        print(f"{key}: {value:.3f}")
-    print(f"{recorded}\n{Path(config.export_dir)}")
+        say(f"{key}: {value:.3f}")
+    say(f"{recorded}\n{Path(config.export_dir)}")
 
 
 def scored_responses(

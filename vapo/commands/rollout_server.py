@@ -12,6 +12,7 @@ from vapo.config.engines import ServersEngine
 from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 from vapo.networks.meta_device import empty_model
+from vapo.networks.precision import settle_precision
 from vapo.rollouts.engines.access_token import access_token, is_loopback
 from vapo.rollouts.engines.selection import check_engine, make_served_engine
 from vapo.rollouts.engines.server import EngineServer
@@ -19,6 +20,7 @@ from vapo.rollouts.engines.server_requests import Limits
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.ports import check_port
 from vapo.system.quiet import quiet_libraries
+from vapo.system.shown_text import say
 
 _NAMES_BYTES = 16 << 20
 
@@ -37,6 +39,7 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
     token = required_token(host)
     quiet_libraries()
     set_threads(config.trainer)
+    settle_precision(config)
     check_engine(config)
     check_port(host, port, fix=f"choose another port, as --port {port + 1}")
     signal.signal(signal.SIGTERM, _stop)
@@ -51,7 +54,7 @@ def run(config: FitConfig, *, host: str, port: int, allowed_hosts: Sequence[str]
             raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         shown = f"[{host}]" if ":" in host else host
         with server:
-            print(f"listening on http://{shown}:{server.port}", flush=True)
+            say(f"listening on http://{shown}:{server.port}")
             server.serve_forever()
     finally:
         engine.close()

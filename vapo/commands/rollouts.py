@@ -30,6 +30,7 @@ from vapo.config.sources import default_name
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit, load_prompts
@@ -51,6 +52,7 @@ from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
@@ -69,9 +71,10 @@ def run(
 ) -> Path:
     """Sample, score and write what is not written yet; the file."""
     quiet_libraries()
-    check_rollouts(config)
+    check_rollouts(config, output)
     measuring = measuring_of(config, value_truth, truth_share)
     set_threads(config.trainer)
+    settle_precision(config)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
@@ -88,7 +91,7 @@ def run(
                 f"--output {path}: there is a file of other settings; give another name, or "
                 "remove it"
             )
-        print(f"all {num_groups} groups are there already\n{path}")
+        say(f"all {num_groups} groups are there already\n{path}")
         return path
     with (
         Progress() as progress,
@@ -110,7 +113,7 @@ def run(
         logger.log_metrics(metrics, step=0)
         recorded = logger.describe()
     said = "" if measuring is None else f"\n{describe_stored_truth(metrics)}"
-    print(
+    say(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
         f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "

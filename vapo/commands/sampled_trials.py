@@ -13,6 +13,7 @@ from vapo.commands.trials import Trial
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
@@ -58,6 +59,7 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
 def sample(config: FitConfig, num: int) -> Sampled:
     """One response to each of the first `num` prompts, sampled as in training."""
     set_threads(config.trainer)
+    settle_precision(config)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
@@ -109,7 +111,8 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
 
 
 def _foreign_end(sampled: Sampled, rollout: Rollout) -> str | None:
-    """The first special token of a response that does not end it."""
+    """The first special token that the policy sampled and that does not end a turn."""
     special = set(sampled.tokenizer.all_special_ids) - sampled.end_ids
-    found = next((token for token in rollout.response_ids if token in special), None)
+    tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
+    found = next((token for token, is_own in tokens if is_own and token in special), None)
     return None if found is None else _decoded(sampled.tokenizer, (found,))

@@ -21,7 +21,9 @@ from vapo.networks.actor import Actor
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
-from vapo.networks.token_inputs import TokenInputs, cut_by_tokens, token_inputs
+from vapo.networks.precision import settle_precision
+from vapo.networks.token_cuts import cut_by_tokens
+from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
 from vapo.rollouts.engines.selection import access_to, check_engine, sampling_config
@@ -30,6 +32,7 @@ from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,
     SupervisedBatch,
@@ -44,6 +47,7 @@ def run(config: SftConfig) -> None:
     """Train on demonstrations, write a Hugging Face folder, evaluate it on held-out prompts."""
     quiet_libraries()
     set_threads(config.trainer)
+    settle_precision(config)
     device = pick_device(config.trainer)
     sampling = sampling_config(config, config.export_dir, config.evaluation)
     check_engine(sampling)
@@ -92,7 +96,7 @@ def run(config: SftConfig) -> None:
         logger.log_table(result.rows, "samples/final.json")
         recorded = logger.describe()
     score = result.metrics["eval/avg_at_k"]
-    print(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
+    say(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
 
 
 def examples_of(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vapo.system.main_process import is_main_process
+from vapo.system.shown_text import say
 
 
 def load_command(name: str, module: str, libraries: Sequence[str], about: str = "") -> None:
@@ -36,7 +37,7 @@ def load_command(name: str, module: str, libraries: Sequence[str], about: str = 
 
 def _say(name: str, text: str) -> None:
     if is_main_process():
-        print(f"vapo {name}: {text}", file=sys.stderr, flush=True)
+        say(f"vapo {name}: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Literal
 
 from vapo.commands.early_checks import check_run, of_row
 from vapo.config.written import written_source
-from vapo.errors import UserError
+from vapo.errors import StopRequested, UserError
 from vapo.sweep.budget import describe_budget
 from vapo.sweep.describe import describe_plan, describe_size
 from vapo.sweep.folders import Outcome, TaskFolder, locked
@@ -18,6 +18,7 @@ from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
 from vapo.sweep.slurm import SlurmLauncher
 from vapo.sweep.work import Work
+from vapo.system.shown_text import say
 from vapo.tracking.provenance import git_state
 
 
@@ -52,10 +53,10 @@ def run(
     _check_rows(plan, folder)
     command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
-        print("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
+        say("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
         return
     if whole_grid.full_system != plan.grid.full_system:
-        print(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")
+        say(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")
     with locked(folder) as lock:
         if launcher == "slurm":
             jobs = jobs or len(plan.tasks)
@@ -81,10 +82,10 @@ def _work(
 ) -> None:
     from vapo.sweep.recording import Parent
 
-    print(describe_size(plan))
-    print(f"logs: {sweep_dir}/runs/<row>-<seed>_<identity>/log.txt")
+    say(describe_size(plan))
+    say(f"logs: {sweep_dir}/runs/<row>-<seed>_<identity>/log.txt")
     if git_state(Path(__file__).parent).get("git/dirty") == "true":
-        print("note: the checkout has uncommitted changes; the code's digest identifies the runs")
+        say("note: the checkout has uncommitted changes; the code's digest identifies the runs")
     parent = Parent(plan, sweep_dir, command)
     work = Work(
         plan.tasks,
@@ -108,16 +109,16 @@ def _work(
                 output_dir=sweep_dir / "report",
             )
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopRequested):
         status = "KILLED"
-        print("interrupted; the same command resumes where it stopped", flush=True)
+        say("interrupted; the same command resumes where it stopped")
         raise
     finally:
         parent.close(status)
-    print(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
-    if page := parent.runs_page():
-        print(f"its runs side by side:\n  {page}")
-    print(f"sweep folder:\n{sweep_dir}")
+    say(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
+    if page := parent.curves_page():
+        say(f"its runs side by side:\n  {page}")
+    say(f"sweep folder:\n{sweep_dir}")
     _check_finished(plan, sweep_dir, outcomes)
 
 

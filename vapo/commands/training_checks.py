@@ -10,6 +10,7 @@ from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig
 from vapo.networks.build import check_critic, check_tokenizers
 from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rollouts.engines.selection import check_engine
@@ -41,7 +42,8 @@ def checked_inputs(config: FitConfig) -> CheckedInputs:
 
 
 def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:
-    """Set the threads, and check device, engine, estimator, critic and tokenizers; the policy's.
+    """Set threads and precision, and check device, engine, estimator, critic and tokenizers; the
+    policy's.
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
@@ -52,4 +54,5 @@ def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:
     check_critic(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     check_tokenizers(config, tokenizer)
+    settle_precision(config)
     return tokenizer

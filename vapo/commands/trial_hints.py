@@ -17,6 +17,8 @@ _READS = {
     "rewards.verifier regex or math",
     "math": "verifier math reads the last \\boxed{...}, else what the last line ends in: ask for a "
     "box in data.prompt_template or data.system_prompt",
+    "math_verify": "verifier math_verify reads the last \\boxed{...}, else the last expression: "
+    "ask for a box in data.prompt_template or data.system_prompt",
     "reasoning_gym": "verifier reasoning_gym reads the last <answer>...</answer>, else the whole "
     "response",
     "python": "look at what your function compares with the answer",
@@ -49,13 +51,13 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
 
 def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
     total, truncated = len(trials), [t for t in trials if t.is_truncated]
+    if config.environment.is_used:  # whose failures have no end of their own
+        truncated = [t for t in truncated if t.failure is None]
     foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
     if 2 * len(truncated) > total:
-        yield (
-            f"{len(truncated)} of {total} responses reached their budget without an end token "
-            f"({_listed(policy.end_tokens)}): raise rollouts.max_response_tokens, which is "
-            f"{config.rollouts.max_response_tokens}"
-            + (", unless the next line is why" if foreign else "")
+        kinds = Counter(t.finish_reason for t in truncated)
+        yield _of_most_truncated(kinds, total, config, policy) + (
+            ", unless the next line is why" if foreign else ""
         )
     for token, count in foreign.most_common(1):
         yield (
@@ -71,6 +73,34 @@ def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> I
             "the tokenizer has a chat template and data.chat_template is false, so the prompts are "
             "plain text: for a chat model set it to true"
         )
+
+
+def _of_most_truncated(
+    kinds: Counter[str | None], total: int, config: FitConfig, policy: Policy
+) -> str:
+    """What cut the most, and the key that sets its limit."""
+    (kind, count), *_ = kinds.most_common(1)
+    environment, budget = config.environment, config.rollouts.max_response_tokens
+    ends = _listed(policy.end_tokens)
+    if kind == "turns":
+        return (
+            f"{count} of {total} episodes had all their turns before the environment ended them: "
+            f"raise environment.max_turns, which is {environment.max_turns}"
+        )
+    if kind == "turn_length":
+        return (
+            f"{count} of {total} episodes ended in a turn that was cut without an end token "
+            f"({ends}): raise environment.max_turn_tokens, which is {environment.max_turn_tokens}"
+        )
+    if environment.is_used:
+        return (
+            f"{count} of {total} episodes used up their budget, observations included: raise "
+            f"rollouts.max_response_tokens, which is {budget}"
+        )
+    return (
+        f"{count} of {total} responses reached their budget without an end token ({ends}): raise "
+        f"rollouts.max_response_tokens, which is {budget}"
+    )
 
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
@@ -120,7 +150,7 @@ def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[s
             f"environment.correct_above, {config.environment.correct_above:g}"
         )
         return
-    extracts = rewards.verifier in ("regex", "math", "reasoning_gym")
+    extracts = rewards.verifier in ("regex", "math", "math_verify", "reasoning_gym")
     num_without = sum(not t.extracted for t in judged) if extracts else 0
     where = f"rewards.pattern {rewards.pattern!r}" if isinstance(rewards, RegexVerifier) else ""
     if num_without == total:

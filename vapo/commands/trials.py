@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vapo.system.shown_text import visible
+
 MAX_SHOWN_CHARS = 4_000
 """Of one text: its beginning and its end, where the answer is."""
 
@@ -24,7 +26,7 @@ class Trial:
         response: with special tokens; `response_text`, which the verifier reads, is without.
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
-        foreign_end: a special token in the middle of a truncated response, which did not end it.
+        foreign_end: a special token that the policy sampled and that did not end its turn.
     """
 
     prompt_id: str
@@ -44,20 +46,7 @@ class Trial:
 
     @property
     def is_truncated(self) -> bool:
-        return self.finish_reason == "length"
-
-
-def visible(text: str, *, keep: str = "\n\t") -> str:
-    r"""Text without anything that a terminal acts on: other characters as escapes.
-
-    >>> visible("a\x1b[2Jb\u202ec\r\n")
-    'a\\x1b[2Jb\\u202ec\\r\n'
-    """
-    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
-
-
-def _escaped(c: str) -> str:
-    return c.encode("unicode_escape", "surrogatepass").decode()
+        return self.finish_reason not in (None, "stop")
 
 
 def inline(text: str, max_chars: int = 200) -> str:
@@ -99,8 +88,8 @@ def render(trial: Trial, number: int, total: int) -> str:
 def _length(trial: Trial) -> str:
     if trial.finish_reason is None:
         return f"{len(trial.response)} characters"
-    ended = "truncated (length)" if trial.is_truncated else f"finished ({trial.finish_reason})"
-    return f"{trial.num_response_tokens} tokens, {ended}"
+    ended = "truncated" if trial.is_truncated else "finished"
+    return f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
 
 
 def _verdict(trial: Trial) -> str:

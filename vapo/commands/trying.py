@@ -21,6 +21,7 @@ from vapo.commands.trials import Trial, block, render, summarize
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.rewards.verifier_output import VerifierOutput
+from vapo.system.shown_text import say
 
 DEFAULT_NUM = 5
 
@@ -56,7 +57,7 @@ def _imports_shown(output: VerifierOutput) -> Iterator[None]:
         yield
     finally:
         if printed := output.take().rstrip("\n"):
-            print(f"the verifier printed while it was imported:\n{block(printed)}\n", flush=True)
+            say(f"the verifier printed while it was imported:\n{block(printed)}\n")
 
 
 def _show(
@@ -64,9 +65,9 @@ def _show(
 ) -> list[Trial]:
     shown = []
     for number, trial in enumerate(trials, start=1):
-        print(f"{render(trial, number, total)}\n", flush=True)
+        say(f"{render(trial, number, total)}\n")
         shown.append(trial)
-    print(summarize(shown))
+    say(summarize(shown))
     for hint in hints(shown, config, policy):
-        print(f"hint: {hint}")
+        say(f"hint: {hint}")
     return shown

@@ -11,9 +11,13 @@ from contextlib import suppress
 
 from vapo.errors import UserError
 from vapo.system.ports import check_port
-from vapo.tracking.links import experiments_page, run_page, runs_page
+from vapo.system.shown_text import say
+from vapo.tracking.links import curves_page, experiments_page, run_page, runs_page
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
+
+SHOWN_METRIC = stored_key("eval/avg_at_k")
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
@@ -34,14 +38,22 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
     server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     pages = [experiments_page(server)]
     if run is not None:
-        experiment_id = client_of(store, run).get_run(run).info.experiment_id
-        beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"
+        client = client_of(store, run)
+        experiment_id = client.get_run(run).info.experiment_id
+        of_sweep = f"tags.`mlflow.parentRunId` = '{run}' and tags.role = 'row'"
+        runs = client.search_runs([experiment_id], of_sweep)
+        if runs:
+            ids = [found.info.run_id for found in runs]
+            curves = curves_page(server, experiment_id, ids, SHOWN_METRIC)
+            beside = f"{curves} (the scores of its runs, side by side)"
+        else:
+            beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"
         pages = [run_page(server, experiment_id, run), beside]
     other = port + 1 if port < 65535 else 5000
     served = f"if the same store is already served there, open {pages[0]}; or "
     check_port(host, port, fix=f"choose another port, as --port {other}", in_use=served)
-    print(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
-    print("\n".join(f"  {page}" for page in pages), flush=True)
+    say(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
+    say("\n".join(f"  {page}" for page in pages))
     environment = {**os.environ, **server_environment(store)}
     if code := _serve(server_command(store, host, port), environment):
         raise UserError(f"MLflow's server ended with exit code {code}; what it said is above")

@@ -32,6 +32,7 @@ from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
+from vapo.networks.precision import settle_precision
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
@@ -45,6 +46,7 @@ from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
+from vapo.system.shown_text import say
 from vapo.types import RolloutBatch
 
 
@@ -60,6 +62,7 @@ def run(
     config, page = _checked(config, value_page, value_truth, ckpt_path)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     set_threads(config.trainer)
+    settle_precision(config)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     prompts = load_prompts(config.data, tokenizer)
@@ -94,14 +97,14 @@ def run(
     if page is not None and estimated is not None:
         write_page(page, config, estimated, left_out, tokenizer, path, truth=truth)
     for key, value in metrics.items():
-        print(f"{key}: {value:.4f}")
+        say(f"{key}: {value:.4f}")
     if truth is not None:
-        print(describe_truth(truth.figures))
+        say(describe_truth(truth.figures))
         for remark in verdict(truth.figures):
-            print(f"{remark.text} ({remark.row})")
+            say(f"{remark.text} ({remark.row})")
         metrics |= truth_metrics(truth)
     if page is not None:
-        print(page)
+        say(page)
     return metrics
 
 
@@ -142,12 +145,12 @@ def sample_heldout(
         if value_truth is not None:
             measured = measure_truth(
                 batch,
-                collection.continuer(settings, progress.stage),
+                collection.continuer(settings),
                 seed=derive_seed(config.evaluation.seed, "value truth"),
                 note=progress.note,
             )
         if judges_values:
-            batch, _ = collection.with_baselines(batch, settings, 0, progress.stage)
+            batch, _ = collection.with_baselines(batch, settings, 0)
     return result, batch, measured
 
 

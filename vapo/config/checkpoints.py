@@ -23,8 +23,9 @@ class CheckpointConfig:
     )
     keep: int = option(
         2,
-        "this many of the newest are kept, and the best: if one is damaged, the next is taken",
-        ge=2,
+        "this many of the newest are kept, and the best: if one is damaged, the next is taken; 1 "
+        "saves disk where a run can be repeated",
+        ge=1,
     )
     keep_rollouts: bool = option(
         True,

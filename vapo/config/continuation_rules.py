@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import regex
 
+from vapo.config.patterns import pattern_of, shown_pattern
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 from vapo.config.segments import PatternSegments, SegmentsConfig
@@ -62,13 +63,13 @@ def bad_pattern(block: str, segments: SegmentsConfig) -> Problem | None:
     if not isinstance(segments, PatternSegments):
         return None
     key, pattern = f"{block}.pattern", segments.pattern
-    try:
-        found = regex.compile(pattern)
-    except regex.error as error:
-        return Problem((key,), f"{key} {pattern!r} is not a regular expression: {error}")
-    if found.match("") is not None:
-        return Problem((key,), f"{key} {pattern!r} matches an empty text: every place would be one")
-    return None
+    found = pattern_of(key, pattern, regex.compile)
+    if isinstance(found, str):
+        return Problem((key,), found)
+    if found.match("") is None:
+        return None
+    shown = shown_pattern(pattern)
+    return Problem((key,), f"{key} {shown} matches an empty text: every place would be one")
 
 
 CONTINUATION_RULES: tuple[Rule, ...] = (

@@ -208,7 +208,8 @@ def gives_configured_rewards(config: FitConfig) -> bool:
         getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
         for source in sources_of(config.data, "train").values()
     ]
-    return all(verifier in ("exact", "regex", "math") for verifier in verifiers)
+    known = ("exact", "regex", "math", "math_verify")
+    return all(verifier in known for verifier in verifiers)
 
 
 def critic_is_punished(config: FitConfig) -> bool:

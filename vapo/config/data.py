@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from vapo.config.fields import choice, option, section
 from vapo.config.kinds import make
-from vapo.config.rewards import PythonVerifier, RegexVerifier
+from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier
 
 
 @dataclass
@@ -121,11 +121,14 @@ class MixtureSource:
         choice("jsonl", "the type of source", **_KINDS)
     )
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
-    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python"] | None = choice(
-        None,
-        "how its responses are judged; null: as rewards.verifier says",
-        regex=RegexVerifier,
-        python=PythonVerifier,
+    verifier: Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"] | None = (
+        choice(
+            None,
+            "how its responses are judged; null: as rewards.verifier says",
+            math=MathVerifier,
+            regex=RegexVerifier,
+            python=PythonVerifier,
+        )
     )
 
 

@@ -15,6 +15,7 @@ from vapo.config.data import (
     PromptSource,
     ReasoningGymSource,
 )
+from vapo.config.patterns import pattern_of, shown_pattern
 from vapo.config.problem import Problem, Rule
 from vapo.config.rewards import verifier_settings
 
@@ -81,13 +82,13 @@ def answer_pattern_has_a_group(config: Any) -> Problem | None:
         pattern, own = source.answer_pattern, f"{key}.answer_pattern"
         if pattern is None:
             continue
-        try:
-            num_groups = re.compile(pattern).groups
-        except re.error as error:
-            return Problem((own,), f"{own} {pattern!r} is not a regular expression: {error}")
-        if num_groups != 1:
+        compiled = pattern_of(own, pattern)
+        if isinstance(compiled, str):
+            return Problem((own,), compiled)
+        if compiled.groups != 1:
+            shown = shown_pattern(pattern)
             return Problem(
-                (own,), f"{own} {pattern!r} needs one group, (...), around the answer's part"
+                (own,), f"{own} {shown} needs one group, (...), around the answer's part"
             )
     return None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.config.problem import Problem
+from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 
 _VLLM = "rollouts.vllm"
 
@@ -14,6 +15,12 @@ def server_urls_are_addresses(config: Any) -> Problem | None:
     rollouts, key = config.rollouts, "rollouts.servers.urls"
     if not isinstance(rollouts, ServersEngine):
         return None
+    if "@" in rollouts.servers.urls:  # which is not quoted
+        return Problem(
+            (key,),
+            f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100, and "
+            f"a token as {ROLLOUT_SERVER_TOKEN} in the environment",
+        )
     for url in rollouts.servers.urls.split(","):
         scheme, _, rest = url.strip().partition("://")
         if scheme != "http" or not rest.partition(":")[2].isdigit():

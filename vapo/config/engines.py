@@ -16,7 +16,8 @@ class EngineOptions:
 
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        "the engine's dtype; auto: bfloat16 if trainer.precision is bf16-mixed, else actor.dtype",
+        "the engine's dtype; auto: bfloat16 if trainer.precision is (or auto becomes) bf16-mixed, "
+        "else actor.dtype",
     )
     max_logprob_gap: float | None = option(
         None,

@@ -27,6 +27,7 @@ NEED_A_KIND = (
     "correct_above",
     "timeout_s",
     "max_processes",
+    "variables",
 )
 """The keys of `environment` that have no effect without a kind."""
 

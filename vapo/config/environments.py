@@ -37,11 +37,19 @@ class EnvironmentConfig:
         function=FunctionEnvironment,
         verifiers=VerifiersEnvironment,
     )
+    variables: list[str] = option(
+        [],
+        "environment variables with credentials that its processes get, as SERPER_API_KEY; others "
+        "with credentials are withheld",
+    )
     max_turns: int = option(
         8, "turns of the policy in an episode; then it counts as truncated", ge=1
     )
     max_turn_tokens: int | None = option(
-        None, "sampled tokens of a turn; null: what rollouts.max_response_tokens leaves", ge=1
+        None,
+        "sampled tokens of a turn; a turn that has so many without an end token ends its episode, "
+        "which counts as truncated; null: what rollouts.max_response_tokens leaves",
+        ge=1,
     )
     max_observation_tokens: int = option(512, "longer observations are cut at their end", ge=1)
     observation_template: str | None = option(

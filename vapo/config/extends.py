@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vapo.config import limits
 from vapo.config.layers import EXTENDS, Layer, is_interpolation, read_file, show
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
@@ -25,27 +26,36 @@ def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[La
     Raises:
         UserError: a file is not there, is not YAML, or extends itself through others.
     """
-    layers = list(below)
-    for path in paths:
-        layers += _with_extended(Path(path), layers, ())
-    return layers[len(below) :]
+    laid = {Path(layer.name).resolve() for layer in below}
+    return [layer for path in paths for layer in _with_extended(Path(path), laid, {})]
 
 
-def _with_extended(path: Path, laid: Sequence[Layer], above: tuple[Path, ...]) -> list[Layer]:
-    """The layers of what `path` extends, and last its own."""
+def _with_extended(path: Path, laid: set[Path], above: Mapping[Path, Path]) -> list[Layer]:
+    """The layers of what `path` extends, and last its own.
+
+    Args:
+        laid: the files that are already there, resolved; those of the result are added.
+        above: the files that lead here, as resolved and as they are named.
+    """
     whole, found = read_file(path), list[Layer]()
+    own_file = path.resolve()
+    chain = {**above, own_file: path}
     for place, other in _extended(whole, path):
-        present = {Path(layer.name).resolve() for layer in (*laid, *found)}
         if reason := _why_no_file(other, path.parent):
             raise UserError(f"{place}: {EXTENDS}: {reason}")
-        chain = (*above, path, other)
-        if other.resolve() in (file.resolve() for file in chain[:-1]):
-            told = " extends ".join(map(str, chain))
+        if (target := other.resolve()) in chain:
+            told = " extends ".join(map(str, [*chain.values(), other]))
             raise UserError(f"{place}: {EXTENDS}: a file cannot build on itself: {told}")
-        if other.resolve() not in present:
-            found += _with_extended(other, [*laid, *found], (*above, path))
+        if len(chain) >= limits.MAX_EXTENDING:
+            raise UserError(
+                f"{place}: {EXTENDS}: more than {limits.MAX_EXTENDING} files extend one another, "
+                f"from {next(iter(chain.values()))} on: join some of them"
+            )
+        if target not in laid:
+            found += _with_extended(other, laid, chain)
+    laid.add(own_file)
     own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
-    return [*found, replace(whole, tree=own, is_extended=above != ())]
+    return [*found, replace(whole, tree=own, is_extended=bool(above))]
 
 
 def _why_no_file(path: Path, folder: Path) -> str | None:

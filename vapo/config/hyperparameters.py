@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vapo.config.algorithm import Evpo, LinearMix, MismatchConfig, Tether
+from vapo.config.algorithm import Evpo, LinearMix, MismatchConfig, OwnEstimatorOptions, Tether
 from vapo.config.schema import FitConfig
 
 LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
@@ -27,6 +27,7 @@ class Hyperparameters:
     `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
     policy's lambda is the constant `lambda_policy`, unless `k` is given (one of the two at most).
     `gae_over`: whether a token or a whole turn is one step of gamma and the lambdas.
+    `reads_old_logprobs`: see the function of that name.
     """
 
     value_pretraining_iterations: int
@@ -42,6 +43,7 @@ class Hyperparameters:
     eps_low: float
     gamma: float
     gae_over: Literal["tokens", "turns"] = "tokens"
+    reads_old_logprobs: bool = True
 
 
 def resolve(config: FitConfig) -> Hyperparameters:
@@ -68,7 +70,36 @@ def resolve(config: FitConfig) -> Hyperparameters:
         eps_low=algorithm.eps_low,
         gamma=algorithm.gamma,
         gae_over=algorithm.gae_over,
+        reads_old_logprobs=reads_old_logprobs(config),
     )
+
+
+def reads_old_logprobs(config: FitConfig) -> bool:
+    """Whether the training reads the policy's log-probs from before an iteration's update.
+
+    They cost a forward pass over all rollouts. These read them:
+    - the clipped ratio, where an iteration has several optimizer steps of the actor. In a single
+      step it is 1 by definition, and its gradient that of the log-prob: the pass of the update
+      itself has both. The other surrogates divide by the rollouts' own probabilities, or by none;
+    - the correction of the engine's mismatch, whose weights and masks are made before the update;
+    - a KL penalty in the reward, which advantages add up before the update (as a loss it compares
+      the log-probs of the update with the reference's);
+    - a user's own estimator, which is given them.
+    The entropy bonus and the positive-example loss are of the log-probs of the update.
+    """
+    algorithm, correction = config.algorithm, mismatch_of(config)
+    has_ratio = algorithm.surrogate == "clipped_ratio" and num_actor_steps(config) > 1
+    is_corrected = correction.tis_cap is not None or correction.masks
+    is_penalised = algorithm.kl.coef > 0 and algorithm.kl.placement == "reward"
+    is_own = isinstance(algorithm, OwnEstimatorOptions)
+    return has_ratio or is_corrected or is_penalised or is_own
+
+
+def num_actor_steps(config: FitConfig) -> int:
+    """Optimizer steps of the actor in an iteration; groups that are off are groups of one."""
+    group = config.components.group_sampling
+    total = group.num_prompts * group.group_size
+    return total // (config.training.minibatch_size or total)
 
 
 def compares_groups(config: FitConfig) -> bool:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -48,11 +48,18 @@ def own_type(block: type[T], values: Mapping[str, Any]) -> type[T]:
     for field in filter(_is_kind, fields):
         options = field.metadata["kinds"]
         value = values.get(field.name, field.default)
-        known = isinstance(value, str) or value is None
-        default = options.get(field.default)
-        chosen.append(options.get(value, default) if known else default)
+        known = isinstance(value, str) and value in _names(_hints(block)[field.name])  # type: ignore[arg-type]
+        chosen.append(options.get(value if known else field.default))
     kinds = tuple(kind for kind in chosen if kind is not None)
     return _composed(block, kinds)  # type: ignore[arg-type]
+
+
+@cache
+def _names(hint: Any) -> frozenset[Any]:
+    """The values that a `Literal` has, an optional one's too."""
+    if get_origin(hint) is Literal:
+        return frozenset(get_args(hint))
+    return frozenset[Any]().union(*(_names(part) for part in get_args(hint)))
 
 
 @cache

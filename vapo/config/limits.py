@@ -17,6 +17,9 @@ import yaml
 MAX_BYTES = 2**17
 """Of a file; PyYAML reads about so much in a second."""
 
+MAX_EXTENDING = 100
+"""Files that extend one another, in one chain."""
+
 MAX_DEPTH = 32
 """Blocks and lists in one another."""
 

@@ -24,6 +24,7 @@ _LABELS = {
     str: "text",
     dict[str, str]: "mapping of text",
 }
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # the mathematics is done in it
 NAME = "NAME"
 """Stands for a name of the user's own in the keys of a block of named blocks."""
 Only = Mapping[str, tuple[str, ...]]
@@ -75,6 +76,8 @@ class Option:
             return f"is {excess}"
         if not math.isfinite(value):
             return f"must be a finite number, got {value}"
+        if isinstance(value, float) and abs(value) > _MAX_FLOAT32:
+            return f"must be at most 3.4e38 in size, got {value}"
         inside = {
             "ge": lambda bound: value >= bound,
             "gt": lambda bound: value > bound,
@@ -231,7 +234,9 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     same_end = [k for k in names if k == key or k.endswith(f".{key}")]
     same_leaf = [k for k in names if k.rpartition(".")[2] == leaf]
     for candidates in (same_end, same_leaf):
-        if candidates:  # a bare `alpha` is the paper's
+        if candidates:  # a bare `alpha` is the paper's, and `num_iterations` the run's
+            if len(highest := [k for k in candidates if k.count(".") == 1]) == 1:
+                return highest[0]
             candidates = [k for k in candidates if k.startswith("components.")] or candidates
             return difflib.get_close_matches(key, candidates, n=1, cutoff=0.0)[0]
     if close := difflib.get_close_matches(key, names, n=1, cutoff=0.7):

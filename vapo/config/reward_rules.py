@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from vapo.config.data import MixtureSource
 from vapo.config.data_rules import sources_of
 from vapo.config.import_paths import import_path_problem
+from vapo.config.patterns import pattern_of, shown_pattern
 from vapo.config.problem import Problem, Rule
 from vapo.config.rewards import PythonVerifier, RegexVerifier
 
@@ -39,15 +39,13 @@ def _regex_has_a_group(rewards: Any, block: str) -> Problem | None:
     key = f"{block}.pattern"
     if not isinstance(rewards, RegexVerifier):
         return None
-    try:
-        num_groups = re.compile(rewards.pattern).groups
-    except re.error as error:
-        return Problem((key,), f"{key} {rewards.pattern!r} is not a regular expression: {error}")
-    if num_groups:
+    pattern = pattern_of(key, rewards.pattern)
+    if isinstance(pattern, str):
+        return Problem((key,), pattern)
+    if pattern.groups:
         return None
-    return Problem(
-        (key,), f"{key} {rewards.pattern!r} needs a group, (...), around the answer's part"
-    )
+    shown = shown_pattern(rewards.pattern)
+    return Problem((key,), f"{key} {shown} needs a group, (...), around the answer's part")
 
 
 def _function_is_importable(rewards: Any, block: str) -> Problem | None:

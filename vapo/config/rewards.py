@@ -13,6 +13,15 @@ from vapo.config.kinds import kinds_of, make, option_names
 
 
 @dataclass
+class MathVerifier:
+    percent: Literal["either", "hundredth"] = option(
+        "either",
+        "what `25%` is for the reference 25: `either` right, as for 0.25 (references above 1 may "
+        "count percent, as GSM8K's and MATH's do), or `hundredth`: wrong, 0.25 alone is right",
+    )
+
+
+@dataclass
 class RegexVerifier:
     pattern: str = option(MISSING, "the last match's first group is compared with the answer")
 
@@ -25,6 +34,11 @@ class PythonVerifier:
         "f(response_text, answer, metadata)",
     )
     function_folder: str | None = option(None, FOLDER_DOC)
+    function_variables: list[str] = option(
+        [],
+        "environment variables with credentials that the function gets, as OPENAI_API_KEY; others "
+        "with credentials are withheld",
+    )
 
 
 @dataclass
@@ -55,9 +69,12 @@ class OverlongConfig:
 
 @dataclass
 class RewardConfig:
-    verifier: Literal["exact", "regex", "math", "reasoning_gym", "python", "reward_model"] = choice(
+    verifier: Literal[
+        "exact", "regex", "math", "math_verify", "reasoning_gym", "python", "reward_model"
+    ] = choice(
         "math",
         "how a response is judged",
+        math=MathVerifier,
         regex=RegexVerifier,
         python=PythonVerifier,
         reward_model=RewardModelVerifier,
@@ -75,7 +92,7 @@ class RewardConfig:
 def verifier_settings(block: Any) -> dict[str, Any]:
     """The verifier of `rewards` or of a source, with its options, by their keys."""
     options = kinds_of(RewardConfig)["verifier"].get(block.verifier)
-    names = option_names(options) if options is not None else []
+    names = option_names(options) if options is not None and isinstance(block, options) else []
     return {name: getattr(block, name) for name in ("verifier", *names)}
 
 

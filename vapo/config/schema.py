@@ -20,6 +20,7 @@ from vapo.config.engines import ServersEngine, VllmEngine
 from vapo.config.environment_variables import FromEnvironment, environment_field
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.fields import choice, option, section
+from vapo.config.kinds import make
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
 from vapo.config.sources import Sources, sources_field
@@ -102,7 +103,11 @@ class TrainerConfig:
     devices: int = option(1, "processes on this host", ge=1)
     num_nodes: int = option(1, "hosts", ge=1)
     strategy: Literal["auto", "fsdp"] = option("auto", "auto: one process; fsdp: sharded")
-    precision: Literal["32-true", "bf16-mixed"] = option("32-true", "Lightning's precision")
+    precision: Literal["auto", "32-true", "bf16-mixed"] = option(
+        "auto",
+        "Lightning's precision; auto: bf16-mixed where GPU or processor have fast products in "
+        "bfloat16 and the policy is at least 256 wide, else 32-true",
+    )
     num_threads: int | None = option(
         None, "torch threads of each process; null: cores / processes", ge=1
     )
@@ -145,7 +150,7 @@ class FitConfig:
     critic: CriticConfig = section(CriticConfig, "the value model")
     data: DataConfig = section(DataConfig, "prompts")
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(RewardConfig, "verdicts and rewards")
+    rewards: RewardConfig = section(lambda: make(RewardConfig), "verdicts and rewards")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the policy's turns, in place of a verifier"
     )
@@ -195,7 +200,7 @@ class SftConfig:
         0.3, "share of the steps at the end over which lr falls linearly to 0", ge=0, le=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling, for the evaluation")
-    rewards: RewardConfig = section(RewardConfig, "verifier, for the evaluation")
+    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier, for the evaluation")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the turns of demonstrations, and of the evaluation"
     )
@@ -229,7 +234,7 @@ class RewardModelConfig:
         16384, "tokens of one forward / backward, padding included", ge=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(RewardConfig, "verifier")
+    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     from_environment: FromEnvironment = environment_field()

@@ -21,13 +21,16 @@ class TrainingConfig:
     )
     microbatch_tokens: int = option(
         16384,
-        "prompt + response tokens of one forward / backward; padded ones count padding",
+        "prompt + response tokens of one forward / backward; padded ones count padding, shared "
+        "prompts count once",
         ge=1,
     )
-    packing: Literal["auto", "padded", "packed"] = option(
+    packing: Literal["auto", "padded", "packed", "shared_prompts"] = option(
         "auto",
         "padded: sequences of similar length side by side, padded; packed: one after another in "
-        "one row, attention confined to each; auto: packed where both networks can read it",
+        "one row, attention confined to each; shared_prompts: packed, and the prompt of several "
+        "responses is computed once for all of them; auto: the last of these that all networks "
+        "can read",
     )
     max_staleness: int = option(
         0,
@@ -40,5 +43,5 @@ class TrainingConfig:
         True,
         "with max_staleness above 0: new weights go to the engine at once, and rollouts under way "
         "go on with them; false: those are waited for, so that a batch has one policy and a run "
-        "repeated is the same",
+        "repeated is the same (with an environment up to rounding)",
     )

@@ -169,7 +169,9 @@ def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
 def _weight(weight: float, kind: str) -> Condition:
     holds = weight < MAX_FIRST_TOKEN_WEIGHT
     relation = "below" if holds else "not below"
-    text = f"the reward's weight at the first token ({kind} lambda) is {weight:.2g}, {relation}"
+    text = (
+        f"the reward's mean weight at the first token ({kind} lambda) is {weight:.2g}, {relation}"
+    )
     return holds, f"{text} {MAX_FIRST_TOKEN_WEIGHT:g}"
 
 
@@ -182,9 +184,10 @@ def _collapse_conditions(figures: GateFigures) -> list[Condition]:
     sides = {True: "below", False: "above", None: "within the interval of"}
     lower, upper = _is_below(start, guess), _is_below(going_on, guess)
     pays = None if upper is None else not upper
+    below, above = "" if lower else " (below it needed)", "" if pays else " (above it needed)"
     return [
-        (lower, f"the critic's start gives the middle {start:.3f}, {sides[lower]} {worth}"),
-        (pays, f"going on is worth {going_on:.3f}, {sides[upper]} {worth}"),
+        (lower, f"the critic's start gives the middle {start:.3f}, {sides[lower]} {worth}{below}"),
+        (pays, f"going on is worth {going_on:.3f}, {sides[upper]} {worth}{above}"),
         _race(figures),
     ]
 
@@ -207,13 +210,18 @@ def _race(figures: GateFigures) -> Condition:
         )
     )
     text = (
-        f"T_collapse {limit if collapse is None else collapse}, "
+        f"T_collapse {limit if collapse is None else collapse} iterations, "
         f"T_unlearn {mean} [{earliest}, {latest}] iterations"
     )
     if collapse is None and figures.unlearned_after is None:
         return None, f"{text}: give --num_iterations more"
     first, second = (_is_faster(collapse, unlearn) for unlearn in figures.unlearned_between)
-    return (first if first is second else None), text
+    holds = first if first is second else None
+    rule = (
+        " (the policy has to collapse no later than the critic has unlearned; up to twice as late "
+        "is open)"
+    )
+    return holds, text if holds else text + rule
 
 
 def _is_faster(collapse: int | None, unlearn: int | None) -> bool | None:
@@ -235,10 +243,16 @@ def _decoupling(figures: GateFigures) -> Condition:
 def _adaptivity(figures: GateFigures) -> Condition:
     of_weights = _factor(figures.weight_adaptive, figures.weight_constant)
     of_horizons = _factor(figures.horizon_adaptive, figures.horizon_constant)
-    return of_weights >= MIN_WEIGHT_FACTOR or of_horizons >= MIN_HORIZON_FACTOR, (
+    holds = of_weights >= MIN_WEIGHT_FACTOR or of_horizons >= MIN_HORIZON_FACTOR
+    rule = (
+        f" (a factor of {MIN_WEIGHT_FACTOR:g} in the weight, or of {MIN_HORIZON_FACTOR:g} in the "
+        "horizon, needed)"
+    )
+    return holds, (
         f"adaptive against constant lambda: weight at the first token "
         f"{figures.weight_adaptive:.2g} and {figures.weight_constant:.2g}, horizon "
         f"{figures.horizon_adaptive:.4g} and {figures.horizon_constant:.4g} tokens"
+        + ("" if holds else rule)
     )
 
 

@@ -26,8 +26,8 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
             batch.raw_advantages, batch.response_mask
         )
         if batch.value_targets is not None:
-            lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).reshape(-1)
-            lambdas = gather_over_ranks(lambdas)
+            lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float64)
+            lambdas = gather_over_ranks(lambdas.reshape(-1))
             metrics["advantage/lambda_policy_mean"] = float(lambdas.mean())
             metrics["advantage/lambda_policy_min"] = float(lambdas.min())
             metrics["advantage/lambda_policy_max"] = float(lambdas.max())
@@ -37,9 +37,8 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> float:
     """Mean over responses of the final reward's weight in the first token's advantage."""
-    decay = hyperparameters.gamma * torch.as_tensor(policy_lambda(batch, hyperparameters))
-    column = decay.expand(len(batch), 1) if decay.dim() else float(decay)
-    weights = first_token_reward_weight(num_steps(batch, hyperparameters), column)
+    decay = hyperparameters.gamma * policy_lambda(batch, hyperparameters)
+    weights = first_token_reward_weight(num_steps(batch, hyperparameters), decay)
     return float(gather_over_ranks(weights).mean())
 
 
@@ -83,13 +82,15 @@ def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
                 len(rollout.response_ids) - rollout.num_sampled,
                 sum(turn.reward for turn in rollout.turns),
                 rollout.finish_reason is FinishReason.LENGTH,
+                rollout.finish_reason is FinishReason.TURN_LENGTH,
                 rollout.finish_reason is FinishReason.TURNS,
             ]
             for rollout in batch.rollouts
         ],
         dtype=torch.double,
     )
-    turns, observed, rewards, by_tokens, by_turns = gather_over_ranks(columns).unbind(1)
+    turns, observed, rewards, *cut = gather_over_ranks(columns).unbind(1)
+    by_tokens, by_turn_tokens, by_turns = cut
     return {
         "rollout/turns_mean": float(turns.mean()),
         "rollout/turns_max": float(turns.max()),
@@ -97,6 +98,7 @@ def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/observation_tokens_mean": float(observed.mean()),
         "rollout/num_observation_tokens": float(observed.sum()),
         "rollout/truncated_by_tokens_rate": float(by_tokens.mean()),
+        "rollout/truncated_by_turn_tokens_rate": float(by_turn_tokens.mean()),
         "rollout/truncated_by_turns_rate": float(by_turns.mean()),
     }
 

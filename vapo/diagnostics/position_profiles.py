@@ -76,9 +76,10 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     """Columns of a table with one row for each bin of predicted values that has tokens.
 
     Bins of equal width from the lowest to the highest value of all ranks. `num_correct_tokens`
-    are those of responses that are correct. The 95 % interval of `return_mean` takes the
-    responses to one prompt as one draw; None where fewer than four prompts have a token in the
-    bin. Empty without a critic. Every rank must call this.
+    are those of responses that are correct. The 95 % interval of `return_mean` takes
+    the responses to one prompt as one draw, and ends with the lowest and the highest return; None
+    where fewer than four prompts have a token in the bin. Empty without a critic. Every rank must
+    call this.
     """
     if batch.old_values is None:
         return {}
@@ -102,8 +103,13 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     means, errors, clusters = (
         x[used].tolist() for x in (found.mean_return, found.standard_error, found.num_clusters)
     )
-    intervals = [
-        [None if math.isinf(limit) else limit for limit in t_interval(*of_bin)]
+    ends = max_over_ranks(torch.stack([-returns[mask].min(), returns[mask].max()]))
+    lowest, highest = -float(ends[0]), float(ends[1])
+    intervals = [  # of a mean, which the returns bound; t knows no bound
+        [
+            None if math.isinf(limit) else min(max(limit, lowest), highest)
+            for limit in t_interval(*of_bin)
+        ]
         for of_bin in zip(means, errors, clusters, strict=True)
     ]
     return {
@@ -137,6 +143,6 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Flo
     """
     places = value_places(batch, hyperparameters)
     steps_left = places.sum(dim=1, keepdim=True) - places.cumsum(dim=1)  # those behind the token
-    lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float32)
-    decay = hyperparameters.gamma * lambdas
-    return torch.where(batch.response_mask, decay ** steps_left.clamp(min=0), 0.0)
+    lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float64)
+    weights = (hyperparameters.gamma * lambdas) ** steps_left.clamp(min=0)
+    return torch.where(batch.response_mask, weights, 0.0).float()

@@ -10,7 +10,7 @@ _LEAST_WITHOUT_PRETRAINING = 1e-2
 
 
 def first_token_weight(config: FitConfig) -> tuple[float, str]:
-    """The weight of the final reward in the first token's advantage, and what it is of.
+    """The weight of the final reward in a long response's first advantage, and what it is of.
 
     With a lambda by length, what it tends to for long responses; with a constant one that of a
     response as long as the budget. With GAE over turns the length is that in turns.
@@ -33,7 +33,9 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
     if config.algorithm.advantage_estimator != "gae":
         return []
     weight, of = first_token_weight(config)
-    lines = [f"weight of the final reward in the first token's advantage: {weight:.3g} ({of})"]
+    lines = [
+        f"weight of the final reward in a long response's first advantage: {weight:.3g} ({of})"
+    ]
     if weight < _LEAST_WITHOUT_PRETRAINING and not resolve(config).value_pretraining_iterations:
         lines.append(
             "warning: without components.value_pretraining early tokens are trained on the values "

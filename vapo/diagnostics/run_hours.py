@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.memory.sizes import most_continuations, num_processes
+from vapo.config.hyperparameters import reads_old_logprobs
+from vapo.diagnostics.memory.sizes import local_minibatch, most_continuations, num_processes
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.flops import ForwardFlops
@@ -52,10 +53,15 @@ def run_hours(
     *,
     actor: PreTrainedConfig,
     critic: PreTrainedConfig | None,
+    shares_prompts: bool = False,
 ) -> dict[str, PhaseHours]:
-    """Hours of value pretraining (if there is any) and of the policy's iterations, by phase."""
+    """Hours of value pretraining (if there is any) and of the policy's iterations, by phase.
+
+    Args:
+        shares_prompts: a prompt goes through the networks once for its responses in one pass.
+    """
     numbers = resolve(config)
-    costs = _response_flops(config, hardware, actor, critic)
+    costs = _response_flops(config, hardware, actor, critic, shares_prompts)
     responses, gpus = numbers.num_prompts * numbers.group_size, num_processes(config)
     greedy = numbers.num_prompts if config.algorithm.needs_greedy_baseline else 0
     sampled = (responses + greedy) * hardware.mean_response_tokens
@@ -84,15 +90,34 @@ def _response_flops(
     hardware: Hardware,
     actor: PreTrainedConfig,
     critic: PreTrainedConfig | None,
+    shares_prompts: bool,
 ) -> dict[str, float]:
     """FLOPs that one response costs each network in an iteration.
 
-    Forward passes: the actor's log-probs, a reference's, the values of each critic. Updates:
-    three forwards, four where activations are computed again; of several critics one is updated.
+    Forward passes: the actor's log-probs where they are read, a reference's, each critic's values.
+    Updates: three forwards, four where activations are computed again; of several critics one is
+    updated.
     """
     prompt = hardware.mean_prompt_tokens or config.data.max_prompt_tokens
-    length = prompt + hardware.mean_response_tokens
-    forwards = {"actor": 1 + (config.algorithm.kl.coef > 0), "critic": config.critic.count}
+    response, numbers = hardware.mean_response_tokens, resolve(config)
+    num_responses = numbers.num_prompts * numbers.group_size
+
+    def flops(one: ForwardFlops, rows: int) -> float:
+        """Of a response in a pass of so many, drawn from all at random."""
+        prompts = float(num_responses)
+        if shares_prompts:  # those with a response among the rows
+            drawn = rows / num_responses
+            prompts = numbers.num_prompts * (1 - (1 - drawn) ** numbers.group_size) / drawn
+        share = prompts / num_responses
+        squares = share * prompt**2 + response * (response + 2 * prompt)
+        return (
+            one.per_token * (share * prompt + response)
+            + one.per_state * response
+            + one.per_squared_length * squares
+        )
+
+    of_actor = int(reads_old_logprobs(config)) + int(config.algorithm.kl.coef > 0)
+    forwards = {"actor": of_actor, "critic": config.critic.count}
     passes = {"actor": 1, "critic": config.critic.epochs}
     costs = {"actor": 0.0, "critic": 0.0}
     for name, model in (("actor", actor), ("critic", critic)):
@@ -100,13 +125,10 @@ def _response_flops(
             continue
         options = config.actor if name == "actor" else config.critic
         one = _forward_flops(name, model)
-        forward = (
-            one.per_token * length
-            + one.per_state * hardware.mean_response_tokens
-            + one.per_squared_length * length**2
-        )
+        minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
-        costs[name] = forward * (forwards[name] + update * passes[name])
+        costs[name] = forwards[name] * flops(one, num_responses)
+        costs[name] += update * passes[name] * flops(one, minibatch)
     return costs
 
 

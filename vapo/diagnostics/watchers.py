@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vapo.config.watch import Watcher
@@ -16,6 +17,8 @@ class Sign(NamedTuple):
     """The figure that a watcher checks: the sum of `metrics`.
 
     `of_first`: as a share of the run's first; `is_floor`: bad below the limit, else above.
+    `switches` has metrics that tell causes apart, each with what to try where it is the largest of
+    them; a run that has none of them is told `switch`.
     """
 
     metrics: tuple[str, ...]
@@ -24,6 +27,7 @@ class Sign(NamedTuple):
     switch: str
     is_floor: bool = False
     of_first: bool = False
+    switches: Mapping[str, str] = MappingProxyType({})
 
 
 SIGNS = {
@@ -47,7 +51,7 @@ SIGNS = {
         ("critic/explained_variance",),
         "the critic explains none of the returns",
         "it does not keep up with the policy, or rewards have nothing to do with responses",
-        "critic.optimizer.lr, more components.value_pretraining.num_iterations; check the verifier",
+        "critic.optimizer.lr, more components.value_pretraining.num_iterations; check the rewards",
         is_floor=True,
     ),
     "logprob_gap": Sign(
@@ -73,6 +77,14 @@ SIGNS = {
         "responses do not end within their budget",
         "the budget is too small, or the policy rambles",
         "rollouts.max_response_tokens up, rewards.overlong.soft_punishment=true",
+        switches={
+            "rollout/truncated_by_tokens_rate": "rollouts.max_response_tokens up, which counts "
+            "observations, or environment.max_observation_tokens down",
+            "rollout/truncated_by_turn_tokens_rate": "environment.max_turn_tokens up: a turn that "
+            "it cuts ends its episode",
+            "rollout/truncated_by_turns_rate": "environment.max_turns up, or a limit of the "
+            "environment's own that is lower",
+        },
     ),
 }
 
@@ -95,6 +107,7 @@ class WatcherState:
     first: float | None = None
     episode: Episode | None = None
     figure: float = math.nan
+    switch: str = ""
 
     @property
     def sign(self) -> Sign:
@@ -112,7 +125,7 @@ class WatcherState:
             if self.first <= 0:
                 return None
             figure /= self.first
-        self.figure = figure
+        self.figure, self.switch = figure, self._switch(metrics)
         limit = self.watcher.limit
         if not (figure < limit if self.sign.is_floor else figure > limit):
             self.episode = None
@@ -137,7 +150,12 @@ class WatcherState:
         )
 
     def advise(self) -> str:
-        return f"likely: {self.sign.cause}; try: {self.sign.switch}"
+        return f"likely: {self.sign.cause}; try: {self.switch}"
+
+    def _switch(self, metrics: Metrics) -> str:
+        """What to try, by the metrics of the iteration."""
+        told = {key: metrics[key] for key in self.sign.switches if key in metrics}
+        return self.sign.switches[max(told, key=told.__getitem__)] if told else self.sign.switch
 
     def state_dict(self) -> dict[str, Any]:
         episode = None if self.episode is None else vars(self.episode)

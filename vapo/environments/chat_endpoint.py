@@ -4,6 +4,8 @@ An environment of another package speaks to its model over HTTP. Here each call 
 `answer` has its text, so that the model is the policy that the trainer samples. Tool calls are
 read from the text as the chat templates of Qwen and Hermes write them:
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Other users of the machine, and web pages, reach its port too: a call must have the endpoint's key.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from typing import Any
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
 
+_MAX_BODY_BYTES = 2**28
 _POLL_S = 0.02  # so long does it take to close
 
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -35,8 +39,19 @@ class ChatCall:
     """The caller's own name for its conversation."""
 
 
+class _RefusedCall(Exception):
+    """Not a call of the environment's; with the status that says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
 class ChatEndpoint:
     """Serves calls from a thread of its own; one may be open at a time.
+
+    `api_key` is what a call must have as its bearer token. What is refused is no call: it changes
+    nothing.
 
     Args:
         on_call: called in that thread with each call.
@@ -46,6 +61,7 @@ class ChatEndpoint:
         self._on_call = on_call
         self._answers: queue.Queue[str] = queue.Queue()
         self._is_busy = threading.Lock()
+        self.api_key = secrets.token_urlsafe(32)
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +80,11 @@ class ChatEndpoint:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        return f"http://{self._host}/v1"
+
+    @property
+    def _host(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
 
     def answer(self, text: str) -> None:
         """Give the open call the text that the model wrote."""
@@ -75,12 +95,14 @@ class ChatEndpoint:
         self._server.server_close()
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length", 0))))
-        if not handler.path.endswith("/chat/completions"):
-            _send(handler, 404, "application/json", b'{"error": "only chat completions"}')
-            return
-        if not self._is_busy.acquire(blocking=False):
-            _send(handler, 409, "application/json", b'{"error": "one call at a time"}')
+        try:
+            body = self._body(handler)
+            if not self._is_busy.acquire(blocking=False):
+                raise _RefusedCall(409, "one call at a time")
+        except _RefusedCall as refused:
+            handler.close_connection = True  # its body may be there unread
+            error = json.dumps({"error": str(refused)}).encode()
+            _send(handler, refused.status, "application/json", error)
             return
         try:
             session = handler.headers.get(SESSION_HEADER, "")
@@ -92,6 +114,35 @@ class ChatEndpoint:
             _send(handler, 200, "text/event-stream", _events(message))
         else:
             _send(handler, 200, "application/json", json.dumps(_completion(message)).encode())
+
+    def _body(self, handler: BaseHTTPRequestHandler) -> dict[str, Any]:
+        """What a call asks. Raises: _RefusedCall: it is none, or not the environment's."""
+        headers = handler.headers
+        if "Origin" in headers or headers.get("Host") != self._host:
+            raise _RefusedCall(403, "for the environment of this process alone")
+        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
+            raise _RefusedCall(401, "not the key of this endpoint")
+        if not handler.path.endswith("/chat/completions"):
+            raise _RefusedCall(404, "only chat completions")
+        if headers.get_content_type() != "application/json":
+            raise _RefusedCall(415, "the body must be application/json")
+        length = headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length) > _MAX_BODY_BYTES:
+            raise _RefusedCall(413, f"a body needs its length, at most {_MAX_BODY_BYTES} bytes")
+        try:
+            body = json.loads(handler.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or not _are_messages(body.get("messages")):
+            raise _RefusedCall(400, "the body is no chat completion")
+        return body
+
+
+def _are_messages(messages: Any) -> bool:
+    return isinstance(messages, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
+    )
 
 
 def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:

@@ -8,7 +8,6 @@ the channel is no reply.
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import sys
@@ -16,7 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from vapo.environments.settings import MAX_OBSERVATION_CHARS, MakeEpisode
-from vapo.system.child_process import failure_of, limit_memory, print_error
+from vapo.system.child_process import failure_of, limit_memory, print_error, reward_problem
+from vapo.system.shown_text import beginning
 
 
 def run_episode(make: MakeEpisode, channel: Connection, *, shows_errors: bool) -> None:
@@ -60,7 +60,7 @@ def _step_reply(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         return {
             "failure": "error: step(text) must return (observation or None, reward), it returned "
-            f"{answer!r:.80}"
+            f"{beginning(repr(answer), 80)}"
         }
     return _checked(*answer)
 
@@ -73,9 +73,13 @@ def _checked(observation: Any, reward: Any) -> dict[str, Any]:
             "failure": f"error: an observation of {len(observation)} characters; at most "
             f"{MAX_OBSERVATION_CHARS} are taken"
         }
-    number = None if isinstance(reward, (str, bytes)) else float(reward)
-    if number is None or not math.isfinite(number):
-        return {"failure": f"error: a reward is a finite number, this is {reward!r:.80}"}
+    if isinstance(reward, (str, bytes)):
+        return {
+            "failure": f"error: a reward is a finite number, this is {beginning(repr(reward), 80)}"
+        }
+    number = float(reward)
+    if (problem := reward_problem(number)) is not None:
+        return {"failure": f"error: {problem}"}
     return {"observation": observation, "reward": number}
 
 

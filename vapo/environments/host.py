@@ -25,6 +25,7 @@ from vapo.environments.settings import CLOSE_TIMEOUT_S, MESSAGE, HostSettings, M
 from vapo.environments.user_class import user_class
 from vapo.errors import UserError
 from vapo.system.child_process import channel_of
+from vapo.system.shown_text import hide
 from vapo.system.supervision import adopt_orphans, fork_supervised
 
 
@@ -83,6 +84,8 @@ class Host:
         order, episode = MESSAGE.unpack(message)
         if order == Order.OPEN:
             self._open(episode, descriptors[0])
+        elif order == Order.PING:
+            _say(self._channel, {"ticket": f"{episode:x}"})
         elif episode in self._tree.open():
             grace = CLOSE_TIMEOUT_S if order == Order.END else 0.0
             self._closing.setdefault(episode, time.monotonic() + grace)
@@ -107,15 +110,16 @@ class Host:
 
 def serve(channel: socket.socket, settings: HostSettings) -> None:
     """Import what the settings name, say whether that went well, and be its host."""
+    hide(settings.hidden)
     try:
         make = episode_maker(settings)
     except UserError as error:
-        _say(channel, settings.ticket, {"failure": str(error)})
+        _say(channel, {"ticket": settings.ticket, "failure": str(error)})
         return
     host = Host(channel, make, shows_errors=settings.shows_errors)
     gc.collect()
     gc.freeze()  # so that a collection in an episode's process does not copy the host's memory
-    _say(channel, settings.ticket, {})
+    _say(channel, {"ticket": settings.ticket})
     host.serve()
 
 
@@ -128,8 +132,8 @@ def episode_maker(settings: HostSettings) -> MakeEpisode:
     return verifiers_episodes(settings)
 
 
-def _say(channel: socket.socket, ticket: str, reply: dict[str, str]) -> None:
-    channel.sendall(json.dumps({"ticket": ticket, **reply}).encode() + b"\n")
+def _say(channel: socket.socket, reply: dict[str, str]) -> None:
+    channel.sendall(json.dumps(reply).encode() + b"\n")
 
 
 if __name__ == "__main__":

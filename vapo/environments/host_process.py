@@ -14,13 +14,21 @@ from multiprocessing.connection import Connection, wait
 
 from vapo.environments.settings import CLOSE_TIMEOUT_S, MESSAGE, HostSettings, Order
 from vapo.errors import UserError
-from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S, SupervisedProcess
+from vapo.system.shown_text import redacted
+from vapo.system.supervised_process import (
+    MAX_START_FAILURES,
+    START_TIMEOUT_S,
+    SupervisedProcess,
+    ticketed_reply,
+)
 
 _MAX_LINE_BYTES = 2**16
+_PING_TIMEOUT_S = 5.0
+"""A host that runs answers in milliseconds; it only forks and waits."""
 
 
 class HostProcess:
-    """One host, which is started again when something has killed it.
+    """One host, which is started again when something has killed or frozen it.
 
     Raises:
         UserError: what the settings name cannot be imported or called.
@@ -41,9 +49,22 @@ class HostProcess:
         try:
             self._send(message, channel)
         except OSError:
-            self._process.stop()
-            self._process = self._started()
+            self._replace()
             self._send(message, channel)
+
+    def replace_if_frozen(self) -> None:
+        """Ask it for a sign of life; where none comes, start another one, which has no episodes.
+
+        Raises:
+            UserError: the new one does not start.
+        """
+        number = secrets.randbits(64)
+        try:
+            self._send(MESSAGE.pack(Order.PING, number))
+            if not _answers(self._process.connection, f"{number:x}"):
+                self._replace()
+        except OSError:  # it has ended: `open` starts another one
+            return
 
     def end(self, episode: int, order: Order) -> None:
         with suppress(OSError):  # it has ended, and all episodes with it
@@ -57,6 +78,10 @@ class HostProcess:
                 self._process.process.wait(timeout=CLOSE_TIMEOUT_S + 1)
         self._process.stop()
 
+    def _replace(self) -> None:
+        self._process.stop()
+        self._process = self._started()
+
     def _send(self, message: bytes, channel: socket.socket | None = None) -> None:
         ours = self._process.connection
         with socket.socket(fileno=os.dup(ours.fileno())) as sending:
@@ -68,7 +93,10 @@ class HostProcess:
             ticket = secrets.token_hex(8)
             seed = os.environ.get("PYTHONHASHSEED", "0")  # a set has one order in all episodes
             started = SupervisedProcess(
-                "vapo.environments.host", self._output, {"PYTHONHASHSEED": seed}
+                "vapo.environments.host",
+                self._output,
+                {"PYTHONHASHSEED": seed},
+                passed=self._settings.passed,
             )
             try:
                 started.connection.send(replace(self._settings, ticket=ticket))
@@ -87,6 +115,19 @@ class HostProcess:
             f"the process of the environment {self._settings.name} dies while it starts "
             f"(exit status {status})"
         )
+
+
+def _answers(channel: Connection, ticket: str) -> bool:
+    """Whether a reply with this ticket comes in time; others belong to earlier questions."""
+    deadline, received = time.monotonic() + _PING_TIMEOUT_S, b""
+    while wait([channel], timeout=max(0.0, deadline - time.monotonic())):
+        came = os.read(channel.fileno(), _MAX_LINE_BYTES)
+        if not came:
+            raise ConnectionError
+        *lines, received = (received + came)[-_MAX_LINE_BYTES:].split(b"\n")
+        if any(ticketed_reply(line, ticket) is not None for line in lines):
+            return True
+    return False
 
 
 def _failure(channel: Connection, ticket: str) -> str | None:
@@ -109,4 +150,4 @@ def _failure(channel: Connection, ticket: str) -> str | None:
         return None
     if not isinstance(reply, dict) or reply.get("ticket") != ticket:
         return None
-    return str(reply.get("failure", ""))
+    return redacted(str(reply.get("failure", "")))

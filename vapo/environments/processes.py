@@ -8,7 +8,6 @@ Nothing here waits without a limit: for an answer, for room to send a question, 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import secrets
@@ -24,8 +23,9 @@ from typing import Any
 from vapo.environments.contract import EpisodeKey, Reply
 from vapo.environments.host_process import HostProcess
 from vapo.environments.settings import MAX_OBSERVATION_CHARS, HostSettings, Order
-from vapo.system.child_process import printable
-from vapo.system.supervised_process import limit_sending
+from vapo.system.child_process import printable, reward_problem
+from vapo.system.shown_text import redacted, visible
+from vapo.system.supervised_process import limit_sending, ticketed_reply
 
 MAX_REPLY_BYTES = 12 * MAX_OBSERVATION_CHARS + 4096
 """JSON takes up to 12 bytes for a character."""
@@ -47,6 +47,8 @@ class _Episode:
     deadline: float = math.inf
     received: bytearray = field(default_factory=bytearray)
     has_begun: bool = False
+    has_answered: bool = False
+    """Whether its process was there: that of an episode which never answers may not have begun."""
 
 
 class ProcessEnvironments:
@@ -166,7 +168,7 @@ class ProcessEnvironments:
         if fields is None:
             return self._failure(episode, GARBLED)
         episode.received.clear()
-        episode.ticket = None
+        episode.ticket, episode.has_answered = None, True
         reply = Reply(episode.key, **fields)
         if reply.observation is None:
             self._drop(episode, Order.END)
@@ -179,6 +181,8 @@ class ProcessEnvironments:
         if episode.received and not episode.has_begun:
             episode.has_begun, episode.deadline = True, now + _REST_S
             return None
+        if not episode.has_answered:
+            self._host.replace_if_frozen()
         return self._failure(episode, "timeout")
 
     def _failure(self, episode: _Episode, failure: str) -> Reply:
@@ -193,21 +197,23 @@ class ProcessEnvironments:
 
 def read_reply(line: bytes, ticket: str) -> dict[str, Any] | None:
     """The fields of the `Reply` that one line of a channel is; None if it has not this ticket."""
-    try:
-        reply = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(reply, dict) or not ticket or reply.pop("ticket", None) != ticket:
+    reply = ticketed_reply(line, ticket)
+    if reply is None:
         return None
     if set(reply) == {"failure"}:
         failure = reply["failure"]
-        return {"failure": printable(failure)} if isinstance(failure, str) else None
+        return (
+            {"failure": visible(redacted(failure), keep="")} if isinstance(failure, str) else None
+        )
     observation, reward = reply.get("observation"), reply.get("reward")
     if set(reply) != {"observation", "reward"} or not isinstance(reward, (int, float)):
         return None
-    if not math.isfinite(reward):
+    try:
+        reward = float(reward)
+    except OverflowError:  # an integer of hundreds of digits
         return None
-    reward = float(reward)
+    if reward_problem(reward) is not None:
+        return None
     if observation is None:
         return {"observation": None, "reward": reward}
     if not isinstance(observation, str) or len(observation) > MAX_OBSERVATION_CHARS:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from vapo.config.environments import EnvironmentConfig, FunctionEnvironment, VerifiersEnvironment
+from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, environment_name
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.environments.processes import ProcessEnvironments
 from vapo.environments.settings import HostSettings
 from vapo.environments.user_class import KEY
+from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
 
 
@@ -24,22 +25,25 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
     """
     block = config.environment
     return ProcessEnvironments(
-        _host_settings(block, shows_errors=output is not None),
+        _host_settings(config, shows_errors=output is not None),
         capacity=block.max_processes,
         timeout_s=block.timeout_s,
         output=output,
     )
 
 
-def _host_settings(block: EnvironmentConfig, *, shows_errors: bool) -> HostSettings:
-    if isinstance(block, FunctionEnvironment):
-        return HostSettings(
-            kind="function",
-            name=block.function,
-            args=block.args,
-            function_folder=block.function_folder,
-            function_bytes=bytes_of(block.function, key=KEY),
-            shows_errors=shows_errors,
-        )
-    assert isinstance(block, VerifiersEnvironment), "without a kind there is nothing to start"
-    return HostSettings(kind="verifiers", name=block.id, args=block.args, shows_errors=shows_errors)
+def _host_settings(config: FitConfig, *, shows_errors: bool) -> HostSettings:
+    block = config.environment
+    check_passed(block.variables, key="environment.variables")
+    assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
+    own = block if isinstance(block, FunctionEnvironment) else None
+    return HostSettings(
+        kind="verifiers" if own is None else "function",
+        name=environment_name(block),
+        args=block.args,
+        function_folder=None if own is None else own.function_folder,
+        function_bytes=None if own is None else bytes_of(own.function, key=KEY),
+        shows_errors=shows_errors,
+        passed=tuple(block.variables),
+        hidden=hidden_texts(config.from_environment, block.args),
+    )

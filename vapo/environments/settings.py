@@ -19,11 +19,13 @@ MESSAGE = struct.Struct("!BQ")
 
 
 class Order(IntEnum):
-    """`OPEN` comes with the episode's end of its socket; `END` leaves it time to close."""
+    """`OPEN` comes with the episode's end of its socket; `END` leaves it time to close; a host that
+    runs answers `PING` with the number that came with it."""
 
     OPEN = 1
     END = 2
     KILL = 3
+    PING = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class HostSettings:
     """A class of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
     shows_errors: bool = False
     """Also print the traceback of what an environment raises; somebody reads its output."""
+    passed: tuple[str, ...] = ()
+    """Variables with credentials that the environment gets."""
+    hidden: tuple[tuple[str, str], ...] = ()
+    """What its failures must not show: `vapo.system.shown_text.hide`."""
     ticket: str = ""
     """Ticket of the reply that the host is ready, or why it is not."""
 

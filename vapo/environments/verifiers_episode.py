@@ -27,6 +27,8 @@ from vapo.environments.verifiers_package import (
 
 KEY = "environment.id"
 
+_KEY_VARIABLE = "VAPO_POLICY_API_KEY"
+
 _CANCEL_TIMEOUT_S = 1.5
 
 
@@ -131,7 +133,8 @@ class VerifiersEpisode:
     async def _rollout(self, task: Any) -> float:
         import verifiers.v1 as vf
 
-        client = vf.EvalClientConfig(base_url=self._endpoint.base_url, api_key_var="VAPO_NO_KEY")
+        os.environ[_KEY_VARIABLE] = self._endpoint.api_key  # of this episode's process alone
+        client = vf.EvalClientConfig(base_url=self._endpoint.base_url, api_key_var=_KEY_VARIABLE)
         async with self._environment.serving():
             episode = await self._environment.run_episode(
                 task, vf.ModelContext(model=MODEL, client=client)

@@ -111,17 +111,17 @@ def length_adaptive_lambda(
 
     Source: VAPO 4.2. Component `length_adaptive_gae`; off: a constant. Deviation: the formula
     is negative for l < 1/alpha; clamped to [0, 1].
+    In float64: rounded to float32, lambda^(l - 1) of 127,000 tokens is off by up to 0.4 %.
     Units: lengths in sampled tokens; alpha * l is a horizon in tokens.
     Raises: ValueError when alpha <= 0.
 
     >>> length_adaptive_lambda(torch.tensor([10, 32, 400]), alpha=0.05).flatten()
-    tensor([0.0000, 0.3750, 0.9500])
+    tensor([0.0000, 0.3750, 0.9500], dtype=torch.float64)
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
-    dtype = lengths.dtype if lengths.is_floating_point() else torch.float32
     lambda_ = 1.0 - 1.0 / (alpha * lengths.double())
-    return lambda_.clamp(0.0, 1.0).to(dtype)[:, None]
+    return lambda_.clamp(0.0, 1.0)[:, None]
 
 
 def length_geometric_lambda(
@@ -133,19 +133,16 @@ def length_geometric_lambda(
 
     Source: JustRL-II (k 0.5), Le Critique's code (k 0.4). The first token's weight is k^((l-1)/l),
     see `metrics.first_token_reward_weight`; k = exp(-1/alpha) is about `length_adaptive_lambda`.
-    At least float32: bfloat16 would round it to 1. A response without a token has lambda 0.
+    In float64, as `length_adaptive_lambda`. A response without a token has lambda 0.
     Raises: ValueError when k is not in (0, 1].
 
     >>> length_geometric_lambda(torch.tensor([1, 4]), k=0.5).flatten()
-    tensor([0.5000, 0.8409])
+    tensor([0.5000, 0.8409], dtype=torch.float64)
     """
     if not 0 < k <= 1:
         raise ValueError(f"k must be in (0, 1], got {k}")
-    dtype = torch.float32
-    if lengths.is_floating_point():
-        dtype = torch.promote_types(lengths.dtype, dtype)
     lambda_ = torch.pow(float(k), 1.0 / lengths.double())
-    return torch.where(lengths > 0, lambda_, 0.0).to(dtype)[:, None]
+    return torch.where(lengths > 0, lambda_, 0.0)[:, None]
 
 
 def anchor_mask(

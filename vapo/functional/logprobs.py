@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 
 def token_logprobs(
@@ -27,7 +28,9 @@ def token_logprobs(
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
     computed again; None: as many tokens as make 64 MiB of logits in float32, on a GPU 512 MiB,
     whose products are slow on few rows. The product runs in the dtype of `hidden` (as the model's
-    own head does), everything after it in float32; float64 stays float64.
+    own head does), everything after it in float32; float64 stays float64. Under autocast logits
+    are float32, since in bfloat16 those above 16 are multiples of 1/8, and their gradient is
+    multiplied in autocast's dtype.
     Units: nats.
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -42,15 +45,43 @@ def token_logprobs(
         chunk_size = max(1, num_logits // lm_head_weight.shape[0])
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    device, dtype = hidden.device.type, hidden.dtype
+    if torch.is_autocast_enabled(device) and dtype is torch.float32:
+        dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, chunk_size)
+    logprobs, entropy = _TokenLogprobs.apply(
+        hidden, weight, targets, temperature, chunk_size, dtype
+    )
     return logprobs, entropy
+
+
+def output_logits(
+    hidden: Float[Tensor, "n H"],
+    weight: Float[Tensor, "V H"],
+    bias: Float[Tensor, " V"] | None = None,
+) -> Float[Tensor, "n V"]:
+    """The product with the output layer, in the dtype of both, whatever autocast says.
+
+    Under autocast the inputs of a float32 product on a CPU may be rounded as autocast would round
+    them, where the processor is faster so (AMX). Its sums and results are float32.
+    """
+    is_mixed = hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    with torch.autocast(hidden.device.type, enabled=False):
+        if not is_mixed or hidden.dtype is not torch.float32:
+            return linear(hidden, weight, bias)
+        backend: Any = torch.backends.mkldnn  # its stub lacks the attribute
+        settings = backend.matmul
+        before = settings.fp32_precision
+        settings.fp32_precision = "bf16"
+        try:
+            return linear(hidden, weight, bias)
+        finally:
+            settings.fp32_precision = before
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float | int) -> Tensor:
     """[chunk, V] logits in at least float32."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        logits = hidden @ weight.T
+    logits = output_logits(hidden, weight)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
 
 
@@ -69,6 +100,7 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float | int,
         chunk_size: int,
+        gradient_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_normalizer = hidden.new_empty(hidden.shape[0], dtype=dtype)
@@ -82,6 +114,8 @@ class _TokenLogprobs(torch.autograd.Function):
             entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.gradient_dtype = gradient_dtype
+        ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -93,24 +127,45 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight, dtype=log_normalizer.dtype)
+        device, dtype = hidden.device.type, ctx.gradient_dtype
+        of_hidden, of_weight = hidden.to(dtype), weight.to(dtype)
         for start in range(0, hidden.shape[0], ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
-            log_softmax = _logits(hidden[part], weight, ctx.temperature)
-            log_softmax.sub_(log_normalizer[part, None])
-            grad_logits = torch.zeros_like(log_softmax)
-            if grad_entropy is not None:
-                grad_logits.sub_((log_softmax + entropy[part, None]).mul_(grad_entropy[part, None]))
-            if grad_logprobs is not None:
-                grad_logits.sub_(grad_logprobs[part, None])
-            grad_logits.mul_(log_softmax.exp_())
-            if grad_logprobs is not None:
-                grad_logits.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
-            grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
-            with torch.autocast(hidden.device.type, enabled=False):
+            with torch.autocast(device, enabled=ctx.is_mixed):  # as the forward computed them
+                logits = _logits(hidden[part], weight, ctx.temperature)
+            log_softmax = logits.sub_(log_normalizer[part, None])
+            of_logprobs = None if grad_logprobs is None else grad_logprobs[part, None]
+            of_entropy = None if grad_entropy is None else grad_entropy[part, None]
+            grad_logits = _grad_logits(
+                log_softmax, entropy[part, None], targets[part, None], of_logprobs, of_entropy
+            )
+            grad_logits = grad_logits.div_(ctx.temperature).to(dtype)
+            with torch.autocast(device, enabled=False):
                 if grad_hidden is not None:
-                    grad_hidden[part] = grad_logits @ weight
+                    grad_hidden[part] = grad_logits @ of_weight
                 if grad_weight is not None:
-                    grad_weight += grad_logits.T @ hidden[part]
+                    grad_weight += grad_logits.T @ of_hidden[part]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _grad_logits(
+    log_softmax: Tensor,
+    entropy: Tensor,
+    targets: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropy: Tensor | None,
+) -> Tensor:
+    """The gradient of one chunk's logits; `log_softmax` is used up."""
+    if grad_entropy is None:
+        scale = torch.zeros_like(entropy) if grad_logprobs is None else -grad_logprobs
+        grad_logits = log_softmax.exp_().mul_(scale)
+    else:
+        grad_logits = (log_softmax + entropy).mul_(-grad_entropy)
+        if grad_logprobs is not None:
+            grad_logits.sub_(grad_logprobs)
+        grad_logits.mul_(log_softmax.exp_())
+    if grad_logprobs is not None:
+        grad_logits.scatter_add_(1, targets, grad_logprobs)
+    return grad_logits

@@ -31,7 +31,10 @@ BF16_PEAKS = {
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Cost of one forward pass: for each token, each response token, each squared length."""
+    """Cost of one forward pass: for each token, each response token, each squared length.
+
+    A prompt that its responses share is counted once.
+    """
 
     per_token: int
     per_state: int
@@ -60,16 +63,17 @@ class ForwardFlops:
 
     def count_update(self, inputs: TokenInputs) -> float:
         """Count a forward and its backward, which computes no gradient of frozen weights."""
-        spared = self.frozen_per_token * sum(inputs.sequence_lengths)
+        spared = self.frozen_per_token * inputs.num_tokens
         return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
         """Count one forward pass over all sequences; padding is not counted."""
-        lengths = inputs.sequence_lengths
+        # a response beside its prompt attends to all of it, and causally to itself
+        squares = sum(s.length * (s.length + 2 * s.prompt_length) for s in inputs.segments)
         return float(
-            self.per_token * sum(lengths)
+            self.per_token * inputs.num_tokens
             + self.per_state * len(inputs.targets)
-            + self.per_squared_length * sum(length**2 for length in lengths)
+            + self.per_squared_length * squares
         )
 
 

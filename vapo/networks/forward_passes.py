@@ -12,13 +12,8 @@ from torch import Tensor
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.critic import Critic
 from vapo.networks.ensemble import ensemble_columns, members_of
-from vapo.networks.token_inputs import (
-    TokenInputs,
-    cut_by_tokens,
-    has_critic_prompts,
-    rollout_inputs,
-    sequence_lengths,
-)
+from vapo.networks.token_cuts import cut_rollouts
+from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 _MEMBERS = "values of each member of an ensemble"
@@ -34,7 +29,7 @@ class ForwardNetworks:
     temperature: float
     max_tokens: int
     pad_id: int
-    packed: bool
+    layout: Layout
     device: torch.device
 
 
@@ -104,14 +99,11 @@ def _fill(
     for_critic: bool,
 ) -> None:
     """Run forward passes over all rows, cut by their lengths, and put what they find in place."""
-    lengths, packed = sequence_lengths(batch, for_critic=for_critic), networks.packed
-    chunks = cut_by_tokens(
-        lengths, range(len(batch)), max_tokens=networks.max_tokens, packed=packed
-    )
+    options: dict[str, Any] = {"layout": networks.layout, "for_critic": for_critic}
+    chunks = cut_rollouts(batch, range(len(batch)), max_tokens=networks.max_tokens, **options)
     for rows in chunks:
-        inputs = rollout_inputs(
-            batch, rows, pad_id=networks.pad_id, packed=packed, for_critic=for_critic
-        ).to(networks.device)
+        inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, **options)
+        inputs = inputs.to(networks.device)
         width = inputs.response_mask.shape[1]
         for name, found in forward(inputs).items():
             if name in columns:

@@ -178,6 +178,7 @@ def _load_weights(
             output_loading_info=True,
             **options,
         )
+    _check_finite(path, model)
     return model, set(info["missing_keys"])
 
 
@@ -222,6 +223,21 @@ def _check_complete(path: str, missing: set[str]) -> None:
         raise UserError(
             f"{path}: {len(missing)} weights are missing ({names}, ...) and would start at "
             "random; the folder is incomplete or of another architecture"
+        )
+
+
+def _check_finite(path: str, model: nn.Module) -> None:
+    """One pass over the weights, which copies none."""
+    bad = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight.detach()))
+    ]
+    if bad:
+        names = ", ".join(bad[:3]) + (", ..." if len(bad) > 3 else "")
+        raise UserError(
+            f"{path}: {len(bad)} weights are not finite numbers ({names}): the folder is damaged, "
+            "or what was saved had diverged; give another model"
         )
 
 

@@ -1,20 +1,23 @@
 """Attention that is confined to each of the sequences packed into one row.
 
 A network with packed attention computes with torch's `scaled_dot_product_attention` as before,
-until it is called with packed inputs: then each sequence attends causally to itself alone.
+until it is called with packed inputs: then each sequence attends causally to itself alone, and a
+response beside its prompt to that prompt and itself (`vapo.networks.token_inputs.Segment`).
 
     CUDA, half precision    torch's variable-length FlashAttention: one kernel for the row
-    flash_attention_2       the package's variable-length kernel, called by Transformers
-    everything else         one causal call a sequence: no mask, and no wasted computation
+    flash_attention_2       the package's variable-length kernel, called by Transformers, which
+                            has no place for a prompt's keys: prompts are not shared
+    everything else         one call a segment, and no wasted computation
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
@@ -23,31 +26,36 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from vapo.errors import UserError
-from vapo.networks.token_inputs import TokenInputs
+from vapo.networks.token_inputs import Layout, Segment, TokenInputs
 from vapo.system.private_attributes import attention_implementation, can_change_attention
 
 PACKED_SDPA = "vapo_packed_sdpa"
+# One call of torch costs a CPU as much as so many pairs of tokens, times channels, of its work.
+_CALL = 300_000
 
 
-def choose_packing(
-    option: Literal["auto", "padded", "packed"], models: Sequence[PreTrainedModel]
-) -> bool:
-    """Choose whether micro-batches are packed, and if so, enable packing in every network.
+def choose_layout(
+    option: Literal["auto", "padded", "packed", "shared_prompts"],
+    models: Sequence[PreTrainedModel],
+) -> Layout:
+    """Choose the layout of micro-batches, and if they are packed, enable it in every network.
 
-    Raises: UserError: packing is requested for a network that does not support packed rows.
+    Raises: UserError: the layout asked for is one that a network does not support.
     """
     if option == "padded":
-        return False
-    reason = next((r for r in map(why_not_packed, models) if r is not None), None)
-    if reason is not None and option == "packed":
+        return "padded"
+    not_packed = next((r for r in map(why_not_packed, models) if r is not None), None)
+    not_shared = next((r for r in map(why_not_shared, models) if r is not None), None)
+    reason = not_packed if option == "packed" else not_shared
+    if reason is not None and option != "auto":
         raise UserError(
-            f"training.packing is packed, but {reason}; set training.packing to auto or padded"
+            f"training.packing is {option}, but {reason}; set training.packing to auto or padded"
         )
-    if reason is not None:
-        return False
+    if not_packed is not None:
+        return "padded"
     for model in models:
         enable_packing(model)
-    return True
+    return "packed" if option == "packed" or not_shared is not None else "shared_prompts"
 
 
 def why_not_packed(model: PreTrainedModel) -> str | None:
@@ -61,6 +69,13 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         return f"not every layer of {name} has full attention"
     return None
+
+
+def why_not_shared(model: PreTrainedModel) -> str | None:
+    """The reason why a network cannot compute a prompt once for its responses; None if it can."""
+    if attention_implementation(model) == "flash_attention_2":
+        return "attn_implementation flash_attention_2 supports rows without shared prompts only"
+    return why_not_packed(model)
 
 
 def enable_packing(model: PreTrainedModel) -> None:
@@ -81,23 +96,100 @@ def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Ten
 
 
 def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, Any]:
-    device, lengths = inputs.input_ids.device, inputs.sequence_lengths
-    ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
-    options: dict[str, Any] = {
-        "position_ids": torch.cat([torch.arange(n, device=device) for n in lengths])[None],
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-        "attention_mask": None,
-    }
-    if attention_implementation(model) == PACKED_SDPA:
+    device, segments = inputs.input_ids.device, inputs.segments
+    positions = [torch.arange(n, device=device) + first for n, _, first in segments]
+    options: dict[str, Any] = {"position_ids": torch.cat(positions)[None], "attention_mask": None}
+    implementation = attention_implementation(model)
+    if implementation == PACKED_SDPA:
         # a mask of four dimensions is passed on unchanged: none of [S, S] is made
         options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-        options["sequence_lengths"] = lengths
-    elif attention_implementation(model) != "flash_attention_2":
-        raise ValueError("packed inputs for a network without packed attention")
-    return options
+        options["packed_row"] = PackedRow(segments, device)
+        return options
+    if implementation != "flash_attention_2" or any(s.prompt_length for s in segments):
+        raise ValueError(f"packed inputs for a network without packed attention: {implementation}")
+    row = PackedRow(segments, device)
+    return options | {
+        "cu_seq_lens_q": row.query_ends,
+        "cu_seq_lens_k": row.key_ends,
+        "max_length_q": row.most_queries,
+        "max_length_k": row.most_keys,
+    }
+
+
+class PackedRow:
+    """Which keys the segments of a row attend to. All layers read the same one."""
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        self.segments = segments
+        self.device = device
+        self.most_queries = max(s.length for s in segments)
+        self.most_keys = max(s.prompt_length + s.length for s in segments)
+        self._masks: dict[Any, Tensor] = {}
+
+    @cached_property
+    def query_ends(self) -> Int[Tensor, " bounds"]:
+        return self._ends([s.length for s in self.segments])
+
+    @cached_property
+    def key_ends(self) -> Int[Tensor, " bounds"]:
+        return self._ends([s.prompt_length + s.length for s in self.segments])
+
+    def _ends(self, lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *lengths], device=self.device).cumsum(0, dtype=torch.int32)
+
+    @cached_property
+    def key_places(self) -> Int[Tensor, " keys"] | None:
+        """For the keys of all segments, one after another, their places in the row; a prompt's
+        come before each of its responses. None: as they are.
+        """
+        if not any(s.prompt_length for s in self.segments):
+            return None
+        places: list[int] = []
+        start = 0
+        for length, prompt_start, prompt_length in self.segments:
+            places += range(prompt_start, prompt_start + prompt_length)
+            places += range(start, start + length)
+            start += length
+        return torch.tensor(places, device=self.device)
+
+    @cached_property
+    def groups(self) -> list[tuple[Segment, ...]]:
+        """Neighbouring segments: a prompt and what continues it, or one sequence alone."""
+        groups: list[tuple[Segment, ...]] = []
+        for segment in self.segments:
+            if segment.prompt_length > 0:
+                groups[-1] += (segment,)
+            else:
+                groups.append((segment,))
+        return groups
+
+    def response_mask(self, segment: Segment, dtype: torch.dtype) -> Tensor:
+        """[length, prompt + length], 0 where a token may attend and -inf elsewhere.
+
+        A part of one mask for all: autograd keeps it once, whatever segments and layers there are.
+        """
+        if dtype not in self._masks:
+            prompt = max(s.prompt_length for s in self.segments)
+            length = max(s.length for s in self.segments if s.prompt_length)
+            may = torch.ones(length, prompt + length, dtype=torch.bool, device=self.device)
+            self._masks[dtype] = _additive(may.tril(prompt), dtype)
+        whole = self._masks[dtype]
+        longest, num_queries = whole.shape[1] - whole.shape[0], segment.length
+        return whole[:num_queries, longest - segment.prompt_length : longest + num_queries]
+
+    def group_mask(self, index: int, dtype: torch.dtype) -> Tensor:
+        """[S, S] of a whole group: its siblings do not see each other."""
+        if (index, dtype) not in self._masks:
+            lengths = enumerate(s.length for s in self.groups[index])
+            member = torch.tensor([m for m, n in lengths for _ in range(n)], device=self.device)
+            may = (member[:, None] == member) | (member == 0)
+            self._masks[index, dtype] = _additive(may.tril(), dtype)
+        return self._masks[index, dtype]
+
+
+def _additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
+    zeros = torch.zeros(may_attend.shape, dtype=dtype, device=may_attend.device)
+    return zeros.masked_fill(~may_attend, -torch.inf)
 
 
 def packed_sdpa(
@@ -108,43 +200,89 @@ def packed_sdpa(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sequence_lengths: Sequence[int] | None = None,
+    packed_row: PackedRow | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function: packed if `sequence_lengths` is given, else its own."""
-    if sequence_lengths is None:
+    """Transformers' attention function: packed if `packed_row` is given, else its own."""
+    if packed_row is None:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return output, None
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _varlen_flash(query, key, value, scaling, options), None
-    lengths = list(sequence_lengths)
-    sequences = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
-    outputs = [
-        scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
-        ).transpose(1, 2)
-        for q, k, v in sequences
-    ]
-    return torch.cat(outputs, dim=1), None
+        return _varlen_flash(query, key, value, scaling, packed_row), None
+    return _by_segments(query, key, value, scaling, packed_row), None
+
+
+def _by_segments(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
+) -> Tensor:
+    """[1, S, heads, D] of one packed row, one call for each segment or small group."""
+    dtype = query.dtype
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+    outputs = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> None:
+        output = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        outputs.append(output.transpose(1, 2))
+
+    lengths = [sum(s.length for s in group) for group in row.groups]
+    split = (x.split(lengths, dim=2) for x in (query, key, value))
+    for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
+        if len(group) == 1:
+            attend(q, k, v)
+        elif _is_small(group, channels=q.shape[1] * q.shape[3]):
+            attend(q, k, v, row.group_mask(index, dtype))
+        else:
+            parts = zip(
+                *(x.split([s.length for s in group], dim=2) for x in (q, k, v)), strict=True
+            )
+            prompt_q, prompt_k, prompt_v = next(parts)
+            attend(prompt_q, prompt_k, prompt_v)
+            for segment, (own_q, own_k, own_v) in zip(group[1:], parts, strict=True):
+                keys = torch.cat([prompt_k, own_k], dim=2)
+                values = torch.cat([prompt_v, own_v], dim=2)
+                attend(own_q, keys, values, row.response_mask(segment, dtype))
+    return torch.cat(outputs, dim=1)
+
+
+def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
+    """Whether one call that masks siblings costs less than a call for each of them."""
+    needed = sum(s.length * (s.prompt_length + s.length) for s in group)
+    masked = sum(s.length for s in group) ** 2 - needed
+    return masked * channels < _CALL * (len(group) - 1)
 
 
 def _varlen_flash(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, options: dict[str, Any]
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
 ) -> Tensor:
-    """[1, S, heads, D] of one packed row, by torch's variable-length FlashAttention."""
+    """[1, S, heads, D] of one packed row, by torch's variable-length FlashAttention.
+
+    Its causal mask is aligned to a segment's last query and last key, so that a response's first
+    token attends to all of its prompt.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if row.key_places is not None:
+        k, v = k[row.key_places], v[row.key_places]
     output = varlen_attn(
         q,
         k,
         v,
-        options["cu_seq_lens_q"],
-        options["cu_seq_lens_k"],
-        options["max_length_q"],
-        options["max_length_k"],
+        row.query_ends,
+        row.key_ends,
+        row.most_queries,
+        row.most_keys,
         scale=scaling,
         window_size=(-1, 0),  # causal
         enable_gqa=q.shape[1] != k.shape[1],

@@ -1,44 +1,67 @@
 """Make network inputs from sequences: padded to a rectangle, or packed into one row.
 
-Both layouts give the same states at the same tokens; which one is faster depends on the device
+All layouts give the same states at the same tokens; which one is faster depends on the device
 and on how unequal the lengths are (`vapo.networks.packed_attention` chooses).
+
+    padded            a row for each sequence, right-padded
+    packed            one row of all sequences, one after another
+    shared_prompts    the same row, in which a prompt of several responses stands once: prompt A,
+                      its responses, prompt B, ...
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vapo.system.distributed import max_over_ranks
 from vapo.types import Prompt, RolloutBatch
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
+Layout = Literal["padded", "packed", "shared_prompts"]
+
+
+class Segment(NamedTuple):
+    """Neighbouring tokens that attend causally to one another, and to all of a prompt before them.
+
+    A sequence of its own has no prompt beside it: its prompt is a part of it. `prompt_start` is
+    the prompt's place in the packed row.
+    """
+
+    length: int
+    prompt_start: int = 0
+    prompt_length: int = 0
 
 
 @dataclass(frozen=True)
 class TokenInputs:
     """The network inputs of `b` pairs of prompt and response.
 
-    Padded: a row for each, right-padded. Packed: one row of all of them, in which positions are
-    counted from 0 in each and attention is confined to each (`sequence_lengths`).
+    Padded: a row for each, which is one segment. Packed: one row of all segments, in which
+    positions are counted from 0 in each, or from the end of the prompt that it continues, and
+    attention is confined to the segment and that prompt.
 
     `state_rows`, `state_columns` place the hidden state that precedes the i-th response token
-    (`targets[i]`); tokens are in row-major order of `response_mask`.
+    (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a shared
+    prompt's last token precedes the first token of each of its responses.
     """
 
     input_ids: Int[Tensor, "rows S"]
-    sequence_lengths: tuple[int, ...]
+    segments: tuple[Segment, ...]
     is_packed: bool
     response_mask: Bool[Tensor, "b T"]
     state_rows: Int[Tensor, " n"]
     state_columns: Int[Tensor, " n"]
     targets: Int[Tensor, " n"]
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that go through the network, without padding."""
+        return sum(segment.length for segment in self.segments)
 
     def scatter(self, flat: Float[Tensor, " n *K"]) -> Float[Tensor, "b T *K"]:
         """Put token values back in response alignment, 0 where there is no token."""
@@ -61,7 +84,7 @@ def token_inputs(
     sequences: Sequences,
     *,
     pad_id: int,
-    packed: bool = False,
+    layout: Layout = "padded",
     response_mask: Bool[Tensor, "b T"] | None = None,
 ) -> TokenInputs:
     """Make the network inputs of (prompt ids, response ids) pairs.
@@ -69,29 +92,73 @@ def token_inputs(
     Args:
         response_mask: the response tokens to evaluate; default all of them.
     """
-    lengths = torch.tensor([[len(prompt), len(response)] for prompt, response in sequences])
-    totals = lengths.sum(dim=1)
-    flat_ids = torch.tensor([i for prompt, response in sequences for i in (*prompt, *response)])
     if response_mask is None:
-        response_mask = torch.arange(int(lengths[:, 1].max())) < lengths[:, 1:]
-    state_rows, response_columns = response_mask.nonzero(as_tuple=True)
-    state_columns = lengths[state_rows, 0] + response_columns - 1
-    if packed:
-        input_ids = flat_ids[None]
-        state_columns = (totals.cumsum(0) - totals)[state_rows] + state_columns
-        state_rows = torch.zeros_like(state_rows)
-    else:
-        is_token = torch.arange(int(totals.max())) < totals[:, None]
-        input_ids = torch.full(is_token.shape, pad_id, dtype=torch.long)
-        input_ids[is_token] = flat_ids
+        lengths = torch.tensor([len(response) for _, response in sequences])
+        response_mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    placed = (
+        _padded(sequences, pad_id)
+        if layout == "padded"
+        else _packed(sequences, shares_prompts=layout == "shared_prompts")
+    )
+    rows, columns = response_mask.nonzero(as_tuple=True)
+    first_states, first_tokens = torch.tensor(placed.responses).unbind(dim=1)
+    target_columns = first_tokens[rows] + columns
+    state_rows = torch.zeros_like(rows) if layout != "padded" else rows
     return TokenInputs(
-        input_ids=input_ids,
-        sequence_lengths=tuple(totals.tolist()),
-        is_packed=packed,
+        input_ids=placed.input_ids,
+        segments=tuple(placed.segments),
+        is_packed=layout != "padded",
         response_mask=response_mask,
         state_rows=state_rows,
-        state_columns=state_columns,
-        targets=input_ids[state_rows, state_columns + 1],
+        state_columns=torch.where(columns == 0, first_states[rows], target_columns - 1),
+        targets=placed.input_ids[state_rows, target_columns],
+    )
+
+
+class _Placed(NamedTuple):
+    """Tokens in rows; of each pair the columns of the last prompt and the first response token."""
+
+    input_ids: Int[Tensor, "rows S"]
+    segments: list[Segment]
+    responses: list[tuple[int, int]]
+
+
+def _padded(sequences: Sequences, pad_id: int) -> _Placed:
+    totals = torch.tensor([len(prompt) + len(response) for prompt, response in sequences])
+    is_token = torch.arange(int(totals.max())) < totals[:, None]
+    input_ids = torch.full(is_token.shape, pad_id, dtype=torch.long)
+    input_ids[is_token] = torch.tensor([i for pair in sequences for ids in pair for i in ids])
+    return _Placed(
+        input_ids,
+        [Segment(total) for total in totals.tolist()],
+        [(len(prompt) - 1, len(prompt)) for prompt, _ in sequences],
+    )
+
+
+def _packed(sequences: Sequences, *, shares_prompts: bool) -> _Placed:
+    """One row; groups of equal prompts in the order in which their first ones come."""
+    groups: dict[Any, list[int]] = {}
+    for index, (prompt, _) in enumerate(sequences):
+        groups.setdefault(tuple(prompt) if shares_prompts else index, []).append(index)
+    ids: list[int] = []
+    segments: list[Segment] = []
+    responses: dict[int, tuple[int, int]] = {}
+    for members in groups.values():
+        prompt_start, prompt = len(ids), sequences[members[0]][0]
+        ids += prompt
+        last = len(ids) - 1
+        if len(members) > 1:
+            segments.append(Segment(len(prompt)))
+        for index in members:
+            response = sequences[index][1]
+            responses[index] = (last, len(ids))
+            ids += response
+            if len(members) == 1:
+                segments.append(Segment(len(prompt) + len(response)))
+            elif len(response) > 0:
+                segments.append(Segment(len(response), prompt_start, len(prompt)))
+    return _Placed(
+        torch.tensor([ids]), segments, [responses[index] for index in range(len(sequences))]
     )
 
 
@@ -103,65 +170,9 @@ def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
         inputs,
         response_mask=torch.ones((num_rows, 1), dtype=torch.bool),
         state_rows=torch.arange(num_rows),
-        state_columns=torch.tensor(inputs.sequence_lengths) - 1,
+        state_columns=torch.tensor([segment.length for segment in inputs.segments]) - 1,
         targets=torch.zeros(num_rows, dtype=torch.long),
     )
-
-
-def cut_by_tokens(
-    lengths: Sequence[int], rows: Sequence[int], *, max_tokens: int, packed: bool = False
-) -> list[list[int]]:
-    """Cut rows into chunks of at most `max_tokens` tokens: with padding, or packed without.
-
-    `lengths[row]` is the row's prompt + response length; a row longer than the budget gets a
-    chunk of its own. All ranks get equally many chunks, since every forward of a sharded network
-    is a collective, and each rank's largest come first, so that ranks wait little for each other.
-    Padded, rows of similar length go together; packed, the chunks are about equally large.
-    """
-    cut = _packed_chunks if packed else _padded_chunks
-    chunks = cut(lengths, rows, max_tokens)
-    wanted = int(max_over_ranks(torch.tensor(len(chunks))))
-    while len(chunks) < wanted:
-        largest = max((c for c in chunks if len(c) > 1), key=lambda c: _num_tokens(lengths, c))
-        chunks.remove(largest)
-        chunks += [largest[::2], largest[1::2]] if packed else _halves(largest)
-    return sorted(chunks, key=lambda chunk: _num_tokens(lengths, chunk), reverse=True)
-
-
-def _num_tokens(lengths: Sequence[int], chunk: Sequence[int]) -> int:
-    return sum(lengths[row] for row in chunk)
-
-
-def _halves(chunk: list[int]) -> list[list[int]]:
-    half = len(chunk) // 2
-    return [chunk[:half], chunk[half:]]
-
-
-def _padded_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    chunks: list[list[int]] = []
-    for row in sorted(rows, key=lambda row: lengths[row], reverse=True):
-        width = lengths[chunks[-1][0]] if chunks else 0
-        if chunks and width * (len(chunks[-1]) + 1) <= max_tokens:
-            chunks[-1].append(row)
-        else:
-            chunks.append([row])
-    return chunks
-
-
-def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The fewest chunks into which "longest row first, into the emptiest chunk" fits."""
-    longest_first = sorted(rows, key=lambda row: lengths[row], reverse=True)
-    num_chunks = max(1, -(-_num_tokens(lengths, rows) // max_tokens))
-    while True:
-        chunks: list[list[int]] = [[] for _ in range(num_chunks)]
-        loads = [(0, index) for index in range(num_chunks)]
-        for row in longest_first:
-            load, index = heapq.heappop(loads)
-            chunks[index].append(row)
-            heapq.heappush(loads, (load + lengths[row], index))
-        if all(len(chunks[i]) < 2 or load <= max_tokens for load, i in loads):
-            return [chunk for chunk in chunks if chunk]
-        num_chunks += 1
 
 
 def rollout_inputs(
@@ -169,7 +180,7 @@ def rollout_inputs(
     rows: Sequence[int],
     *,
     pad_id: int,
-    packed: bool = False,
+    layout: Layout = "padded",
     for_critic: bool = False,
 ) -> TokenInputs:
     """Make the network inputs of some rows of a rollout batch, cut to their longest response.
@@ -185,17 +196,9 @@ def rollout_inputs(
             for r in rollouts
         ],
         pad_id=pad_id,
-        packed=packed,
+        layout=layout,
         response_mask=batch.response_mask[list(rows), :longest],
     )
-
-
-def sequence_lengths(batch: RolloutBatch, *, for_critic: bool = False) -> list[int]:
-    """Prompt + response length of every row, in tokens."""
-    return [
-        len(critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids) + len(r.response_ids)
-        for r in batch.rollouts
-    ]
 
 
 def critic_prompt(prompt: Prompt) -> tuple[int, ...]:

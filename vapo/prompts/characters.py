@@ -1,8 +1,8 @@
-"""Find characters of the prompts that a tokenizer drops: the policy would get another problem."""
+"""Find characters that a tokenizer drops: the policy would read another text than was written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -23,11 +23,10 @@ class LostCharacters:
     place: str
 
     def describe(self) -> str:
-        shown = ", ".join(map(repr, self.characters[:_SHOWN]))
-        more = f" and {len(self.characters) - _SHOWN} more" if self.characters[_SHOWN:] else ""
         return (
-            f"the tokenizer of actor.path has no token for {shown}{more}: it leaves them out of "
-            f"{self.num_prompts} of {self.total} prompts, the first is {self.place}"
+            "the tokenizer of actor.path has no token for "
+            f"{listed_characters(self.characters)}: it leaves them out of {self.num_prompts} of "
+            f"{self.total} prompts, the first is {self.place}"
         )
 
 
@@ -41,11 +40,11 @@ def lost_characters(
 
     Raises: UserError: characters are lost of every prompt.
     """
-    used = sorted({character for prompt in prompts for character in prompt.text})
-    lost = {c for c in used if not c.isspace() and not _round_trip(c, tokenizer).strip()}
+    used = {character for prompt in prompts for character in prompt.text}
+    lost = dropped_characters(used, tokenizer)
     if not lost:
         return None
-    texts = [_without_special_tokens(prompt.text, tokenizer) for prompt in prompts]
+    texts = [without_special_tokens(prompt.text, tokenizer) for prompt in prompts]
     lost &= set().union(*texts)
     if not lost:
         return None
@@ -58,7 +57,19 @@ def lost_characters(
     return found
 
 
-def _without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def dropped_characters(used: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Those of `used` that the tokenizer has no token for; spaces may go."""
+    return {c for c in used if not c.isspace() and not _round_trip(c, tokenizer).strip()}
+
+
+def listed_characters(characters: str) -> str:
+    """The first of them, quoted, and how many more there are."""
+    more = f" and {len(characters) - _SHOWN} more" if characters[_SHOWN:] else ""
+    return ", ".join(map(repr, characters[:_SHOWN])) + more
+
+
+def without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text without the special tokens that a chat template writes into it."""
     for token in tokenizer.all_special_tokens:
         text = text.replace(token, "")
     return text

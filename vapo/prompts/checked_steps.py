@@ -167,6 +167,15 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     return list(_states(keys, _positions(found[1], keys), response))
 
 
+def own_check(response: str) -> bool | None:
+    """Whether the response calls the step that ends it wrong; None where it ends with no check.
+
+    >>> own_check("aC5+bF2-"), own_check("aC5+"), own_check("aC5+b")
+    (True, False, None)
+    """
+    return {WRONG: True, RIGHT: False}.get(response[-1:])
+
+
 def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:
     steps = len(keys)
     left = [sum(key in HARD_KEYS for key in keys[step:]) for step in range(steps + 1)]

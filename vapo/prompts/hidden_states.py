@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from string import ascii_letters
 
-from vapo.prompts.checked_steps import checked_steps_states
+from vapo.prompts.checked_steps import checked_steps_states, own_check
+from vapo.prompts.worked_sums import worked_sums_states
 
 _PROBLEM = re.compile(r"(\d)((?:[A-Za-z]\d\d)+)=")
 
@@ -72,4 +73,8 @@ def _label(step: int) -> str:
 HIDDEN_STATES: Mapping[str, Callable[[str, str], list[str] | None]] = {
     "checked_steps": checked_steps_states,
     "state_tracking": state_tracking_states,
+    "worked_sums": worked_sums_states,
 }
+OWN_CHECKS: Mapping[str, Callable[[str], bool | None]] = {"checked_steps": own_check}
+"""Of tasks whose responses judge their own steps: response so far -> whether it calls the step that
+ends there wrong; None where no such judgement ends there."""

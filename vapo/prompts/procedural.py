@@ -20,6 +20,7 @@ from vapo.errors import UserError
 from vapo.prompts.checked_steps import checked_steps
 from vapo.prompts.procedural_rows import EpisodeRow, ProceduralRow, check_range, check_steps
 from vapo.prompts.windy_walk import windy_walk
+from vapo.prompts.worked_sums import worked_sums
 
 
 def state_tracking(
@@ -144,6 +145,7 @@ PROCEDURAL_TASKS: Mapping[str, Callable[..., Sequence[ProceduralRow | EpisodeRow
     "checked_steps": checked_steps,
     "windy_walk": windy_walk,
     "state_tracking": state_tracking,
+    "worked_sums": worked_sums,
 }
 
 

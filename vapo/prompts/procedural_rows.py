@@ -35,9 +35,14 @@ def check_range(name: str, value: float, *, low: float, high: float) -> None:
 
 
 def check_steps(min_steps: int, max_steps: int) -> None:
-    check_range("min_steps", min_steps, low=1, high=MAX_STEPS)
-    check_range("max_steps", max_steps, low=1, high=MAX_STEPS)
-    if min_steps > max_steps:
+    check_bounds("steps", min_steps, max_steps, low=1, high=MAX_STEPS)
+
+
+def check_bounds(name: str, least: int, most: int, *, low: int, high: int) -> None:
+    """The options `min_NAME` and `max_NAME`: each in the range, and not the wrong way round."""
+    check_range(f"min_{name}", least, low=low, high=high)
+    check_range(f"max_{name}", most, low=low, high=high)
+    if least > most:
         raise UserError(
-            f"options.min_steps is {min_steps}, above options.max_steps, {max_steps}: swap them"
+            f"options.min_{name} is {least}, above options.max_{name}, {most}: swap them"
         )

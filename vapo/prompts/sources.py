@@ -36,6 +36,7 @@ from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, re
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.prompts.verifiers_rows import verifiers_rows
+from vapo.system.json_lines import read_line
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 
@@ -121,7 +122,7 @@ def _jsonl_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
                 continue
             place = f"{file}:{number}"
             try:
-                record = json.loads(line.decode("utf-8-sig"))
+                record = read_line(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(
                     f"{place}: not a line of JSON in UTF-8 ({_reason(error)}){_hint(line)}"
@@ -138,7 +139,9 @@ def _reason(error: Exception) -> str:
 
 def _hint(line: bytes) -> str:
     """Guess what kind of file it is from its first bytes or a line's end."""
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line[1:2] == b"\0":
+    if line[:2] == b"\0\0":
+        return "; it begins with NUL bytes, as a file that was not written whole: copy it again"
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:
         return "; it is UTF-16: save it as UTF-8"
     if line.startswith(b"\x1f\x8b"):
         return "; it is compressed: unpack it with gunzip"

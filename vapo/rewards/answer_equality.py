@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from vapo.rewards.answer_forms import FLIPPED, Form
 from vapo.rewards.answer_nodes import Node, number, symbols_of
-from vapo.rewards.answer_units import DEGREES, DOLLARS, NO_UNITS, PERCENT
-from vapo.rewards.answer_values import constant_ratio, values_equal
-from vapo.rewards.answers import FLIPPED, Form, parse_answer
+from vapo.rewards.answer_units import DEGREES, DOLLARS, PERCENT, RADIANS, Unit
+from vapo.rewards.answer_values import constant_ratio, value_of, values_equal
+from vapo.rewards.answers import parse_answer
 from vapo.rewards.hostile_text import UnsafeTextError
 
 _PI = Node("constant", value="pi")
@@ -17,11 +18,14 @@ _RANGE = re.compile(r"[0-9]+-[0-9]+|[0-9]+([-/])[0-9]+\1[0-9]+")
 """A reference that is a range or a date: no difference, no quotient."""
 
 
-def is_same_answer(reference: str, response: str) -> bool:
+def is_same_answer(reference: str, response: str, *, counts_percent: bool = False) -> bool:
     """Whether the response's answer, whole, is the reference's.
 
-    A unit or a name that the reference has may be left out, not the other way round: `42 million`
-    is not 42. Dollars, degrees and `units` may be added.
+    A unit or a name that the reference has may be left out. A unit that it does not have may be
+    added where it changes no number: `42 apples` is 42, `42 million` and `42 dozen` are not.
+
+    Args:
+        counts_percent: `25%` is the reference 25 as well as 0.25.
     """
     gold, answer = parse_answer(reference), parse_answer(response)
     if gold.written and gold.written == answer.written:
@@ -31,7 +35,7 @@ def is_same_answer(reference: str, response: str) -> bool:
     if answer.mark == "quantity" and gold.kind == "value":  # m + n = 42
         answer = answer.items[0]
     try:
-        return _same(gold, answer)
+        return _same(gold, answer) or (counts_percent and _same_percentage(gold, answer))
     except UnsafeTextError:
         return False
 
@@ -39,8 +43,12 @@ def is_same_answer(reference: str, response: str) -> bool:
 def same_both_ways(first: str, second: str) -> bool:
     r"""Whether two responses' answers are one answer, whichever were the reference.
 
-    So `50\%` votes with `0.5`, and not with 50, which is no `0.5`.
+    So `50\%` votes with `0.5`, and not with 50, which is no `0.5`. Without a reference nothing says
+    that 5 means 5 cm and not 5 m, or that 12 is choice C: these are other answers.
     """
+    forms = parse_answer(first), parse_answer(second)
+    if _units(forms[0]) != _units(forms[1]) or _letter(forms[0]) != _letter(forms[1]):
+        return False
     return is_same_answer(first, second) and is_same_answer(second, first)
 
 
@@ -57,10 +65,28 @@ def vote_classes(answers: Sequence[str]) -> list[int]:
     return classes
 
 
+def _same_percentage(gold: Form, answer: Form) -> bool:
+    """Whether a percentage is what the reference counts in percent.
+
+    A reference of at most 1 is a fraction: 0.5% is not 0.5, and 1% is not 1.
+    """
+    if answer.kind == "equation" and answer.label:
+        answer = answer.items[0]
+    if answer.unit != PERCENT or gold.kind != "value" or gold.unit is not None:
+        return False
+    assert gold.node is not None
+    assert answer.node is not None
+    value = value_of(gold.node)
+    is_counted = isinstance(value, Fraction) and abs(value) > 1
+    return is_counted and values_equal(gold.node, answer.node)
+
+
 def _same(gold: Form, answer: Form) -> bool:
     kinds = {gold.kind, answer.kind}
     if "unknown" in kinds:
         return False
+    if "choice" in kinds:
+        return _same_choice(gold, answer)
     if "equation" in kinds:
         return _same_equation(gold, answer)
     if gold.label and answer.label and gold.label != answer.label:
@@ -105,6 +131,29 @@ def _is_choice(form: Form) -> bool:
     return node is not None and node.kind == "symbol" and str(node.value).isupper()
 
 
+def _same_choice(gold: Form, answer: Form) -> bool:
+    """`(C) 12` is C, and 12."""
+    if _letter(gold) and _letter(answer):
+        texts = [form.items[0] for form in (gold, answer) if form.items]
+        return _letter(gold) == _letter(answer) and (len(texts) < 2 or _same(*texts))
+    if gold.kind == "choice":
+        return _same(gold.items[0], answer)
+    return _same(gold, answer.items[0])
+
+
+def _letter(form: Form) -> str:
+    if form.kind == "choice":
+        return form.mark
+    return str(form.node.value) if form.node is not None and _is_choice(form) else ""
+
+
+def _units(form: Form) -> frozenset[str]:
+    """What an answer counts or measures; dollars and `units` say no more than the number."""
+    own = {form.unit.name} if form.unit is not None and form.unit.may_be_added else set()
+    free = {DOLLARS.name, "unit", "unit^2", "unit^3"}
+    return frozenset(own - free).union(*map(_units, form.items))
+
+
 def _same_words(gold: Form, answer: Form) -> bool:
     """Words are compared as they are written, so that `no` is not `on`; a product may be meant."""
     if gold.kind == answer.kind:
@@ -124,13 +173,17 @@ def _same_value(gold: Form, answer: Form) -> bool:
     if gold.unit is not None and answer.unit is not None:
         return False
     if gold.unit is None:
-        may_be_added = answer.unit in (DOLLARS, *NO_UNITS) or (
-            answer.unit == DEGREES and "pi" not in symbols_of(gold.node, "constant")
-        )
-        if may_be_added and values_equal(gold.node, answer.node):
+        if _may_be_added(answer.unit, gold.node) and values_equal(gold.node, answer.node):
             return True
         return values_equal(gold.node, _without_unit(answer))
     return values_equal(gold.node, answer.node) or values_equal(_without_unit(gold), answer.node)
+
+
+def _may_be_added(unit: Unit | None, gold: Node) -> bool:
+    has_pi = "pi" in symbols_of(gold, "constant")
+    if unit in (DEGREES, RADIANS):
+        return has_pi == (unit == RADIANS)
+    return unit is not None and unit.may_be_added
 
 
 def _without_unit(form: Form) -> Node:
@@ -140,7 +193,7 @@ def _without_unit(form: Form) -> Node:
         return Node("multiply", (number(Fraction(1, 100)), form.node))
     if form.unit == DEGREES:
         return Node("multiply", (Node("divide", (_PI, number(180))), form.node))
-    return Node("symbol", value=f"unit {form.unit}")
+    return Node("symbol", value=f"unit {form.unit and form.unit.name}")
 
 
 def _same_relation(gold: Form, answer: Form) -> bool:

@@ -30,6 +30,7 @@ _PIECE = re.compile(
 _OPENING_PIECES = frozenset(["(", "[", "{", "\\{", "\\lfloor", "\\lceil"])
 _CLOSING_PIECES = frozenset([")", "]", "}", "\\}", "\\rfloor", "\\rceil"])
 _PLAIN_THOUSANDS = re.compile(r"(?<![0-9,.])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
+OR = r"\text{or}"
 _CONNECTOR = re.compile(r"\\text\{ ?(or|and) ?\}")
 
 
@@ -105,18 +106,20 @@ def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]
     return [*parts, text[begin:].strip()], found
 
 
-def split_list(text: str) -> list[str]:
-    r"""The items of `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`; one if it is no list.
+def split_list(text: str) -> tuple[list[str], list[str]]:
+    r"""The items of `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`, and what is between them.
+
+    One item if it is no list.
 
     Raises: NotUnderstoodError for an item without text.
     """
     text = re.sub(r"(?<![{A-Za-z]) (or|and) (?![}A-Z])", r"\\text{\1}", text)
     text = _CONNECTOR.sub(r"\\text{\1}", text)
     text = re.sub(r"([,;]) ?\\text\{(?:or|and)\}", r"\1", text)
-    parts, found = split(text, (",", ";", r"\text{or}", r"\text{and}"))
+    parts, found = split(text, (",", ";", OR, r"\text{and}"))
     if {",", ";"} <= set(found) or (len(parts) > 1 and not all(parts)):
         raise NotUnderstoodError("a list without an item, or with two kinds of separators")
-    return parts
+    return parts, found
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:

@@ -7,14 +7,25 @@ number in another base, or words. A text that is none of these is equal only to 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
 from vapo.rewards.answer_expressions import parse_expression
+from vapo.rewards.answer_forms import (
+    Form,
+    difference,
+    have_an_order,
+    inequality,
+    interval,
+    named_point,
+    point_of,
+    union_of,
+)
 from vapo.rewards.answer_nodes import (
     GREEK,
+    OR,
     Node,
     NotUnderstoodError,
     enclosed,
@@ -25,8 +36,9 @@ from vapo.rewards.answer_nodes import (
     without_thousands,
 )
 from vapo.rewards.answer_text import as_written, clean
-from vapo.rewards.answer_units import split_unit
+from vapo.rewards.answer_units import named_unit, split_unit
 from vapo.rewards.answer_values import value_of, values_equal
+from vapo.rewards.answer_words import MAX_WORDS, choice, choice_with_text, number_in_words
 from vapo.rewards.hostile_text import UnsafeTextError, check_latex
 
 MAX_ANSWER_CHARS = 500
@@ -38,7 +50,6 @@ _BASES = {
     "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
 }  # fmt: skip
 _RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne")
-FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _SYMBOL = r"(?:[A-Za-z]|" + "|".join(re.escape(name) for name in sorted(GREEK)) + r")"
 _SUBSCRIPT = r"(?: ?_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?"
 _LABEL = re.compile(
@@ -46,6 +57,7 @@ _LABEL = re.compile(
     rf"|(?:[fghpq]|[A-Z]){_SUBSCRIPT}'* ?\([^()=<>]*\)"  # f(2), P(A)
     r"|[A-Z]{2,3}|\\overline ?\{[A-Z]{2}\}|(?:m ?)?\\angle ?[A-Z]{1,3}"  # AB, an angle
 )
+_NAMES = re.compile(rf"\( ?{_SYMBOL}(?: ?, ?{_SYMBOL})+ ?\)")
 _QUANTITY = re.compile(  # what a problem asks for, by a name that holds no number
     r"(?!.*([A-Za-z]).*\1)[A-Za-z](?: ?\+ ?[A-Za-z])+|\| ?[A-Z]{2} ?\||\[ ?[A-Z]{3,4} ?\]"
     r"|\\text\{ ?(?:[Tt]he )?(?:[Tt]otal |[Ff]inal )?"
@@ -59,24 +71,6 @@ _BASED = re.compile(
 )
 _MATRIX = re.compile(r"\\begin\{([pb])matrix\}(.*)\\end\{\1matrix\}")
 _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
-
-
-@dataclass(frozen=True)
-class Form:
-    """`kind` is value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
-    equation, relation or unknown.
-
-    `node` is a value's expression, or left side less right side; `mark` the words, the brackets,
-    the relation, the sign or the number in a base; `label` the name that has this value.
-    """
-
-    kind: str
-    items: tuple[Form, ...] = ()
-    node: Node | None = None
-    mark: str = ""
-    label: str = ""
-    unit: str | None = None
-    written: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -94,14 +88,21 @@ def parse_answer(text: str) -> Form:
 
 
 def _any(text: str) -> Form:
+    text = choice(text) or text
     if words := _words(text):
         return words
-    parts = split_list(text)
+    if chosen := choice_with_text(text):
+        letter, rest = chosen
+        return Form("choice", (_any(rest),), mark=letter)
+    parts, connectors = split_list(text)
     if len(parts) > MAX_ITEMS:
         raise NotUnderstoodError("a long list")
     if len(parts) == 1:
         return _one(text)
     items = [_one(part) for part in parts]
+    are_alternatives = set(connectors) == {OR}
+    if together := (union_of(items) if are_alternatives else point_of(items)):
+        return together
     labels = {item.label for item in items}
     is_one_name = labels == {items[0].label} or not any(item.label for item in items[1:])
     is_named = items[0].label and all(item.kind == "equation" for item in items if item.label)
@@ -128,7 +129,7 @@ def _one(text: str) -> Form:
         return replace(of, label=belongs.group(1))
     parts, relations = split(text, _RELATIONS)
     if relations:
-        return _related(parts, relations)
+        return _equation(parts) if set(relations) == {"="} else inequality(parts, relations)
     parts, _ = split(text, (r"\cup",))
     if len(parts) > 1:
         return Form("union", tuple(_one(part) for part in parts))
@@ -153,7 +154,7 @@ def _special(text: str) -> Form | None:
     if text == r"\emptyset":
         return Form("set")
     if text == r"\reals":
-        return _interval(Form("infinity", mark="-"), Form("infinity"), "()")
+        return interval(Form("infinity", mark="-"), Form("infinity"), "()")
     if match := _MATRIX.fullmatch(text):
         rows = [row for row in match.group(2).split(r"\\") if row.strip()]
         cells = [tuple(_value(cell.strip()) for cell in row.split("&")) for row in rows]
@@ -182,48 +183,19 @@ def _special(text: str) -> Form | None:
     if opening + closing in ("(]", "[)") and len(parts) != 2:
         raise NotUnderstoodError("an interval of more than two ends")
     items = tuple(_one(part) for part in parts)
+    if (opening, closing) == ("(", ")") and have_an_order([item.label for item in items]):
+        return point_of(items)
     if any(item.kind == "equation" for item in items):  # (y=1, x=2) is not (1, 2)
         raise NotUnderstoodError("an equation in a point")
     return Form("bracket", items, mark=opening + closing)
-
-
-def _interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
-    return Form("bracket", (low, high), mark=brackets, label=label)
-
-
-def _related(parts: list[str], relations: list[str]) -> Form:
-    if set(relations) == {"="}:
-        return _equation(parts)
-    nodes = [parse_expression(part) for part in parts]
-    if len(nodes) == 2 and relations != [r"\ne"]:
-        (left, right), (relation,) = nodes, relations
-        if right.kind == "symbol" and not symbols_of(left):
-            (left, right), relation = (right, left), FLIPPED[relation]
-        if left.kind == "symbol" and not symbols_of(right):
-            end, label = Form("value", node=right), str(left.value)
-            if relation in (">", r"\ge"):
-                low = "(" if relation == ">" else "["
-                return _interval(end, Form("infinity"), low + ")", label)
-            high = ")" if relation == "<" else "]"
-            return _interval(Form("infinity", mark="-"), end, "(" + high, label)
-    if len(nodes) == 2:
-        return Form("relation", node=_difference(*nodes), mark=relations[0])
-    if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
-        first, second = relations
-        if first in (">", r"\ge") and second in (">", r"\ge"):
-            nodes.reverse()
-            first, second = FLIPPED[second], FLIPPED[first]
-        if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
-            brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
-            ends = [Form("value", node=node) for node in (nodes[0], nodes[2])]
-            return _interval(ends[0], ends[1], brackets, str(nodes[1].value))
-    raise NotUnderstoodError("a chain of relations")
 
 
 def _equation(parts: list[str]) -> Form:
     r"""`x = 5` with its name, `6 \cdot 7 = 42` as 42 if it is true, else the sides' difference."""
     if len(parts) == 2 and re.fullmatch(_SYMBOL, parts[1]) and not _LABEL.fullmatch(parts[0]):
         parts = [parts[1], parts[0]]  # 5 = x
+    if len(parts) == 2 and _NAMES.fullmatch(parts[0]):  # (x, y) = (3, 4)
+        return named_point(parts[0][1:-1].replace(" ", "").split(","), _one(parts[1]))
     is_quantity = bool(_QUANTITY.fullmatch(parts[0]))
     label = parts[0] if is_quantity or _LABEL.fullmatch(parts[0]) else ""
     forms = [_one(part) for part in parts[bool(label) :]]
@@ -237,7 +209,7 @@ def _equation(parts: list[str]) -> Form:
     value = forms[-1]
     if label:
         try:
-            node = _difference(parse_expression(parts[0]), value.node) if value.node else None
+            node = difference(parse_expression(parts[0]), value.node) if value.node else None
         except NotUnderstoodError:
             node = None
         if is_quantity:
@@ -249,7 +221,7 @@ def _equation(parts: list[str]) -> Form:
         return value
     if len(nodes) != 2 or nodes[0] is None or nodes[1] is None or any(f.unit for f in forms):
         raise NotUnderstoodError("an equation of other things than two values")
-    return Form("equation", (), _difference(nodes[0], nodes[1]))
+    return Form("equation", (), difference(nodes[0], nodes[1]))
 
 
 def _value(text: str) -> Form:
@@ -273,13 +245,28 @@ def _value(text: str) -> Form:
 def _words(text: str) -> Form | None:
     if not _WORDS.fullmatch(text):
         return None
+    if counted := _counted_in_words(text):
+        return counted
     node = parse_expression(text) if _MAY_BE_PRODUCT.fullmatch(text) else None
+    if (said := number_in_words(text)) is not None:
+        node = number(said)
     is_ordinary = text[1:].islower() and (len(text) > 2 or text.lower() == "no")
     return Form("words", mark=text.lower() if is_ordinary else text, node=node)
 
 
-def _difference(left: Node, right: Node) -> Node:
-    return Node("add", (left, Node("multiply", (number(-1), right))))
+def _counted_in_words(text: str) -> Form | None:
+    """`four days`."""
+    words = text.split(" ")
+    for index in range(min(len(words) - 1, MAX_WORDS), 0, -1):
+        said = number_in_words(" ".join(words[:index]))
+        if said is None:
+            continue
+        try:
+            unit, scale = named_unit(" ".join(words[index:]))
+        except NotUnderstoodError:  # words like any others
+            return None
+        return Form("value", node=number(said * scale), unit=unit)
+    return None
 
 
 def _is_in(label: str, form: Form) -> bool:

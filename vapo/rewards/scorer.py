@@ -20,12 +20,13 @@ from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker_pool import WorkerPool
+from vapo.system.shown_text import visible
 from vapo.types import FinishReason, Rollout, Verdict
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
 
-EXTRACTING = ("exact", "regex", "math", "reasoning_gym")
+EXTRACTING = ("exact", "regex", "math", "math_verify", "reasoning_gym")
 """Verifiers that extract a response's answer, so that answers can vote."""
 
 logger = logging.getLogger(__name__)
@@ -261,5 +262,5 @@ class _Judge:
             len(failed),
             len(verdicts),
             "counted as incorrect" if self._environment is None else "they are not trained on",
-            first,
+            visible(first, keep=""),
         )

@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vapo.config.data_rules import source_name, sources_of
-from vapo.config.rewards import PythonVerifier, RegexVerifier, with_verifier
+from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
+from vapo.rewards.math_verify_package import check_math_verify
+from vapo.rewards.own_function import FUNCTION_KEY
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.rewards.verifiers import (
-    FUNCTION_KEY,
-    MAX_RESPONSE_CHARS,
-    exact,
-    make_reasoning_gym,
-    make_regex,
-)
+from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
 from vapo.rewards.worker import Settings, Task
 from vapo.rewards.worker_pool import WorkerPool
+from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
 
 Text = tuple[str, str, Mapping[str, Any]]
@@ -100,10 +97,14 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
     """Check the settings here, where it is cheap; a user's function only in a worker."""
     pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
     own = rewards if isinstance(rewards, PythonVerifier) else None
+    passed = () if own is None else tuple(own.function_variables)
+    check_passed(passed, key="rewards.function_variables")
     if pattern is not None:
         make_regex(pattern)
     if rewards.verifier == "reasoning_gym":
         make_reasoning_gym()
+    if rewards.verifier == "math_verify":
+        check_math_verify()
     settings = Settings(
         rewards.verifier,
         pattern,
@@ -111,11 +112,15 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         rewards.timeout_s,
         function_folder=None if own is None else own.function_folder,
         function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
+        percent=rewards.percent if isinstance(rewards, MathVerifier) else "either",
+        correct=rewards.correct,
         shows_errors=output is not None,
+        passed=passed,
+        hidden=hidden_texts(),
     )
     return WorkerPool(
         settings,
         num_workers=rewards.num_workers,
-        wait_until_ready=rewards.verifier not in ("regex", "math", "reasoning_gym"),
+        wait_until_ready=rewards.verifier not in ("regex", "math", "math_verify", "reasoning_gym"),
         output=None if output is None else output.descriptor,
     )

@@ -11,39 +11,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.answer_text import last_boxed, plain_answer
+from vapo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Verifier
+from vapo.rewards.math_verify_package import make_math_verify
+from vapo.rewards.own_function import make_python
 from vapo.system.extras import install_command
-from vapo.system.handed_functions import function_of
-from vapo.system.user_functions import import_function
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
-
-FUNCTION_KEY = "rewards.function"
-
-MAX_EXTRACTED_CHARS = 200
-"""Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verifier's answer. `reward` None stands for the configured correct / incorrect reward."""
-
-    is_correct: bool
-    reward: float | None = None
-    extracted: str | None = None
-
-
-@runtime_checkable
-class Verifier(Protocol):
-    """Judges one response. May raise, hang or crash: it runs in a process of its own."""
-
-    def __call__(
-        self, response_text: str, answer: str, metadata: Mapping[str, Any]
-    ) -> Judgement: ...
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -61,9 +38,11 @@ def make_regex(pattern: str | None) -> Verifier:
         raise UserError("rewards.pattern is not set: verifier `regex` needs it")
     try:
         compiled = re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "its groups are nested too deeply" if deep else str(error)
         raise UserError(
-            f"rewards.pattern is {pattern!r}, which does not compile: {error}"
+            f"rewards.pattern is {pattern!r:.80}, which does not compile: {reason}"
         ) from None
     if compiled.groups == 0:
         raise UserError(
@@ -80,38 +59,30 @@ def make_regex(pattern: str | None) -> Verifier:
     return regex
 
 
-def make_math() -> Verifier:
+def make_math(percent: str = "either") -> Verifier:
     r"""Make the mathematics verifier: it compares the last `\boxed{...}`, else the plain end.
 
     The answer is correct if it equals the reference (`vapo.rewards.answers`), and incorrect where
     it is not understood completely, unless it is the reference's own text.
+
+    Args:
+        percent: whether `25%` is the reference 25 (`either`, the default) or 0.25 alone
+            (`hundredth`).
     """
     from vapo.rewards.answer_equality import is_same_answer
+    from vapo.rewards.answer_extraction import extract_answer, last_boxed
 
     def math(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         extracted = extract_answer(response_text)
         if not extracted:
             return Judgement(False, extracted=extracted)
         boxed = last_boxed(answer)
-        is_correct = is_same_answer(answer if boxed is None else boxed, extracted)
+        is_correct = is_same_answer(
+            answer if boxed is None else boxed, extracted, counts_percent=percent == "either"
+        )
         return Judgement(is_correct, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return math
-
-
-def extract_answer(response_text: str) -> str | None:
-    """math: the answer's text, as it stands; None without one, empty for an empty box."""
-    from vapo.rewards.answers import parse_answer
-
-    boxed = last_boxed(response_text)
-    if boxed is not None:
-        return boxed.strip()
-
-    def is_answer(text: str) -> bool:
-        form = parse_answer(text)  # a sentence is not an answer, a word may be one
-        return form.kind != "unknown" and not (form.kind == "words" and " " in form.mark)
-
-    return plain_answer(response_text, is_answer)
 
 
 @dataclass(frozen=True)
@@ -124,6 +95,7 @@ class VoteTask:
 def math_vote_classes(task: VoteTask) -> list[int]:
     """For each response the index of the first with the same answer."""
     from vapo.rewards.answer_equality import vote_classes
+    from vapo.rewards.answer_extraction import extract_answer
 
     return vote_classes([extract_answer(text) or "" for text in task.responses])
 
@@ -164,43 +136,6 @@ def make_reasoning_gym() -> Verifier:
     return score
 
 
-def make_python(
-    path: str | None, *, folder: str | None = None, sent: bytes | None = None
-) -> Verifier:
-    """A user's function `f(response_text, answer, metadata)`.
-
-    Args:
-        path: as `package.module:function` or `folder/file.py:function`.
-        folder: of the config file that names it, looked into before the current folder.
-        sent: the function itself, where the process that trains has it in its own `__main__`.
-
-    It returns `bool` (the verdict; the configured reward), or `(bool, float)` (the verdict and
-    its own reward). A number alone is refused: whether 0.5 is correct is not ours to guess,
-    and the positive-example LM loss imitates what is called correct.
-
-    Raises:
-        UserError: not importable, or not a function.
-    """
-    if sent is None:
-        function = import_function(path, key=FUNCTION_KEY, folder=folder)
-    else:
-        function = function_of(sent, path=path, key=FUNCTION_KEY)
-
-    def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        result = function(response_text, answer, metadata)
-        verdict, reward = (
-            result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        )
-        verdict = verdict.item() if hasattr(verdict, "item") else verdict  # numpy, torch scalars
-        if isinstance(verdict, float) and verdict != verdict:
-            return Judgement(False, reward=verdict)
-        if not isinstance(verdict, bool):
-            raise TypeError(f"returned {result!r:.80}, not a bool or (bool, float)")
-        return Judgement(verdict, reward=None if reward is None else float(reward))
-
-    return python
-
-
 def make_verifier(
     kind: str,
     *,
@@ -208,8 +143,15 @@ def make_verifier(
     function: str | None = None,
     folder: str | None = None,
     sent: bytes | None = None,
+    percent: str = "either",
+    correct: float = 1.0,
 ) -> Verifier:
-    """Make the verifier of this name; `function`, `folder` and `sent` as for `make_python`.
+    """Make the verifier of this name.
+
+    Args:
+        pattern: for `make_regex`.
+        function, folder, sent, correct: for `make_python`, whose `path` is `function`.
+        percent: for `make_math`.
 
     Raises:
         UserError: its settings are missing or unusable.
@@ -219,13 +161,16 @@ def make_verifier(
     if kind == "regex":
         return make_regex(pattern)
     if kind == "math":
-        return make_math()
+        return make_math(percent)
+    if kind == "math_verify":
+        return make_math_verify()
     if kind == "reasoning_gym":
         return make_reasoning_gym()
     if kind == "python":
-        return make_python(function, folder=folder, sent=sent)
+        return make_python(function, folder=folder, sent=sent, correct=correct)
     raise UserError(
-        f"rewards.verifier is {kind!r}: known are exact, regex, math, reasoning_gym, python"
+        f"rewards.verifier is {kind!r}: known are exact, regex, math, math_verify, reasoning_gym, "
+        "python"
     )
 
 

@@ -21,8 +21,18 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.hostile_text import guarded, install
-from vapo.rewards.verifiers import Verifier, VoteTask, make_verifier, math_vote_classes
-from vapo.system.child_process import channel_of, failure_of, limit_memory, print_error, printable
+from vapo.rewards.judgement import Verifier
+from vapo.rewards.math_verify_package import import_package
+from vapo.rewards.verifiers import VoteTask, make_verifier, math_vote_classes
+from vapo.system.child_process import (
+    channel_of,
+    failure_of,
+    limit_memory,
+    print_error,
+    printable,
+    reward_problem,
+)
+from vapo.system.shown_text import hide
 from vapo.system.supervision import fork_supervised
 
 
@@ -37,8 +47,16 @@ class Settings:
     function_folder: str | None = None
     function_bytes: bytes | None = None
     """A function of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
+    percent: str = "either"
+    """How `math` takes a percentage."""
+    correct: float = 1.0
+    """From this reward on a function's number is a correct response's."""
     shows_errors: bool = False
     """Also print the traceback of what the verifier raises; somebody reads its output."""
+    passed: tuple[str, ...] = ()
+    """Variables with credentials that the verifier gets."""
+    hidden: tuple[tuple[str, str], ...] = ()
+    """What its failures must not show: `vapo.system.shown_text.hide`."""
     ticket: str = ""
     """Ticket of the reply that the worker is ready, or why it is not."""
 
@@ -60,8 +78,11 @@ def judge(verifier: Verifier, task: Task, *, shows_errors: bool = False) -> dict
         if shows_errors:
             print_error(error)
         return {"failure": failure_of(error)}
-    if judgement.reward is not None and not math.isfinite(judgement.reward):
-        return {"failure": "nan"}
+    if judgement.reward is not None:
+        if not math.isfinite(judgement.reward):
+            return {"failure": "nan"}
+        if (problem := reward_problem(judgement.reward)) is not None:
+            return {"failure": f"error: {problem}"}
     extracted = judgement.extracted
     return {
         "is_correct": judgement.is_correct,
@@ -73,6 +94,7 @@ def judge(verifier: Verifier, task: Task, *, shows_errors: bool = False) -> dict
 def serve(connection: Connection) -> None:
     """Build the verifier, then answer chunks of tasks until the parent hangs up."""
     settings: Settings = connection.recv()
+    hide(settings.hidden)
     try:
         verifier = make_verifier(
             settings.kind,
@@ -80,6 +102,8 @@ def serve(connection: Connection) -> None:
             function=settings.function,
             folder=settings.function_folder,
             sent=settings.function_bytes,
+            percent=settings.percent,
+            correct=settings.correct,
         )
     except UserError as error:
         _send(connection, settings.ticket, {"failure": str(error)})
@@ -88,6 +112,8 @@ def serve(connection: Connection) -> None:
     _send(connection, settings.ticket, {})
     if settings.kind == "reasoning_gym":
         importlib.import_module("reasoning_gym")  # seconds, which no verdict's time limit is for
+    if settings.kind == "math_verify":
+        import_package()
     # a user's own function may open files and start processes; ours have no reason to
     guard = nullcontext if settings.kind == "python" else guarded
     install()

@@ -10,8 +10,6 @@ for its end.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import secrets
 import time
@@ -24,7 +22,14 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
-from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S, SupervisedProcess
+from vapo.system.child_process import reward_problem
+from vapo.system.shown_text import redacted, visible
+from vapo.system.supervised_process import (
+    MAX_START_FAILURES,
+    START_TIMEOUT_S,
+    SupervisedProcess,
+    ticketed_reply,
+)
 
 MAX_CHUNK = 16
 MAX_REPLY_BYTES = 2**16
@@ -35,7 +40,7 @@ class Worker(SupervisedProcess):
     """One child process and the tasks that it has been given."""
 
     def __init__(self, settings: Settings, output: int | None = None) -> None:
-        super().__init__("vapo.rewards.worker", output)
+        super().__init__("vapo.rewards.worker", output, passed=settings.passed)
         self.ready = False
         self.pending: deque[int] = deque()
         self.deadline = time.monotonic() + START_TIMEOUT_S
@@ -87,14 +92,12 @@ def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str,
 
     The first is empty, or has a `failure`: whether the worker is ready.
     """
-    try:
-        reply = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(reply, dict) or not ticket or reply.pop("ticket", None) != ticket:
+    reply = ticketed_reply(line, ticket)
+    if reply is None:
         return None
     if set(reply) == {"failure"}:
-        return reply if isinstance(reply["failure"], str) else None
+        failure = reply["failure"]
+        return {"failure": visible(redacted(failure))} if isinstance(failure, str) else None
     if is_first:
         return None if reply else reply
     if set(reply) == {"classes"}:
@@ -107,10 +110,17 @@ def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str,
     is_verdict = (
         set(reply) == {"is_correct", "reward", "extracted"}
         and isinstance(reply["is_correct"], bool)
-        and (reward is None or (isinstance(reward, (int, float)) and math.isfinite(reward)))
+        and (reward is None or _is_reward(reward))
         and (extracted is None or isinstance(extracted, str))
     )
     return reply if is_verdict else None
+
+
+def _is_reward(reward: Any) -> bool:
+    try:
+        return isinstance(reward, (int, float)) and reward_problem(float(reward)) is None
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 class WorkerPool:

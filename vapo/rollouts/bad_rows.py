@@ -30,14 +30,16 @@ class CheckedBatch:
 
     `rows` are the rows of the original batch that are left. `num_left_out` counts the removed
     rows of all ranks, the other members of their groups included where the estimator compares
-    groups, and `reason` names what was bad. With a `fault` too many rows were bad: the batch is
-    unchanged, and none of it may be trained on.
+    groups, and `reason` names what was bad. `num_failed` of them have no bad number: only an
+    environment failed, theirs or one of their group. With a `fault` too many rows were bad: the
+    batch is unchanged, and none of it may be trained on.
     """
 
     batch: EvaluatedBatch
     num_rows: int
     rows: Sequence[int]
     num_left_out: int = 0
+    num_failed: int = 0
     reason: str = ""
     fault: str | None = None
 
@@ -73,10 +75,13 @@ def check_batch(
     if batch.is_failed is not None:
         found[_FAILED] = batch.is_failed
     goes = torch.stack(list(found.values())).any(dim=0)
+    has_bad_number = is_bad
     if by_group:
-        goes = goes.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
-    counts = [goes.sum(), torch.tensor(len(batch)), *(rows.sum() for rows in found.values())]
-    num_left_out, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
+        goes, has_bad_number = (_whole_groups(rows, batch) for rows in (goes, is_bad))
+    failed = (goes & ~has_bad_number).sum()
+    counts = [goes.sum(), failed, torch.tensor(len(batch)), *(r.sum() for r in found.values())]
+    num_left_out, num_failed, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
+    left_out = {"num_left_out": num_left_out, "num_failed": num_failed}
     if not num_left_out:
         return CheckedBatch(batch, len(batch), range(len(batch)))
     numbers = {name: rows for name, rows in found.items() if name != _FAILED}
@@ -91,9 +96,15 @@ def check_batch(
     fewest = -int(max_over_ranks(-(~goes).sum()))
     num_rows = fewest // num_minibatches * num_minibatches
     if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
-        return CheckedBatch(batch, len(batch), range(len(batch)), num_left_out, reason, reason)
-    rows = (~goes).nonzero().flatten().tolist()
-    return CheckedBatch(select_rows(batch, rows), num_rows, rows, num_left_out, reason)
+        rows = range(len(batch))
+        return CheckedBatch(batch, len(batch), rows, reason=reason, fault=reason, **left_out)
+    left = (~goes).nonzero().flatten().tolist()
+    return CheckedBatch(select_rows(batch, left), num_rows, left, reason=reason, **left_out)
+
+
+def _whole_groups(rows: Bool[Tensor, " B"], batch: EvaluatedBatch) -> Bool[Tensor, " B"]:
+    """The rows with all members of their groups."""
+    return rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
 
 
 def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:

@@ -60,25 +60,21 @@ class RolloutCollection:
         self.progress = progress
         self.tokenizer = tokenizer
 
-    def sample_batch(
-        self, iteration: int, phase: Phase, stage: Stage | None = None
-    ) -> tuple[RolloutBatch, dict[str, float]]:
+    def sample_batch(self, iteration: int, phase: Phase) -> tuple[RolloutBatch, dict[str, float]]:
         """Sample and score the iteration's rollouts; also returns the metrics of sampling.
 
         Args:
             phase: the phase that trains on them; value pretraining keeps all prompts.
-            stage: where progress is reported; default the run's progress.
         """
-        stage = stage or self.progress.stage
         filling = self.filling(phase)
         if filling.max_attempts == 0:
-            filling.add(self.sample_groups(iteration, 0, stage))
+            filling.add(self.sample_groups(iteration, 0))
             filled = filling.filled()
         else:
             filled = fill_with_mixed_groups(
-                lambda attempt: self.sample_groups(iteration, attempt, stage), filling
+                lambda attempt: self.sample_groups(iteration, attempt), filling
             )
-        return self.batch_of(filled, iteration, phase, stage)
+        return self.batch_of(filled, iteration, phase)
 
     def filling(self, phase: Phase) -> Filling:
         """How this rank's part of a batch that the phase trains on is filled."""
@@ -89,7 +85,7 @@ class RolloutCollection:
         return Filling(num_groups=num_groups, max_attempts=max_attempts)
 
     def batch_of(
-        self, filled: FilledBatch, iteration: int, phase: Phase, stage: Stage | None = None
+        self, filled: FilledBatch, iteration: int, phase: Phase
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """The batch of sampled and judged groups, with its baselines, and the metrics of sampling.
 
@@ -109,8 +105,7 @@ class RolloutCollection:
             carries_loss[-filled.num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
         settings = sampling_settings(self.config.rollouts)
-        stage = stage or self.progress.stage
-        batch, found = self.with_baselines(batch, settings, iteration, stage)
+        batch, found = self.with_baselines(batch, settings, iteration)
         return batch, metrics | found
 
     def attempt_prompts(self, iteration: int, attempt: int) -> list[Prompt]:
@@ -129,7 +124,7 @@ class RolloutCollection:
             world_size=world_size(),
         )
 
-    def sample_groups(self, iteration: int, attempt: int, stage: Stage) -> list[Group]:
+    def sample_groups(self, iteration: int, attempt: int) -> list[Group]:
         """This rank's prompts of an attempt, each with its responses and their verdicts.
 
         Everything is a function of (seed, iteration, attempt) and the policy.
@@ -139,7 +134,7 @@ class RolloutCollection:
             self.attempt_prompts(iteration, attempt),
             self.sampler,
             self.scorer,
-            stage,
+            self.progress.stage,
             group_size=size,
             settings=sampling_settings(self.config.rollouts),
             seed=derive_seed(self.config.seed, "rollouts", *keys),
@@ -148,7 +143,7 @@ class RolloutCollection:
         return groups_of(rollouts, verdicts, size)
 
     def with_baselines(
-        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int, stage: Stage
+        self, batch: RolloutBatch, settings: SamplingSettings, iteration: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """The batch with what the estimator compares its rewards with, and the metrics of that.
 
@@ -157,28 +152,29 @@ class RolloutCollection:
         algorithm, metrics = self.config.algorithm, {}
         if algorithm.needs_greedy_baseline:
             prompts = [rollout.prompt for rollout in batch.rollouts[:: batch.group_size]]
-            baseline = self.greedy_rewards(prompts, iteration, stage)
+            baseline = self.greedy_rewards(prompts, iteration)
             batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
             mean = gather_over_ranks(baseline).mean()
             metrics["rollout/greedy_reward_mean"] = float(mean)
         if isinstance(algorithm, VineOptions):
             seed = derive_seed(self.config.seed, "continuations", iteration, rank())
-            batch, found = with_step_values(batch, self.continuer(settings, stage), seed=seed)
+            batch, found = with_step_values(batch, self.continuer(settings), seed=seed)
             metrics |= found
         return batch, metrics
 
-    def continuer(self, settings: SamplingSettings, stage: Stage) -> Continuer:
+    def continuer(self, settings: SamplingSettings) -> Continuer:
         """What samples on from prefixes of responses that were sampled by `settings`."""
+        stage = self.progress.stage
         return Continuer(self.config, settings, self.sampler, self.scorer, self.tokenizer, stage)
 
-    def greedy_rewards(self, prompts: list[Prompt], iteration: int, stage: Stage) -> Tensor:
+    def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
         rollouts, verdicts = sample_and_score(
             prompts,
             self.sampler,
             self.scorer,
-            stage,
+            self.progress.stage,
             group_size=1,
             settings=replace(sampling_settings(self.config.rollouts), greedy=True),
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),

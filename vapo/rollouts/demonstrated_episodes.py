@@ -109,11 +109,11 @@ def _problem(episode: Episode) -> str | None:
         return f"{its}, after which the environment goes on: add the turns that are missing"
     if episode.finish_reason is FinishReason.TURNS:
         return f"after {num_played} turns the environment goes on: raise environment.max_turns"
+    turn = f"turn {max(num_played, 1)} of the demonstration"
+    if episode.finish_reason is FinishReason.TURN_LENGTH:
+        return f"{turn} does not fit into environment.max_turn_tokens"
     if episode.finish_reason is FinishReason.LENGTH:
-        return (
-            f"turn {max(num_played, 1)} of the demonstration does not fit into "
-            "environment.max_turn_tokens, or the episode not into rollouts.max_response_tokens"
-        )
+        return f"with {turn} the episode does not fit into rollouts.max_response_tokens"
     if num_played < num_turns:
         return f"{its}, but the environment ends the episode after turn {num_played}"
     return None

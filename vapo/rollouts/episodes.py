@@ -19,6 +19,7 @@ from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
 from vapo.rollouts.environment_inputs import Replayed, data_row, replay_of, turn_text
 from vapo.rollouts.observations import ObservationTokens
+from vapo.system.child_process import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 REPLAY = "replay"
@@ -190,6 +191,12 @@ class EpisodeLoop:
             return
         if episode.turns:
             episode.earn(reply.reward)
+            if not fits_float32(sum(abs(turn.reward) for turn in episode.turns)):
+                episode.failure = (
+                    "error: the rewards of its turns add up to more than float32 holds"
+                )
+                self._end(episode, FinishReason.LENGTH)
+                return
         elif reply.reward or reply.observation is None:
             episode.failure = "error: reset gave a reward, or ended the episode, before any turn"
             self._end(episode, FinishReason.LENGTH)
@@ -224,7 +231,7 @@ class EpisodeLoop:
         return self._observation_tokens(observation, last_id=last_id)
 
     def _ask_engine(self, episode: Episode) -> None:
-        left = episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
+        left = self._tokens_left(episode)
         if left < 1:
             if not episode.turns:
                 episode.failure = "error: the first observation leaves no token of the budget"
@@ -245,11 +252,16 @@ class EpisodeLoop:
         episode = self._open[turn.request.key]
         episode.act(turn)
         if not turn.has_ended:  # half a turn is not shown to the environment
-            self._end(episode, FinishReason.LENGTH)
+            is_at_turns_limit = len(turn.ids) == self._config.max_turn_tokens
+            by_turn = is_at_turns_limit and self._tokens_left(episode) > 0
+            self._end(episode, FinishReason.TURN_LENGTH if by_turn else FinishReason.LENGTH)
         elif self._environments is None:
             self._end(episode, FinishReason.STOP)
         else:
             self._environments.step(episode.key, turn_text(turn.ids, self._tokenizer))
+
+    def _tokens_left(self, episode: Episode) -> int:
+        return episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
 
     def _end(self, episode: Episode, reason: FinishReason) -> None:
         episode.finish_reason = reason

@@ -5,12 +5,20 @@ They are tokenized alone: no token that was sampled is ever tokenized again.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
 from vapo.errors import UserError
+from vapo.prompts.characters import (
+    dropped_characters,
+    listed_characters,
+    without_special_tokens,
+)
+
+logger = logging.getLogger(__name__)
 
 _KEY = "environment.observation_template"
 _MARK = "vapo-observation-mark"
@@ -21,7 +29,8 @@ class ObservationTokens:
 
     With a chat template the text between two turns is whatever the template writes between an
     assistant's message and the next one's beginning. The end token with which the turn was sampled
-    is not repeated.
+    is not repeated. Characters that the tokenizer has no token for are left out; a warning says
+    which, the first time that they come.
 
     Raises: UserError: the template has no place for the observation, or the chat template writes
         none.
@@ -30,6 +39,7 @@ class ObservationTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: FitConfig) -> None:
         self._tokenizer = tokenizer
         self._most = config.environment.max_observation_tokens
+        self._seen: set[str] = set()  # characters that were looked at
         template = config.environment.observation_template
         if template is not None and "{observation}" not in template:
             raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
@@ -47,13 +57,31 @@ class ObservationTokens:
             last_id: the last token that was sampled; None: the policy has not had a turn yet.
         """
         ids = self._ids(observation)
+        text = self._before + observation + self._after
+        self._name_lost(text)
         if len(ids) > self._most:
             whole = (*self._ids(self._before), *ids[: self._most], *self._ids(self._after))
         else:
-            whole = self._ids(self._before + observation + self._after)
+            whole = self._ids(text)
         if self._is_chat and whole and whole[0] == last_id:
             whole = whole[1:]
         return whole
+
+    def _name_lost(self, text: str) -> None:
+        """Warn of characters that have not come before and that the policy will not read."""
+        if self._seen.issuperset(text):
+            return
+        written = without_special_tokens(text, self._tokenizer)
+        lost = dropped_characters(set(written) - self._seen, self._tokenizer)
+        self._seen.update(written)
+        if lost:
+            logger.warning(
+                "the tokenizer of actor.path has no token for %s: the policy does not read what "
+                "observations have of them (%d of %d characters in this one)",
+                listed_characters("".join(sorted(lost))),
+                sum(c in lost for c in written),
+                len(written),
+            )
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

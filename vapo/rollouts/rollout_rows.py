@@ -20,6 +20,7 @@ from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.measured_prefixes import MeasuredPrefix, read_truth
 from vapo.rollouts.stored_turns import is_episode, read_turns
+from vapo.system.child_process import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -87,6 +88,8 @@ class RowReader:
         reward = record.get("reward")
         if isinstance(reward, str) or reward is None or not math.isfinite(reward):
             self._fail(number, "reward", f"{reward!r} is not a finite number")
+        if not fits_float32(reward):
+            self._fail(number, "reward", f"{reward!r} is more than float32 holds")
         failure = record.get("failure")
         rollout = self._rollout(record, number, str(group))
         is_correct, length = record.get("is_correct"), len(rollout.response_ids)
@@ -148,13 +151,13 @@ class RowReader:
     def _check_ends(
         self, record: Mapping[str, Any], reason: str | None, number: int, *, has_turns: bool
     ) -> None:
-        """An episode's end is not in its tokens, and only an episode has turns to run out of."""
+        """An episode's end is not in its tokens, and only an episode has turns with limits."""
         if has_turns and reason is None:
             self._fail(number, "finish_reason", "is null: an episode needs one beside its turns")
         if has_turns and record.get("response_ids") is None:
             self._fail(number, "response_ids", "is null: turns count tokens, not characters")
-        if reason == FinishReason.TURNS and not has_turns:
-            self._fail(number, "finish_reason", "is turns, and turn_sampled is null")
+        if reason in (FinishReason.TURNS, FinishReason.TURN_LENGTH) and not has_turns:
+            self._fail(number, "finish_reason", f"is {reason}, and turn_sampled is null")
 
     def _prompt(self, record: Mapping[str, Any], number: int, group: str) -> Prompt:
         own: Any = {}

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
 from vapo.system.main_process import is_main_process
+from vapo.system.shown_text import say
 
 RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -43,7 +45,7 @@ State = Literal["begun", "running", "stopped", "finished"]
 def tell(text: str) -> None:
     """One line about what is resumed."""
     if is_main_process():
-        print(f"vapo: {text}", file=sys.stderr)
+        say(f"vapo: {text}", file=sys.stderr)
 
 
 @dataclass
@@ -229,7 +231,7 @@ def how_to_resume(run_dir: RunDir) -> str:
     """The command that resumes a stopped run."""
     last = run_dir.checkpoints / LAST
     if last.exists():
-        return f"resume with --ckpt_path {last}, or with checkpoints.resume=auto"
+        return f"resume with --ckpt_path {shlex.quote(str(last))}, or with checkpoints.resume=auto"
     return "it has no checkpoint yet; checkpoints.resume=auto resumes it from its start"
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: SIGTERM, SIGUSR1, Ctrl-C.
+"""Signals that ask a run to stop: SIGTERM, SIGHUP (a closed terminal), SIGUSR1, Ctrl-C.
 
 A handler only takes note; the run stops at its next safe point, where all processes agree.
 Nothing is written then: the last checkpoint and the iteration's rollouts are on the disk
@@ -18,8 +18,9 @@ import torch
 
 from vapo.errors import StopRequested
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
+from vapo.system.signals import is_under_nohup
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Stopping:
@@ -33,7 +34,8 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+            taken = [n for n in SIGNALS if not is_under_nohup(n)]
+            self._before = {number: signal.signal(number, self._take) for number in taken}
         return self
 
     def __exit__(

@@ -28,6 +28,8 @@ CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
 _COLUMNS = 80
 _SCORE = "eval/avg_at_k"
+FAILED_EPISODES = "failed_episodes_left_out"
+"""The key in `RunSummary.faults` of rollouts that were not trained on, but have no bad number."""
 
 
 @dataclass
@@ -232,8 +234,12 @@ def _better(summary: RunSummary) -> str:
 
 
 def _faults(faults: Mapping[str, int]) -> str:
-    counts = (f"{number} {key.replace('_', ' ')}" for key, number in faults.items() if number)
-    return f"{', '.join(counts)}: numbers that are not finite"
+    bad = {key: number for key, number in faults.items() if number and key != FAILED_EPISODES}
+    counts = ", ".join(f"{number} {key.replace('_', ' ')}" for key, number in bad.items())
+    parts = [f"{counts}: numbers that are not finite"] if bad else []
+    if num_failed := faults.get(FAILED_EPISODES, 0):
+        parts.append(f"{num_failed} episodes left out: an environment failed")
+    return "; ".join(parts)
 
 
 def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:

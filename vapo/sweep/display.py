@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.sweep.running import Running
-from vapo.system.progress_display import Display, TextStream, can_redraw, format_seconds
+from vapo.system.progress_display import Display, can_redraw, format_seconds
+from vapo.system.shown_text import TextStream, visible
 
 _READ_INTERVAL_S = 1.0
 
@@ -84,7 +85,9 @@ class SweepDisplay:
         self._updated_at = now
         for run in running:
             run.read()
-        self._runs = [(run.task.name, run.describe(), run.started) for run in running]
+        self._runs = [
+            (visible(run.task.name, keep=""), run.describe(), run.started) for run in running
+        ]
         left = seconds_left()
         self._counts, self._expected_end = counts, None if left is None else now + left
         said = [f"{name}: {how_far}" for name, how_far, _ in self._runs]

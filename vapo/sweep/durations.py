@@ -1,7 +1,8 @@
-"""How long the rest of a sweep takes, from its runs that have finished; nothing else is known."""
+"""How long the rest of a sweep takes, from the runs that have finished or are under way."""
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,50 +14,98 @@ from vapo.sweep.running import Running, num_iterations
 
 
 class Durations:
-    """What to expect of a task, by the seconds that finished ones took.
+    """What to expect of a task, by the seconds that others took.
 
-    As long as the row's own runs took, or else as its iterations take in other rows. Value
-    pretrainings are estimated from value pretrainings, rows from rows, where there are any.
+    As long as the row's own runs took, or else as its iterations take in other rows. A value
+    pretraining is expected from value pretrainings alone and a row from rows: an iteration that
+    trains the critic takes a part of the time of one that samples and trains both.
     """
 
     def __init__(self, timed: Iterable[tuple[Task, float]]) -> None:
         of_row, of_iteration = defaultdict(list), defaultdict(list)
         for task, seconds in timed:
-            of_row[task.row.name, task.is_pretraining].append(seconds)
+            of_row[_row(task)].append(seconds)
             of_iteration[task.is_pretraining].append(seconds / _iterations(task))
         self._of_row = {key: fmean(values) for key, values in of_row.items()}
         self._of_iteration = {key: fmean(values) for key, values in of_iteration.items()}
 
     def expected_seconds(self, task: Task) -> float | None:
-        """None where nothing has finished."""
-        key = (task.row.name, task.is_pretraining)
-        if key in self._of_row or not self._of_iteration:
-            return self._of_row.get(key)
-        other_kind = self._of_iteration.get(not task.is_pretraining, 0.0)
-        return self._of_iteration.get(task.is_pretraining, other_kind) * _iterations(task)
+        """None where nothing of its kind is known."""
+        if _row(task) in self._of_row:
+            return self._of_row[_row(task)]
+        of_iteration = self._of_iteration.get(task.is_pretraining)
+        return None if of_iteration is None else of_iteration * _iterations(task)
 
 
 def seconds_left(
     tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Sequence[Running], jobs: int
 ) -> float | None:
-    """Until all is done, `jobs` at a time; None where no run has finished or none is left.
+    """Until all is done, `jobs` at a time; None where a task's time is not known, or none is left.
 
-    Runs of this session count. Until one of them has finished those of earlier ones do, which
-    may have shared the machine otherwise. A resumed run's seconds are a part of it, and do not.
+    A run under way is expected to go on at its own pace, once it has done an iteration. Other
+    runs are expected from those of this session. Until one of their kind has finished those of
+    earlier sessions count, which may have shared the machine otherwise. A resumed run's seconds
+    are a part of it, and do not count.
     """
-    finished = [(task, outcomes[task.identity]) for task in tasks if task.identity in outcomes]
-    whole = [(t, o) for t, o in finished if o.state == "finished" and not o.was_resumed]
-    own = [(task, outcome.seconds) for task, outcome in whole if not outcome.was_done]
-    durations = Durations(own or [(task, outcome.seconds) for task, outcome in whole])
+    paces = {run.task.identity: pace for run in running if (pace := _seconds_at_its_pace(run))}
+    durations = Durations(_timed(tasks, outcomes, paces))
     elapsed = {run.task.identity: time.monotonic() - run.started for run in running}
-    left = []
+    left = {}
     for task in tasks:
         if task.identity not in outcomes:
-            expected = durations.expected_seconds(task)
+            expected = paces.get(task.identity) or durations.expected_seconds(task)
             if expected is None:
                 return None
-            left.append(max(0.0, expected - elapsed.get(task.identity, 0.0)))
-    return sum(left) / min(jobs, len(left)) if left else None
+            left[task.identity] = max(0.0, expected - elapsed.get(task.identity, 0.0))
+    return _seconds_of_work(tasks, left, elapsed.keys(), jobs) if left else None
+
+
+def _timed(
+    tasks: Sequence[Task], outcomes: Mapping[str, Outcome], paces: Mapping[str, float]
+) -> list[tuple[Task, float]]:
+    """The runs to expect others from; those under way for rows of which none has finished."""
+    finished = [(task, outcomes[task.identity]) for task in tasks if task.identity in outcomes]
+    whole = [(t, o) for t, o in finished if o.state == "finished" and not o.was_resumed]
+    timed = []
+    for kind in (True, False):
+        of_kind = [(task, outcome) for task, outcome in whole if task.is_pretraining == kind]
+        own = [(task, outcome) for task, outcome in of_kind if not outcome.was_done]
+        timed += [(task, outcome.seconds) for task, outcome in own or of_kind]
+    known = {_row(task) for task, _ in timed}
+    at_work = [task for task in tasks if task.identity in paces and _row(task) not in known]
+    return timed + [(task, paces[task.identity]) for task in at_work]
+
+
+def _seconds_at_its_pace(run: Running) -> float | None:
+    """How long the whole run takes if its iterations go on as they did; None: not known yet."""
+    if run.was_resumed or not run.iteration:
+        return None
+    elapsed = time.monotonic() - run.started
+    return elapsed / run.iteration * _iterations(run.task)
+
+
+def _seconds_of_work(
+    tasks: Sequence[Task], left: Mapping[str, float], running: Iterable[str], jobs: int
+) -> float:
+    """The time at which the last one ends, if each is started as `Work` starts them: in order,
+    as soon as one ends, and after what it needs."""
+    at_work = [(left[identity], identity) for identity in running if identity in left]
+    heapq.heapify(at_work)
+    started, now = {identity for _, identity in at_work}, 0.0
+    waiting = [task for task in tasks if task.identity in left and task.identity not in started]
+    open_ = set(left)
+    while waiting or at_work:
+        for task in list(waiting):
+            if len(at_work) < jobs and task.needs not in open_:
+                heapq.heappush(at_work, (now + left[task.identity], task.identity))
+                waiting.remove(task)
+        now, ended = heapq.heappop(at_work)
+        open_.remove(ended)
+    return now
+
+
+def _row(task: Task) -> tuple[str, bool]:
+    return task.row.name, task.is_pretraining
 
 
 def _iterations(task: Task) -> int:

@@ -19,7 +19,8 @@ from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
-from vapo.tracking.links import how_to_open, runs_page
+from vapo.tracking.links import curves_page, how_to_open
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RECORD = "sweep.json"
+SHOWN_METRIC = stored_key("eval/avg_at_k")
 _BEST = "sweep/best_score"
 _MAX_PARAM = 6000
-_MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes below
+_MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
 
 
 class Parent:
@@ -70,11 +72,13 @@ class Parent:
         """The address of its charts on a server, or the command that serves it."""
         return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
 
-    def runs_page(self) -> str | None:
-        """On a server, the address of all runs of the experiment, with charts side by side."""
-        if not self.store.is_http:
+    def curves_page(self) -> str | None:
+        """On a server, the address of the curves of all its runs, one beside the other."""
+        ends = (self.outcomes.get(identity) for identity in self.plan.assigned.values())
+        run_ids = dict.fromkeys(end.mlflow_run_id for end in ends if end and end.mlflow_run_id)
+        if not self.store.is_http or not run_ids:
             return None
-        return runs_page(self.store.shown_uri, self.experiment_id)
+        return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids], SHOWN_METRIC)
 
     def _find(self, experiment_id: str) -> str | None:
         from mlflow.exceptions import MlflowException

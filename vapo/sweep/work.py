@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,14 +39,14 @@ class Work:
     running: list[Running] = field(default_factory=list)
 
     def run(self) -> dict[str, Outcome]:
-        """Outcome by identity. On Ctrl-C or SIGTERM the running processes are stopped first."""
+        """Outcome by identity. A signal that ends it stops the running processes first."""
         for task in self.tasks:
             outcome = TaskFolder(self.sweep_dir, task).finished()
             if outcome is not None:
                 self._settle(task, outcome)
         waiting = [task for task in self.tasks if task.identity not in self.outcomes]
         try:
-            with _sigterm_as_interrupt(), self.display:
+            with self.display:
                 while waiting or self.running:
                     self._start_ready(waiting)
                     self._collect()
@@ -154,17 +152,3 @@ def _describe(outcome: Outcome) -> str:
     else:
         text = f"{outcome.state} after {format_seconds(outcome.seconds)}"
     return text if outcome.score is None else f"{text}, score {100 * outcome.score:.1f} %"
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A terminated sweep stops its runs, as an interrupted one does."""
-    try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

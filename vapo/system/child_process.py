@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import struct
+import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from vapo.system.shown_text import beginning, redacted, visible
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """Such a process may use so much memory above what it has at the start; then it is a failure."""
@@ -43,9 +48,32 @@ def channel_of(descriptor: int) -> Connection:
     return Connection(moved)
 
 
+def reward_problem(reward: float) -> str | None:
+    """Why a number cannot be a reward, as the end of a sentence; None if it can.
+
+    >>> reward_problem(1e39)
+    'a reward is a number of at most 3.4e38, which float32 holds, this is 1e+39'
+    """
+    if not math.isfinite(reward):
+        return f"a reward is a finite number, this is {reward!r}"
+    if not fits_float32(reward):
+        return f"a reward is a number of at most 3.4e38, which float32 holds, this is {reward!r}"
+    return None
+
+
+def fits_float32(number: float) -> bool:
+    """Whether the trainer's tensors can hold a finite number."""
+    try:
+        struct.pack("<f", number)  # the native "f" makes it infinite
+    except OverflowError:
+        return False
+    return True
+
+
 def failure_of(error: BaseException) -> str:
     """`error: ValueError: what it says (file.py:12)`, on what a user's code raised."""
-    return printable(f"error: {type(error).__name__}: {error!s:.200}{_where(error)}")
+    said = beginning(str(error), 200)
+    return visible(f"error: {type(error).__name__}: {said}{_where(error)}", keep="")
 
 
 def print_error(error: BaseException) -> None:
@@ -54,7 +82,8 @@ def print_error(error: BaseException) -> None:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next
     if frame is not None:
-        traceback.print_exception(type(error), error, frame)
+        text = "".join(traceback.format_exception(type(error), error, frame))
+        print(redacted(text), end="", file=sys.stderr)
 
 
 def _where(error: BaseException) -> str:

@@ -20,8 +20,10 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""
 
 
-def check_function(path: str, *, key: str, folder: str | None = None) -> None:
+def check_function(path: str, *, key: str, folder: str | None = None) -> list[str] | None:
     """Look for the function that the config's `key` names, as `package.module:function`.
+
+    Returns the names of its parameters; None where its text does not show them.
 
     Args:
         folder: looked into beside Python's own path and the current folder.
@@ -37,12 +39,23 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> None:
     else:
         file = _module_file(where, folders, what)
     if file is None:
-        return
+        return None
     names = names_in(file, what)
     first = name.partition(".")[0]
     if names is not None and first not in names:
         functions = sorted(own for own in names if not own.startswith("_"))
         raise UserError(f"{what}: {file} has no {first}{_hint(first, functions)}")
+    return _parameters(file, name, what)
+
+
+def _parameters(file: Path, name: str, what: str) -> list[str] | None:
+    """Of the one `def` of this name at the module's top level, without a decorator."""
+    body = ast.parse(_text(file, what)).body
+    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == name]
+    if len(found) != 1 or found[0].decorator_list:
+        return None
+    arguments = found[0].args
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def _file(name: str, folders: list[str], what: str) -> Path:

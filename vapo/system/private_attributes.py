@@ -5,6 +5,7 @@ A test fails when one of them goes, and when another one is touched elsewhere.
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +66,19 @@ def attention_implementation(model: PreTrainedModel) -> str:
 def can_change_attention(model: PreTrainedModel) -> bool:
     """Whether attention goes through Transformers' AttentionInterface, which has no public flag."""
     return bool(model._supports_attention_backend and model._can_set_attn_implementation())
+
+
+def cpu_has_bfloat16_products() -> bool:
+    """Whether the processor has instructions for bfloat16 products, and torch's kernels use them.
+
+    Torch has no public question. On x86 its own `_is_mkldnn_bf16_supported` is true of processors
+    that emulate them in float32, too.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def storage_key(tensor: torch.Tensor) -> int:

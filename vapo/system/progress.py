@@ -21,13 +21,13 @@ from vapo.system.main_process import is_main_process
 from vapo.system.progress_display import (
     Display,
     StageState,
-    TextStream,
     can_redraw,
     describe_metrics,
     describe_stage,
     format_seconds,
     stage_bars,
 )
+from vapo.system.shown_text import TextStream
 
 _RECENT_ITERATIONS = 5
 

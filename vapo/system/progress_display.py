@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Protocol, cast, runtime_checkable
+from typing import IO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+
+from vapo.system.shown_text import TextStream, say, visible
 
 _SHORT_NAMES = {
     "eval/avg_at_k": "avg@k",
@@ -25,17 +27,6 @@ _SHORT_NAMES = {
     "critic/explained_variance": "explained variance",
     "critic/value_loss": "value loss",
 }
-
-
-@runtime_checkable
-class TextStream(Protocol):
-    """What is asked of standard output."""
-
-    def write(self, text: str, /) -> int: ...
-
-    def flush(self) -> None: ...
-
-    def isatty(self) -> bool: ...
 
 
 def can_redraw(stream: TextStream) -> bool:
@@ -144,6 +135,6 @@ class Display:
 
     def line(self, text: str) -> None:
         if self._render is None:
-            print(text, file=self._stream, flush=True)
+            say(text, file=self._stream)
         else:
-            self._console.print(text, markup=False)
+            self._console.print(visible(text), markup=False)

@@ -19,7 +19,6 @@ PARTS = (
     "conf/scale",
     "conf/sweep",
     "models/checked_steps",
-    "models/missed_checks",
     "models/shapes",
 )
 """The default task and the ablation's, with their models; overlays, recipes, grids."""

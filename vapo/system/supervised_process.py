@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
-from vapo.config.secret_variables import SECRET_VARIABLES
+from vapo.system.credentials import without_credentials
 from vapo.system.user_functions import python_path
 
 START_TIMEOUT_S = 120.0
@@ -23,20 +26,25 @@ STOP_TIMEOUT_S = 6.0
 class SupervisedProcess:
     """`python -m MODULE CHANNEL CONTROL`, whose first act is `supervision.fork_supervised`.
 
-    It has none of the variables that hold credentials, and no accelerator.
+    It has no variables that hold credentials but those that are passed on, and no accelerator.
 
     Args:
         output: file descriptor to which it prints; None: what it prints is discarded.
         variables: further environment variables.
+        passed: variables with credentials that it gets.
     """
 
     def __init__(
-        self, module: str, output: int | None = None, variables: dict[str, str] | None = None
+        self,
+        module: str,
+        output: int | None = None,
+        variables: dict[str, str] | None = None,
+        passed: Sequence[str] = (),
     ) -> None:
         ours, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status: int | None = None
-        environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | {
+        environment = without_credentials(passed) | {
             "PYTHONPATH": os.pathsep.join(python_path()),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -82,3 +90,14 @@ class SupervisedProcess:
 def limit_sending(channel: socket.socket) -> None:
     """A process that does not read its channel must not stop the trainer."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+
+
+def ticketed_reply(line: bytes, ticket: str) -> dict[str, Any] | None:
+    """The fields of a reply that is one line of JSON; None where it does not have this ticket."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(reply, dict) or not ticket or reply.pop("ticket", None) != ticket:
+        return None
+    return reply

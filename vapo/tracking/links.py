@@ -7,7 +7,10 @@ in MLflow 3.17 it does not decide the view.
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Sequence
+from urllib.parse import quote
 
 from vapo.config.uris import without_credentials
 from vapo.tracking.stores import Store, locate_store
@@ -30,6 +33,22 @@ def runs_page(server: str, experiment_id: str) -> str:
     """The runs of an experiment with their charts side by side."""
     place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}&compareRunsMode=CHART"
     return f"{server.rstrip('/')}/{place}"
+
+
+def curves_page(server: str, experiment_id: str, run_ids: Sequence[str], metric: str) -> str:
+    """One metric's curve of each of these runs in one chart; others are chosen beside it.
+
+    The page of an experiment's runs (`runs_page`) draws the parent of a sweep in their place: it
+    folds children up, and takes no filter that would leave the parent out.
+    """
+    asked = {
+        "runs": list(run_ids),
+        "metric": metric,
+        "experiments": [experiment_id],
+        "plot_metric_keys": [metric],
+    }
+    query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in asked.items())
+    return f"{server.rstrip('/')}/#/metric?{query}&x_axis=step"
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:

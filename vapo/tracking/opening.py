@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
@@ -51,6 +52,17 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
         with _answering(store) as client:
             return _experiment_id(client, experiment, store.artifact_location)
+
+
+def _make_database(database: Path) -> None:
+    """Make a store's tables aside: where that is cut short, MLflow never opens it again."""
+    from mlflow.db import upgrade
+
+    aside = database.with_name(f".{database.name}.new")
+    for left in (aside, aside.with_name(f"{aside.name}-journal")):
+        left.unlink(missing_ok=True)  # of a process that was killed
+    upgrade.callback(f"sqlite:///{aside}")
+    aside.replace(database)
 
 
 def begin_run(
@@ -108,6 +120,8 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
+        if store.database and not store.database.exists():
+            _make_database(store.database)
         yield MlflowClient(store.client_uri)
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = store.redact(" ".join(str(error).split()))

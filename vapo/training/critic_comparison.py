@@ -21,7 +21,7 @@ from vapo.config import FitConfig, resolve
 from vapo.networks.build import make_critic
 from vapo.networks.ensemble import members_of
 from vapo.networks.meta_device import empty_model
-from vapo.networks.packed_attention import choose_packing
+from vapo.networks.packed_attention import choose_layout
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
@@ -99,7 +99,7 @@ class CriticModule(VapoModule):
             attn_implementation=actor.attn_implementation,
         )
         models = [policy, *(member.model for member in members_of(self.critic))]
-        self.uses_packed_rows = choose_packing(self.config.training.packing, models)
+        self.layout = choose_layout(self.config.training.packing, models)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         return make_optimizers(self, {"critic": self.config.critic.optimizer})
@@ -114,10 +114,6 @@ class CriticCurve(Callback):
         self.stored, self.every_n, self.advance = stored, every_n, advance
         self.points: list[Point] = []
         self.tokens, self.seconds = 0, 0.0
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, VapoModule)
-        pl_module.phase = Phase.VALUE_PRETRAINING
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.measure(trainer, pl_module)
@@ -148,8 +144,21 @@ def train_critic(
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Point]:
     """The critic's held-out explained variance along its pretraining's iterations."""
-    module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
+    train_watched(config, stored, curve, tokenizer=tokenizer)
+    return curve.points
+
+
+def train_watched(
+    config: FitConfig,
+    stored: StoredRollouts,
+    watching: Callback,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Train a critic as a run's value pretraining does; the callback sees it after iterations."""
+    module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
+    module.phase = Phase.VALUE_PRETRAINING
     datamodule = RolloutDataModule(
         config,
         prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
@@ -160,5 +169,4 @@ def train_critic(
         stored=stored,
     )
     num_iterations = resolve(config).value_pretraining_iterations
-    make_short_trainer(config, [curve], num_iterations=num_iterations).fit(module, datamodule)
-    return curve.points
+    make_short_trainer(config, [watching], num_iterations=num_iterations).fit(module, datamodule)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vapo.errors import StoppedRun
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.runs.summary import FAILED_EPISODES
 from vapo.system.distributed import max_over_ranks
 
 NETWORKS = ("actor", "critic")
@@ -86,9 +87,16 @@ class Faults:
                 f"{_LOOK_AT[network]}"
             )
 
-    def left_out(self, number: int, place: str, reason: str) -> None:
-        """Count the iteration's rollouts that were left out; one line for each streak of them."""
-        self._count("rollouts_left_out", number)
+    def left_out(self, number: int, place: str, reason: str, *, num_failed: int = 0) -> None:
+        """Count the iteration's rollouts that were left out; one line for each streak of them.
+
+        Args:
+            num_failed: of them, those whose numbers are finite: an environment failed.
+        """
+        self._counted["rollouts_left_out"] += number
+        self.totals["rollouts_left_out"] += number - num_failed
+        if num_failed:
+            self.totals[FAILED_EPISODES] += num_failed
         if number and not self._leaves_out:
             self.note(f"{number} rollouts left out in {place}: {reason}{self.rollouts.describe()}")
         self._leaves_out = number > 0

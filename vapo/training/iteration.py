@@ -32,6 +32,7 @@ from vapo.diagnostics.value_truth.measure import (
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.networks.critic import Critic
 from vapo.networks.ensemble import start_heads
+from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.source import RolloutSource
@@ -52,8 +53,8 @@ class Networks(Protocol):
     baseline: CriticBaseline
 
     @property
-    def uses_packed_rows(self) -> bool:
-        """Whether the forward passes of both take packed rows."""
+    def layout(self) -> Layout:
+        """The layout of the inputs of both."""
 
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
@@ -184,7 +185,7 @@ class IterationRunner:
         settings = sampling_settings(self.config.rollouts)
         return measure_truth(
             batch,
-            self.rollouts.collection.continuer(settings, self.progress.stage),
+            self.rollouts.collection.continuer(settings),
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
             note=self.progress.note,
             groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
@@ -224,7 +225,8 @@ class IterationRunner:
             records=self.networks.faults.rollouts,
             place=place,
         )
-        self.networks.faults.left_out(checked.num_left_out, place, checked.reason)
+        number, num_failed = checked.num_left_out, checked.num_failed
+        self.networks.faults.left_out(number, place, checked.reason, num_failed=num_failed)
         return checked
 
     def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
@@ -246,7 +248,7 @@ class IterationRunner:
                 num_minibatches=part.num_minibatches,
                 max_tokens=self.config.training.microbatch_tokens,
                 pad_id=self.networks.pad_id,
-                packed=self.networks.uses_packed_rows,
+                layout=self.networks.layout,
                 seed=derive_seed(self.config.seed, "minibatches", *place),
                 networks=part.networks,
             )

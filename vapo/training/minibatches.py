@@ -15,13 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vapo.functional.masking import LossReduction, zero_outside
-from vapo.networks.token_inputs import (
-    TokenInputs,
-    cut_by_tokens,
-    has_critic_prompts,
-    rollout_inputs,
-    sequence_lengths,
-)
+from vapo.networks.token_cuts import cut_rollouts
+from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
 from vapo.rollouts.batch import moved_to, select_rows
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
 from vapo.types import TrainingBatch
@@ -65,13 +60,18 @@ class MicrobatchCut:
     for_critic: bool
     max_tokens: int
     pad_id: int
-    packed: bool
+    layout: Layout
 
     def __call__(self, rows: list[int]) -> Microbatches:
-        lengths = sequence_lengths(self.batch, for_critic=self.for_critic)
         chunks: list[list[int]] = []
         for part in self.parts(rows):
-            chunks += cut_by_tokens(lengths, part, max_tokens=self.max_tokens, packed=self.packed)
+            chunks += cut_rollouts(
+                self.batch,
+                part,
+                max_tokens=self.max_tokens,
+                layout=self.layout,
+                for_critic=self.for_critic,
+            )
         return Microbatches(chunks, self.microbatch)
 
     def parts(self, rows: list[int]) -> list[list[int]]:
@@ -90,7 +90,7 @@ class MicrobatchCut:
 
     def microbatch(self, rows: list[int]) -> Microbatch:
         inputs = rollout_inputs(
-            self.batch, rows, pad_id=self.pad_id, packed=self.packed, for_critic=self.for_critic
+            self.batch, rows, pad_id=self.pad_id, layout=self.layout, for_critic=self.for_critic
         )
         width = inputs.response_mask.shape[1]
         return Microbatch(inputs, select_rows(self.batch, rows, width=width))
@@ -163,7 +163,7 @@ def make_minibatches(
     num_minibatches: int,
     max_tokens: int,
     pad_id: int,
-    packed: bool = False,
+    layout: Layout = "padded",
     seed: int,
     networks: tuple[str, ...] = NETWORKS,
 ) -> list[Minibatch]:
@@ -175,7 +175,7 @@ def make_minibatches(
     Args:
         num_minibatches: optimizer steps; must divide the rank's number of rollouts.
         max_tokens: token budget of a micro-batch; padded ones count padding.
-        packed: without padding, in one row, which both networks must support.
+        layout: of a micro-batch, which both networks must support.
         seed: of the permutation.
         networks: those that the minibatches train.
     """
@@ -193,7 +193,7 @@ def make_minibatches(
     )
     own_critic = [True] if has_critic_prompts(batch) or batch.critic_members is not None else []
     cuts = {
-        for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, packed)
+        for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, layout)
         for for_critic in [False, *own_critic]
     }
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.mismatch import EngineGaps
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.networks.actor import Actor, FrozenBase
@@ -22,7 +23,7 @@ from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic
 from vapo.networks.ensemble import forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_packing
+from vapo.networks.packed_attention import choose_layout
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.sharding import reshard, set_gradient_sync
@@ -76,8 +77,8 @@ class VapoModule(L.LightningModule):
         self.minibatch_metrics: list[dict[str, float]] = []  # of this iteration, one a minibatch
         self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
         self.minibatches_without_loss: dict[str, int] = {}  # of these
+        self.engine_gaps = EngineGaps()  # of this iteration, where nothing reads old log-probs
         self._reference: tuple[Actor | FrozenBase, ...] = ()
-        self.uses_packed_rows = False
         self.lineage = Lineage()
         self.baseline = CriticBaseline(config.algorithm.baseline)
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
@@ -113,7 +114,7 @@ class VapoModule(L.LightningModule):
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self.uses_packed_rows = choose_packing(
+        self.layout = choose_layout(
             self.config.training.packing,
             [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
         )
@@ -135,16 +136,18 @@ class VapoModule(L.LightningModule):
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Add old and reference log-probs (policy phase only) and old values to a batch."""
+        """Add old values, and in the policy phase the log-probs that are read: a KL term's, and the
+        old policy's as `reads_old_logprobs` has it, and where a page shows them."""
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
+        wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         networks = ForwardNetworks(
-            actor=self.actor if wants_policy else None,
+            actor=self.actor if wants_old else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
             critic=self.critic,
             temperature=self.config.rollouts.temperature,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=self.pad_id,
-            packed=self.uses_packed_rows,
+            layout=self.layout,
             device=self.device,
         )
         with self.trainer.precision_plugin.forward_context():
@@ -157,6 +160,7 @@ class VapoModule(L.LightningModule):
         self.update_seconds.clear()
         self.update_flops = 0.0
         self.minibatch_metrics.clear()
+        self.engine_gaps.clear()
         self.num_minibatches = dict.fromkeys(self._losses(), 0)
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
@@ -210,20 +214,15 @@ class VapoModule(L.LightningModule):
 
     def _policy_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
         policy = self._policy_forward(micro)
-        return policy_objective(
-            policy["logprobs"],
-            policy["entropy"],
-            micro.rows,
-            minibatch,
-            self.hyperparameters,
-            self.config.algorithm,
-            totals,
-        )
+        if not self.hyperparameters.reads_old_logprobs:
+            self.engine_gaps.add(policy["logprobs"], micro.rows)
+        settings = self.hyperparameters, self.config.algorithm
+        outputs = policy["logprobs"], policy["entropy"]
+        return policy_objective(*outputs, micro.rows, minibatch, *settings, totals)
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
-        return value_objective(
-            self._value_forward(micro), micro.rows, minibatch, self.config, totals
-        )
+        output = self._value_forward(micro)
+        return value_objective(output, micro.rows, minibatch, self.config, totals)
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)

@@ -105,8 +105,7 @@ def policy_objective(
     Importance weights and the policy mask (see `vapo.advantages.mismatch`) are for L_PPO alone.
     """
     hp, mask = hyperparameters, rows.loss_mask
-    old_logprobs, advantages = rows.old_logprobs, rows.advantages
-    assert old_logprobs is not None, "the phase trains the policy"
+    advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
     token_losses = surrogate_losses(logprobs, rows, hp, algorithm)
     if rows.importance_weights is not None:
@@ -146,10 +145,30 @@ def policy_objective(
                 denominator=minibatch.entropy_tokens,
             )
         loss = loss - algorithm.entropy_coef * mean_entropy
-    ratios = (logprobs.detach(), old_logprobs, advantages, mask)
+    before = before_update(logprobs, rows, hp, algorithm)
+    ratios = (logprobs.detach(), before, advantages, mask)
     add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)
     add_rejected_share(ratios, rows.rollout_logprobs, minibatch.num_tokens, algorithm, totals)
     return loss
+
+
+def before_update(
+    logprobs: Float[Tensor, "b T"],
+    rows: TrainingBatch,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> Float[Tensor, "b T"]:
+    """The log-probs to which the update's are compared: the old policy's, where they are read.
+
+    Else those of the policy that the surrogate divides by: with the clipped ratio this is a single
+    step, before which the policy is the one that the step differentiates; else the rollouts'.
+    """
+    if hyperparameters.reads_old_logprobs:
+        assert rows.old_logprobs is not None, "the phase trains the policy"
+        return rows.old_logprobs
+    if algorithm.surrogate == "clipped_ratio":
+        return logprobs.detach()
+    return rows.rollout_logprobs
 
 
 def surrogate_losses(
@@ -159,8 +178,7 @@ def surrogate_losses(
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
     """L_PPO of each token, as `algorithm.surrogate` defines it."""
-    old_logprobs, advantages = rows.old_logprobs, rows.advantages
-    assert old_logprobs is not None, "the phase trains the policy"
+    advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
     of_rollouts = (logprobs, rows.rollout_logprobs, advantages)
     if isinstance(algorithm, DisSurrogate):
@@ -172,7 +190,7 @@ def surrogate_losses(
         return logprob_surrogate(logprobs, advantages)
     return clipped_surrogate(
         logprobs,
-        old_logprobs,
+        before_update(logprobs, rows, hyperparameters, algorithm),
         advantages,
         eps_low=hyperparameters.eps_low,
         eps_high=hyperparameters.eps_high,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vapo.config import FitConfig, resolve
+from vapo.config.hyperparameters import num_actor_steps
 from vapo.types import Phase
 
 ACTOR, CRITIC = "actor", "critic"
@@ -59,13 +60,12 @@ def _passes(config: FitConfig, phase: Phase) -> Iterator[tuple[tuple[str, ...], 
 
 def num_minibatches(config: FitConfig, network: str) -> int:
     """The number of optimizer steps of `actor` or `critic` in a pass."""
+    if network == ACTOR:
+        return num_actor_steps(config)
     hyperparameters = resolve(config)
     total = hyperparameters.num_prompts * hyperparameters.group_size
-    size = config.training.minibatch_size or total
-    if network == CRITIC:
-        size = config.critic.minibatch_size or size
-        return config.critic.num_minibatches or total // size
-    return total // size
+    size = config.critic.minibatch_size or config.training.minibatch_size or total
+    return config.critic.num_minibatches or total // size
 
 
 def num_steps(config: FitConfig, phase: Phase) -> int:

@@ -62,8 +62,13 @@ class Sharding(ModelParallelStrategy):
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:
-    """Lightning's precision: a sharded run computes in bf16 by FSDP's own policy instead."""
-    return "32-true" if trainer.strategy == "fsdp" else trainer.precision
+    """Lightning's precision: a sharded run computes in bf16 by FSDP's own policy instead.
+
+    Commands settle auto before (`vapo.networks.precision`); without one it is float32.
+    """
+    if trainer.strategy == "fsdp" or trainer.precision == "auto":
+        return "32-true"
+    return trainer.precision
 
 
 def data_mesh(module: L.LightningModule) -> DeviceMesh | None:

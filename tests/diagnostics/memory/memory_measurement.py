@@ -60,7 +60,7 @@ def mid_size_config(folder: Path, *overrides: str) -> FitConfig:
             "components.group_sampling.num_prompts=2",
             "components.group_sampling.group_size=4",
             f"training.minibatch_size={NUM_ROLLOUTS}",
-            f"training.microbatch_tokens={4 * (PROMPT_TOKENS + RESPONSE_TOKENS)}",
+            f"training.microbatch_tokens={PROMPT_TOKENS + 4 * RESPONSE_TOKENS}",
             "trainer.accelerator=cpu",
             *overrides,
         ],
@@ -92,7 +92,7 @@ class _FullRollouts(L.LightningDataModule):
             max_response_tokens=RESPONSE_TOKENS,
         )
         with MemoryTracker() as tracker:
-            evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+            evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=True)
         module.measured["log-probs"] = module.resting() + tracker.peak
         estimated = estimate_advantages(evaluated, module.phase, self.config, module.baseline)
         minibatches = make_minibatches(
@@ -100,7 +100,7 @@ class _FullRollouts(L.LightningDataModule):
             num_minibatches=1,
             max_tokens=self.config.training.microbatch_tokens,
             pad_id=0,
-            packed=module.uses_packed_rows,
+            layout=module.layout,
             seed=0,
         )
         return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]

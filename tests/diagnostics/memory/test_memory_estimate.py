@@ -27,6 +27,7 @@ from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.errors import UserError
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+FULL_ROWS = "training.microbatch_tokens=512"  # four, padded
 EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
 
 
@@ -45,23 +46,27 @@ def estimate(folder: Path, *overrides: str) -> Estimate:
 
 
 def totals(folder: Path, *overrides: str) -> dict[str, float]:
+    """Without the engine's own copy of the weights: what is measured has no engine."""
     stages = estimate(folder, *overrides).stages
-    return {stage: sum(parts.values()) for stage, parts in stages.items()}
+    return {
+        stage: sum(size for part, size in parts.items() if part != "engine's weights")
+        for stage, parts in stages.items()
+    }
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
-        pytest.param(("training.packing=padded",), marks=pytest.mark.slow),
+        pytest.param(("training.packing=padded", FULL_ROWS), marks=pytest.mark.slow),
         pytest.param(CHECKPOINTING, marks=pytest.mark.slow),
-        pytest.param(EAGER, marks=pytest.mark.slow),
+        pytest.param((*EAGER, FULL_ROWS), marks=pytest.mark.slow),
         pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.slow),
         pytest.param(("critic.frozen=[self_attn.,mlp.]",), marks=pytest.mark.slow),
         pytest.param(("critic.lora.rank=4",), marks=pytest.mark.slow),
     ],
     ids=[
-        "packed",
+        "shared prompts",
         "padded",
         "activation checkpointing",
         "eager",
@@ -316,14 +321,52 @@ def test_reference_model_counts(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "rows", "expected"),
-    [(100, 16, (1, 32, 96)), (512, 2, (2, 32, 96)), (512, 16, (4, 32, 96)), (300, 16, (3, 25, 75))],
+    [
+        (100, 16, (1, 32, 96, 1)),
+        (512, 2, (2, 32, 96, 2)),
+        (512, 16, (4, 32, 96, 4)),
+        (300, 16, (3, 25, 75, 3)),
+    ],
 )
 def test_worst_microbatch(
-    folder: Path, budget: int, rows: int, expected: tuple[int, int, int]
+    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
 ) -> None:
     """One response may exceed the budget; shorter ones may fill it."""
     config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
     assert worst_microbatch(config, rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows", "expected"),
+    [
+        (100, 8, (1, 32, 96, 1)),
+        (1000, 8, (8, 32, 96, 2)),  # 832 tokens: two prompts, two groups of 4
+        (160, 1, (1, 32, 96, 1)),
+        (416, 8, (4, 32, 96, 1)),  # a whole group
+        (320, 8, (3, 32, 96, 1)),  # most of one
+        (600, 8, (8, 23, 69, 2)),  # two groups of shorter ones, 598 tokens
+    ],
+)
+def test_worst_microbatch_where_prompts_are_shared(
+    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
+) -> None:
+    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
+    assert worst_microbatch(config, rows, shares_prompts=True) == expected
+
+
+def test_a_shared_prompt_takes_its_memory_once(folder: Path) -> None:
+    """Of 2 prompts and 8 responses in one micro-batch 832 tokens of 1,024 are computed."""
+    whole = "training.microbatch_tokens=100000"
+    kept = [
+        estimate(folder, whole, f"training.packing={layout}").stages["actor update"]["activations"]
+        for layout in ("packed", "shared_prompts")
+    ]
+    assert 832 / 1024 < kept[1] / kept[0] < 0.9  # a response keeps the keys of its prompt
+    eager = [
+        estimate(folder, whole, *more).stages
+        for more in (EAGER, (*EAGER, "training.packing=padded"))
+    ]
+    assert eager[0] == eager[1]
 
 
 # ---- the command ------------------------------------------------------------------------------

@@ -141,6 +141,19 @@ def test_charts_are_of_all_rollouts_whatever_is_shown() -> None:
     assert data["positions"]["explained_variance"][0] == pytest.approx(float(explained), abs=1e-6)
 
 
+def test_a_calibration_bar_ends_where_rewards_end() -> None:
+    """An interval of few prompts by t alone goes beyond them."""
+    config = system_config("vapo")
+    batch = training_batch(config)
+    assert batch.old_values is not None
+    same = replace(batch, old_values=torch.zeros_like(batch.old_values))
+    rows = value_calibration(same, resolve(config))
+    limits = [v for v in (*rows["return_ci_low"], *rows["return_ci_high"]) if v is not None]
+    assert limits
+    lowest, highest = float(batch.rewards.min()), float(batch.rewards.max())
+    assert all(lowest <= limit <= highest for limit in limits)
+
+
 def test_calibration_bins_cut_the_values_range_evenly() -> None:
     config = system_config("vapo")
     batch = training_batch(config)

@@ -21,7 +21,6 @@ from tests.systems import system_config
 from vapo.diagnostics.value_page.group_choice import choose_groups, choose_rows
 from vapo.diagnostics.value_page.truth import PageTruth, measured_prefixes, truth_calibration
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.evaluation import t_quantile
 from vapo.types import TrainingBatch
 
 
@@ -141,23 +140,25 @@ def test_without_a_critic_the_truth_is_shown_alone() -> None:
 # ---- calibration -------------------------------------------------------------------------------
 
 
-def test_calibration_by_hand() -> None:
+@pytest.mark.parametrize(("lowest", "highest"), [(-9.0, 9.0), (-0.25, 1.25)])
+def test_calibration_by_hand(lowest: float, highest: float) -> None:
     """Four prompts at V = 0 with truths 0, 0, 1, 1: mean 0.5, standard error
-    sqrt(4 / 3 * 4 * 0.25) / 4 = 0.288675; at V = 1 two prompts, no interval."""
+    sqrt(4 / 3 * 4 * 0.25) / 4 = 0.288675; at V = 1 two prompts, no interval. A mean return is
+    nowhere below the lowest return or above the highest, so its interval is not, either."""
     points = [
         TruthPoint(f"p{i}", i, 0, 10, (float(i > 1),) * 2, value=0.0, is_of_steps=False)
         for i in range(4)
     ]
     points += [TruthPoint(f"p{i}", i, 5, 10, (1.0, 0.0), value=1.0) for i in range(2)]
-    points.append(TruthPoint("p9", 9, 5, 10, (1.0, 0.0), value=None))
+    points.append(TruthPoint("p9", 9, 5, 10, (lowest, highest), value=None))
     table = truth_calibration(PageTruth(points, figures()))
     assert table["value_mean"] == [0.0, 1.0]
     assert table["truth_mean"] == [0.5, 0.5]
     assert table["num_prefixes"] == [4, 2]
     assert table["num_prompts"] == [4, 2]
-    half = t_quantile(0.975, 3) * math.sqrt(4 / 3) / 4
-    assert table["truth_ci_low"] == [pytest.approx(0.5 - half), None]
-    assert table["truth_ci_high"] == [pytest.approx(0.5 + half), None]
+    half = 3.182446 * math.sqrt(4 / 3) / 4  # Student's t with 3 degrees of freedom
+    assert table["truth_ci_low"] == [pytest.approx(max(0.5 - half, lowest)), None]
+    assert table["truth_ci_high"] == [pytest.approx(min(0.5 + half, highest)), None]
 
 
 def test_prefixes_of_one_prompt_are_one_draw() -> None:

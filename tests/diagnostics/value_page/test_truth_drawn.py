@@ -43,6 +43,7 @@ def test_a_page_with_truth_is_drawn(tmp_path: Path) -> None:
     batch = training_batch(system_config("vapo"))
     points = [p for p in made_up_truth(batch, [9, 11]).points if p.row == 11]
     chart = cards["11"].partition("<figure")[2].partition("</figure>")[0]
+    assert 'viewBox="0 0 900 160"' in chart, "as wide as the row that it has alone"
     assert chart.count('<circle class="dot b"') == len(points) == 4
     assert chart.count('<path class="line b"') == 4
     for p in points:

@@ -23,6 +23,7 @@ EXACT: dict[str, Any] = {
     "num_responses": 256,
     "num_prefixes": 1500,
     "num_continuations": 16,
+    "num_mistakes": 40,
     "bias": near(0.0),
     "mse": near(0.02, 0.01),
     "baseline_mse": near(0.5),
@@ -36,6 +37,7 @@ EXACT: dict[str, Any] = {
     "rank_agreement": near(0.95),
     "mistake_precision": near(0.9),
     "mistake_recall": near(0.88),
+    "mistake_recall_ceiling": near(0.93),
     "by_position": {
         "position": [0.05, 0.55, 0.95],
         "num_prefixes": [500, 500, 500],

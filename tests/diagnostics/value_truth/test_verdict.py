@@ -156,10 +156,28 @@ def test_mistakes() -> None:
     missed = [r for r in verdict(figures(mistake_recall=near(0.2))) if "mistake" in r.text]
     assert missed[-1].anchor == "truth-mistakes-missed"
     assert "only 20% of the responses" in missed[-1].text
+    assert "recall 0.20 [0.16, 0.24] of 40 mistakes" in missed[-1].text
+    assert "an exact critic's 0.93 [0.89, 0.97]" in missed[-1].text
     unsure = verdict(figures(mistake_recall=near(0.5)))
     assert "whether it names the first mistake" in unsure[-1].text
     assert "truth-mistakes-named" not in [r.anchor for r in unsure]
     assert "mistake" not in " ".join(r.text for r in verdict(figures(mistake_recall=UNKNOWN)))
+
+
+@pytest.mark.parametrize("value", [0.95, 0.05])
+def test_five_mistakes_are_too_few_to_say(value: float) -> None:
+    of_six = anchors(figures(mistake_recall=near(value), num_mistakes=6))
+    assert {"truth-mistakes-named", "truth-mistakes-missed"} & set(of_six)
+    of_five = verdict(figures(mistake_recall=near(value), num_mistakes=5))
+    assert not [r for r in of_five if r.anchor.startswith("truth-mistakes")]
+    assert "whether it names the first mistake" in of_five[-1].text
+    assert "of 5 mistakes" in of_five[-1].text
+
+
+def test_what_an_exact_critic_would_miss_too_is_not_held_against_it() -> None:
+    found = verdict(figures(mistake_recall=near(0.2), mistake_recall_ceiling=near(0.45)))
+    assert "truth-mistakes-missed" not in [r.anchor for r in found]
+    assert "whether it names the first mistake" in found[-1].text
 
 
 @pytest.mark.parametrize(
@@ -196,6 +214,7 @@ def test_prefixes_of_their_own_say_nothing_of_mistakes() -> None:
             "flattening",
             "rank_agreement",
             "mistake_recall",
+            "mistake_recall_ceiling",
             "mistake_precision",
         ),
         UNKNOWN,
@@ -234,6 +253,6 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
 def test_the_documentation_has_the_thresholds() -> None:
     text = PAGE.read_text(encoding="utf-8")
     names = [name for name in vars(verdict_module) if name.isupper() and name != "ROWS"]
-    assert len(names) == 9
+    assert len(names) == 10
     for name in names:
         assert f"| `{name}` | {getattr(verdict_module, name):g} |" in text

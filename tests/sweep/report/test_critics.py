@@ -39,7 +39,8 @@ def test_means_spreads_and_speeds() -> None:
 def test_the_table_says_who_knows_most_and_what_is_near() -> None:
     table = summarize(CURVES, reference="scalar")
     text = markdown(table, reference="scalar")
-    assert "bins knows most: 0.500 ± 0.000 after 110 response tokens; the oracle 0.700." in text
+    said = "bins knows most of those with several seeds: 0.500 ± 0.000 after 110 response tokens"
+    assert f"{said}; the oracle 0.700." in text
     assert "Within" not in text, "0.3 + 0.141 is below 0.5"
     near = [*CURVES, Curve("near", 0, CURVES[2].points), Curve("near", 1, CURVES[3].points)]
     text = markdown(summarize(near, reference="scalar"), reference="scalar")
@@ -47,6 +48,28 @@ def test_the_table_says_who_knows_most_and_what_is_near() -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(table))))
     assert [float(row["best"]) for row in rows] == [row.best for row in table]
     assert rows[2]["nearly_tokens"] == ""
+
+
+def test_one_seed_has_no_spread_and_no_winner() -> None:
+    table = summarize([c for c in CURVES if c.seed == 0], reference="scalar")
+    text = markdown(table, reference="scalar")
+    assert "±" not in text
+    assert "knows most" not in text
+    assert "| bins | 1 | 0.200 | 0.500 | 4 |" in text
+    assert "One seed does not tell the critics apart: give several" in text
+    rows = list(csv.DictReader(io.StringIO(as_csv(table))))
+    assert [row["best_spread"] for row in rows] == ["", "", ""]
+    drawn = figure([c for c in CURVES if c.seed == 0], reference="scalar")
+    assert not drawn.axes[0].collections, "no band of a spread that is not known"
+    pyplot.close(drawn)
+
+
+def test_a_critic_with_one_seed_is_not_within_anothers_spread() -> None:
+    one = Curve("one", 0, CURVES[2].points)
+    text = markdown(summarize([*CURVES, one], reference="scalar"), reference="scalar")
+    assert "| one | 1 | 0.200 | 0.500 | 4 |" in text
+    assert "bins knows most of those with several seeds: 0.500 ± 0.000" in text
+    assert "Within" not in text
 
 
 def test_the_figure_has_a_line_for_each_critic_and_the_oracle() -> None:

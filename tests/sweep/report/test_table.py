@@ -69,6 +69,90 @@ def test_one_seed_has_a_difference_and_no_interval() -> None:
     assert row.sign == "agrees"
 
 
+COLLAPSED = {0: 0.80, 1: 0.82, 2: 0.30, 3: 0.81, 4: 0.84}
+
+
+def test_where_some_seeds_collapse_every_seed_is_shown_in_place_of_an_interval() -> None:
+    """The t interval of 80, 82, 30, 81, 84 is [42, 100.0]: it covers in two of three cases only.
+
+    Differences -10, -8, -60, -9, -6, all below 0: of the 32 ways to choose their signs two have a
+    mean so far from 0, p 0.0625.
+    """
+    full = dict.fromkeys(range(5), 0.90)
+    found = collection({"half": COLLAPSED, "all": full}, {"half": 1, "all": 2})
+    table = make_table(found)
+    [row, _] = table
+    assert row.score is not None
+    assert row.difference is not None
+    assert row.score.interval is None
+    assert row.score.seeds == pytest.approx((80, 82, 30, 81, 84))
+    assert row.difference.p == pytest.approx(2 / 32)
+    assert not row.difference.is_clear
+    text = markdown(found, table)
+    assert "| half | 5 | 71.4 (80.0, 82.0, 30.0, 81.0, 84.0) |" in text
+    assert "| -18.6 (-10.0, -8.0, -60.0, -9.0, -6.0; p 0.062) |" in text
+    assert "agrees, no difference shown" in text
+    assert "seeds differ by more than 10 points" in text
+    assert "p: sign flips" in text
+    line = next(csv.DictReader(io.StringIO(as_csv(table))))
+    assert line["score_seeds"] == "80.0 82.0 30.0 81.0 84.0"
+    assert (line["score_low"], line["difference_p"]) == ("", "0.0625")
+
+
+def test_eight_seeds_below_can_be_clear_though_some_collapsed() -> None:
+    worse = {seed: 0.8 - 0.5 * (seed in (2, 5)) for seed in range(8)}
+    found = collection({"half": worse, "all": dict.fromkeys(range(8), 0.9)}, {"half": 1, "all": 2})
+    [row, _] = make_table(found)
+    assert row.difference is not None
+    assert row.difference.p == pytest.approx(2 / 256)
+    assert row.is_shown
+
+
+def test_seeds_of_another_row_that_collapse_are_compared_without_pairs() -> None:
+    """Other seeds: all splits of the ten runs into five and five."""
+    full = dict.fromkeys(range(10, 15), 0.9)
+    found, how = compare({k: 100 * v for k, v in COLLAPSED.items()}, dict.fromkeys(full, 90.0))
+    assert how == "unpaired"
+    assert found.interval is None
+    assert found.p == pytest.approx(2 / 252)
+
+
+def test_with_one_seed_nothing_is_said_of_intervals() -> None:
+    found = collection({"a": {0: 0.4}, "all": {0: 0.5}}, {"a": 1, "all": 2})
+    [sentence, scores, *_] = conclusion(found, make_table(found))
+    assert sentence == (
+        "The difference to all has the paper's sign in 1 of 1 rows. No difference has an "
+        "interval, which takes two seeds."
+    )
+    assert (
+        scores == "Scores: avg@k of the last evaluation, per cent. A single seed has no interval."
+    )
+
+
+def test_rows_without_an_interval_are_not_counted_among_those_with_one() -> None:
+    scores = {"one": {0: 0.4}, "two": {0: 0.30, 1: 0.32}, "all": {0: 0.50, 1: 0.52}}
+    found = collection(scores, {"one": 1, "two": 1, "all": 2})
+    [sentence, *_] = conclusion(found, make_table(found))
+    assert "in 2 of 2 rows, beyond the interval in 1 of 1 that have one" in sentence
+
+
+def test_a_difference_over_some_of_the_seeds_says_so_in_its_row() -> None:
+    """Means 40 and 60 and a difference of +2: over seeds 0 and 1, which both have."""
+    found = collection(
+        {"part": {0: 0.52, 1: 0.54, 2: 0.14}, "all": {0: 0.50, 1: 0.52, 3: 0.78}, "whole": {0: 1}},
+        {},
+    )
+    table = make_table(found)
+    text = markdown(found, table)
+    assert "| +2.0 [+2.0, +2.0] (2 common seeds) |" in text
+    assert "| whole | 1 | 100.0 | +50.0 (1 common seed) |" in text
+    assert "2 common seeds" in page(found, table, {})
+    lines = {line["row"]: line for line in csv.DictReader(io.StringIO(as_csv(table)))}
+    assert (lines["part"]["common_seeds"], lines["whole"]["common_seeds"]) == ("2", "1")
+    same = collection({"a": {0: 0.4, 1: 0.3}, "all": {0: 0.5, 1: 0.5}}, {})
+    assert "common" not in markdown(same, make_table(same))
+
+
 def test_the_score_is_the_last_evaluations() -> None:
     record = RunRecord("r", "a", 0, {SCORE: {100: 0.7, 9: 0.9, 0: 0.1}})
     assert record.score() == 0.7

@@ -15,8 +15,14 @@ from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
 from vapo.config.engines import ColocatedVllm, ServersEngine, VllmEngine
+from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
-from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.diagnostics.memory.passes import (
+    FakeNetwork,
+    NetworkPasses,
+    NetworkShape,
+    shares_prompts,
+)
 from vapo.diagnostics.memory.sizes import (
     local_minibatch,
     local_rollouts,
@@ -29,6 +35,7 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head
+from vapo.rollouts.engines.selection import has_mixed_copy
 
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -40,12 +47,16 @@ Bytes = dict[str, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by stage and part; `parameters` by network; `host` what a process keeps there."""
+    """Bytes by stage and part; `parameters` by network; `host` what a process keeps there.
+
+    `shares_prompts`: a prompt goes through the networks once for its responses in one pass.
+    """
 
     stages: dict[str, Bytes]
     parameters: dict[str, int]
     num_processes: int
     host: Bytes = field(default_factory=dict)
+    shares_prompts: bool = False
 
     @property
     def peak(self) -> float:
@@ -80,6 +91,7 @@ class _Network:
                 attn_implementation=options.attn_implementation,
                 gradient_checkpointing=options.gradient_checkpointing,
                 autocast=self.autocast,
+                has_entropy_bonus=config.algorithm.entropy_coef > 0,
             )
         )
         count, ranks = self.passes.parameters, num_processes(config)
@@ -143,8 +155,10 @@ def estimate_memory(
         sampling = {}
     else:
         sampling = _sampling(networks[0], config)
+        if config.training.max_staleness > 0 or has_mixed_copy(config):
+            resting["engine's weights"] = _own_weights(networks[0], config)
         if config.training.max_staleness > 0:
-            resting |= _sampling_beside_training(networks[0], sampling)
+            resting |= _sampling_beside_training(sampling)
             sampling = {}
     stages = {
         "sampling": resting | sampling,
@@ -154,7 +168,8 @@ def estimate_memory(
         stages[f"{network.name} update"] = resting | _update(network, networks, config)
     stages["optimizer step"] = resting | _optimizer_step(networks, config)
     parameters = {n.name: n.copies * n.parameters.total for n in networks}
-    return Estimate(stages, parameters, num_processes(config), host)
+    shares = shares_prompts([n.passes for n in networks], config)
+    return Estimate(stages, parameters, num_processes(config), host, shares)
 
 
 def _trained_parameters(model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
@@ -218,10 +233,17 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     }
 
 
-def _sampling_beside_training(actor: _Network, sampling: Bytes) -> Bytes:
-    """What a thread that samples ahead has at any time: the engine's own weights, and sampling."""
-    own = {"engine's weights": actor.weights}
-    return own | {
+def _own_weights(actor: _Network, config: FitConfig) -> float:
+    """The engine's copy of the actor; for mixed precision the layers' weights are bfloat16."""
+    if not has_mixed_copy(config):
+        return actor.weights
+    count = actor.parameters
+    return float(_BYTES["float32"] * count.root + _BYTES["bfloat16"] * (count.total - count.root))
+
+
+def _sampling_beside_training(sampling: Bytes) -> Bytes:
+    """What a thread that samples ahead needs at any time, beside the engine's own weights."""
+    return {
         part if part.startswith("KV cache") else f"{part}, sampling ahead": size
         for part, size in sampling.items()
     }
@@ -243,19 +265,23 @@ def _vllm(actor: _Network, options: ColocatedVllm, config: FitConfig) -> Bytes:
 
 def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool) -> Bytes:
     """Forwards without gradients, one network after the other; gathered roots stay."""
-    lengths = worst_microbatch(config, local_rollouts(config))._asdict()
+    shares = shares_prompts([n.passes for n in networks], config)
+    lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
     roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
-    forward = max(
-        n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in networks
-    )
-    layers = max(n.layers_gathered for n in networks)
+    has_pages = config.value_pages.every_n_iterations is not None
+    own = networks if has_reference or has_pages or reads_old_logprobs(config) else networks[1:]
+    peaks = [n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in own]
+    layers = max((n.layers_gathered for n in own), default=0.0)
+    forward = max([layers, *peaks])
     return {"gathered weights": roots + layers, "logits, temporaries": forward - layers}
 
 
 def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
     """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
-    lengths = worst_microbatch(config, local_minibatch(config, network.name))._asdict()
-    memory = network.passes.run(FakeNetwork.update, **lengths)
+    shares = shares_prompts([n.passes for n in networks], config)
+    rows = local_minibatch(config, network.name)
+    worst = worst_microbatch(config, rows, shares_prompts=shares)
+    memory = network.passes.run(FakeNetwork.update, **worst._asdict())
     others = [n for n in networks if n is not network]
     roots = sum(n.root_gathered for n in networks)
     autocast_copies = sum(2 * n.copies * n.parameters.total for n in others if n.autocast)

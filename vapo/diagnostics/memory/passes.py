@@ -7,7 +7,7 @@ Activation checkpointing, attention kernels and the chunked log-probs count as t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from vapo.config import FitConfig
 from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor import Actor
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.critic import Critic
 from vapo.networks.meta_device import Kind, model_of_config
-from vapo.networks.token_inputs import TokenInputs, token_inputs
+from vapo.networks.packed_attention import choose_layout
+from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 
 
@@ -37,6 +39,7 @@ class NetworkShape:
     attn_implementation: str
     gradient_checkpointing: bool
     autocast: bool
+    has_entropy_bonus: bool = False
 
 
 class Parameters(NamedTuple):
@@ -62,6 +65,7 @@ class NetworkPasses:
     """
 
     def __init__(self, shape: NetworkShape) -> None:
+        self.shape = shape
         self.num_layers = int(shape.config.get_text_config().num_hidden_layers)
         model = model_of_config(
             shape.kind,
@@ -89,6 +93,18 @@ class NetworkPasses:
             four.kept + (four.kept - two.kept) * more // 2,
             four.peak + (four.peak - two.peak) * more // 2,
         )
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        return [fake.network.model for fake in self._networks]
+
+
+def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool:
+    """Whether a prompt goes through the networks once for its responses."""
+    if any(n.shape.attn_implementation == "flash_attention_2" for n in networks):
+        return False  # it runs on no CPU, and what stands for it here could share them
+    models = [model for network in networks for model in network.models]
+    return choose_layout(config.training.packing, models) == "shared_prompts"
 
 
 def _cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
@@ -123,7 +139,7 @@ class FakeNetwork:
             enable_gradient_checkpointing(self.network, "model")
         self.network.train()
 
-    def update(self, *, rows: int, prompt_tokens: int, response_tokens: int) -> PassMemory:
+    def update(self, **lengths: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
         hooks = [
             p.register_post_accumulate_grad_hook(_drop_grad)
@@ -131,7 +147,7 @@ class FakeNetwork:
             if p.requires_grad
         ]
         with self._tracked() as tracker, self._autocast():
-            total = self._forward(rows, prompt_tokens, response_tokens)
+            total = self._forward(**lengths)
             kept = tracker.live
             total.backward()
             del total
@@ -139,10 +155,10 @@ class FakeNetwork:
             hook.remove()
         return PassMemory(kept, tracker.peak)
 
-    def evaluation(self, *, rows: int, prompt_tokens: int, response_tokens: int) -> PassMemory:
+    def evaluation(self, **lengths: int) -> PassMemory:
         """A forward without gradients, as for old log-probs and values."""
         with self._tracked() as tracker, torch.no_grad(), self._autocast():
-            self._forward(rows, prompt_tokens, response_tokens)
+            self._forward(**lengths)
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
@@ -192,12 +208,12 @@ class FakeNetwork:
             yield
         self.network.train()
 
-    def _forward(self, rows: int, prompt_tokens: int, response_tokens: int) -> Tensor:
-        inputs = self._inputs(rows, prompt_tokens, response_tokens)
+    def _forward(self, **lengths: int) -> Tensor:
+        inputs = self._inputs(**lengths)
         if isinstance(self.network, Critic):
             return self._value_loss(inputs)
         logprobs, entropy = self.network(inputs, temperature=1.0)
-        return logprobs.sum() + entropy.sum()
+        return logprobs.sum() + entropy.sum() if self.shape.has_entropy_bonus else logprobs.sum()
 
     def _value_loss(self, inputs: TokenInputs) -> Tensor:
         """Of a categorical head with the targets' distributions beside its logits."""
@@ -208,11 +224,17 @@ class FakeNetwork:
         targets = torch.empty_like(logits, requires_grad=False)
         return categorical_value_loss(logits, targets, inputs.response_mask, denominator=1)
 
-    def _inputs(self, rows: int, prompt_tokens: int, response_tokens: int) -> TokenInputs:
+    def _inputs(
+        self, rows: int, prompt_tokens: int, response_tokens: int, prompts: int | None = None
+    ) -> TokenInputs:
+        """Padded; or, of fewer prompts than rows, with each prompt once."""
         from torch.utils._mode_utils import no_dispatch
 
+        prompts = rows if prompts is None else prompts
+        layout: Layout = "shared_prompts" if prompts < rows else "padded"
+        pairs = [([i % prompts] * prompt_tokens, [0] * response_tokens) for i in range(rows)]
         with no_dispatch():
-            real = token_inputs([([0] * prompt_tokens, [0] * response_tokens)] * rows, pad_id=0)
+            real = token_inputs(pairs, pad_id=0, layout=layout)
         fakes: dict[str, Any] = {
             f.name: self.mode.from_tensor(value)
             for f in fields(real)

@@ -11,27 +11,40 @@ from vapo.config.segments import TokenSegments
 
 
 class Lengths(NamedTuple):
-    """A micro-batch in the worst case."""
+    """A micro-batch in the worst case. `prompts` go through the network, of `rows` responses."""
 
     rows: int
     prompt_tokens: int
     response_tokens: int
+    prompts: int
 
 
 def num_processes(config: FitConfig) -> int:
     return config.trainer.devices * config.trainer.num_nodes
 
 
-def worst_microbatch(config: FitConfig, num_rows: int) -> Lengths:
-    """The most tokens that one forward of `num_rows` responses of a process may have."""
+def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
+    """The most tokens that one forward of `num_rows` responses of a process may have.
+
+    Where prompts are shared, each response may answer another one as far as there are as many;
+    and where the budget is full, the most of it are responses where whole groups lie together.
+    """
     prompt, response = config.data.max_prompt_tokens, config.rollouts.max_response_tokens
-    longest, budget = prompt + response, config.training.microbatch_tokens
-    if num_rows * longest <= budget or budget <= longest:
-        return Lengths(num_rows if num_rows * longest <= budget else 1, prompt, response)
-    rows = math.ceil(budget / longest)
-    width = budget // rows
+    budget = config.training.microbatch_tokens
+    group_size = resolve(config).group_size if shares_prompts else 1
+    num_prompts = (
+        min(num_rows, local_rollouts(config) // group_size) if shares_prompts else num_rows
+    )
+    if num_prompts * prompt + num_rows * response <= budget:
+        return Lengths(num_rows, prompt, response, num_prompts)
+    if budget <= prompt + response:
+        return Lengths(1, prompt, response, 1)
+    together = min(group_size, num_rows, math.ceil((budget - prompt) / response))
+    longest = prompt + together * response
+    count = math.ceil(budget / longest)
+    width = budget // count
     short_prompt = max(prompt * width // longest, 1)
-    return Lengths(rows, short_prompt, width - short_prompt)
+    return Lengths(count * together, short_prompt, (width - short_prompt) // together, count)
 
 
 def local_rollouts(config: FitConfig) -> int:

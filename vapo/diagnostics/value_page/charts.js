@@ -65,20 +65,20 @@ function extent(numbers) {
 }
 
 // Axes of a chart; `x` and `y` map data to the SVG's units.
-function axes(xDomain, yDomain, xLabel, height = CHART_HEIGHT) {
-  const x = (v) => LEFT + ((v - xDomain[0]) / (xDomain[1] - xDomain[0])) * (WIDTH - LEFT - RIGHT);
+function axes(xDomain, yDomain, xLabel, height = CHART_HEIGHT, width = WIDTH) {
+  const x = (v) => LEFT + ((v - xDomain[0]) / (xDomain[1] - xDomain[0])) * (width - LEFT - RIGHT);
   const y = (v) => height - BOTTOM - ((v - yDomain[0]) / (yDomain[1] - yDomain[0])) * (height - TOP - BOTTOM);
-  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}` });
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}` });
   for (const v of ticks(...yDomain)) {
-    svg.append(shape("path", { class: "grid", d: `M${LEFT} ${y(v)}H${WIDTH - RIGHT}` }));
+    svg.append(shape("path", { class: "grid", d: `M${LEFT} ${y(v)}H${width - RIGHT}` }));
     svg.append(shape("text", { x: LEFT - 4, y: y(v) + 3, "text-anchor": "end" }, tickLabel(v)));
   }
   for (const v of ticks(...xDomain, 5)) {
     svg.append(shape("text", { x: x(v), y: height - BOTTOM + 12, "text-anchor": "middle" }, tickLabel(v)));
   }
-  if (yDomain[0] < 0 && yDomain[1] > 0) svg.append(shape("path", { class: "zero", d: `M${LEFT} ${y(0)}H${WIDTH - RIGHT}` }));
-  svg.append(shape("path", { class: "axis", d: `M${LEFT} ${TOP}V${height - BOTTOM}H${WIDTH - RIGHT}` }));
-  svg.append(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: height - 4, "text-anchor": "middle" }, xLabel));
+  if (yDomain[0] < 0 && yDomain[1] > 0) svg.append(shape("path", { class: "zero", d: `M${LEFT} ${y(0)}H${width - RIGHT}` }));
+  svg.append(shape("path", { class: "axis", d: `M${LEFT} ${TOP}V${height - BOTTOM}H${width - RIGHT}` }));
+  svg.append(shape("text", { x: (LEFT + width - RIGHT) / 2, y: height - 4, "text-anchor": "middle" }, xLabel));
   return { svg, x, y };
 }
 
@@ -153,7 +153,8 @@ function returnCalibration(rows) {
     size: rows.num_tokens,
     told: rows.num_tokens.map((n, i) => `${n} tokens, ${rows.num_prompts[i]} prompts`),
   }, ["return achieved", "where a perfect critic's would lie"],
-  "A dot: the tokens of one range of values; the larger, the more. Bars: 95 % intervals, with a prompt as one draw. " +
+  "A dot: the tokens of one range of values; the larger, the more. Bars: 95 % intervals, with a prompt as one draw, " +
+  "which end with the lowest and the highest return. " +
   "Below the line the critic was too optimistic, above it too pessimistic.");
 }
 

@@ -37,7 +37,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_packing
+from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import check_batch
 from vapo.rollouts.batch import make_rollout_batch, without_failed
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
@@ -104,7 +104,7 @@ def load_forward_networks(
         temperature=config.evaluation.temperature,
         max_tokens=config.training.microbatch_tokens,
         pad_id=int(tokenizer.pad_token_id),
-        packed=choose_packing(config.training.packing, models),
+        layout=choose_layout(config.training.packing, models),
         device=device,
     )
 

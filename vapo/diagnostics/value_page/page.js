@@ -23,7 +23,11 @@ function card(data) {
   const response = new Response(data, PAGE);
   const view = new TokenView(response, state);
   const shown = response.ids.length;
-  const ends = { length: "cut at the budget", turns: "had all its turns" };
+  const ends = {
+    length: "cut at the budget",
+    turn_length: "a turn was cut",
+    turns: "had all its turns",
+  };
   const facts = {
     reward: signed(data.reward, 2),
     tokens: data.num_tokens.toLocaleString("en"),

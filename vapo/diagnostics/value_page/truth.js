@@ -1,6 +1,6 @@
 // The truth beside the critic: measured prefixes of a response, and charts of all of them.
 
-const CARD_HEIGHT = 120;
+const CARD_HEIGHT = 160, CARD_WIDTH = 900; // a measured response has a row of its own
 
 // One range of values for all responses, so that their charts can be compared.
 function truthDomain(page) {
@@ -17,7 +17,7 @@ function truthDomain(page) {
 function truthChart(response, domain) {
   const prefixes = response.data.truth, values = response.numbers("value");
   const count = response.ids.length;
-  const { svg, x, y } = axes([0, Math.max(1, count - 1)], domain, "token", CARD_HEIGHT);
+  const { svg, x, y } = axes([0, Math.max(1, count - 1)], domain, "token", CARD_HEIGHT, CARD_WIDTH);
   const inside = (v) => y(Math.min(domain[1], Math.max(domain[0], v)));
   for (const { at } of response.data.turns?.slice(1) ?? []) {
     svg.append(shape("path", { class: "grid", d: `M${x(at)} ${y(domain[0])}V${y(domain[1])}` }));
@@ -73,7 +73,7 @@ function drawTruth(place, truth) {
       told: calibration.num_prefixes.map((n, i) => `${n} prefixes, ${calibration.num_prompts[i]} prompts`),
     }, ["mean true value", "where a perfect critic's would lie"],
     "A dot: the measured prefixes of one range of values; the larger, the more. Bars: 95 % intervals, with a prompt " +
-    "as one draw. Below the line the critic was too optimistic, above it too pessimistic."));
+    "as one draw, which end with the lowest and the highest return. Below the line the critic was too optimistic, above it too pessimistic."));
   }
   if (positions.position?.length) {
     const at = positions.position, series = [];

@@ -121,7 +121,8 @@ def truth_calibration(truth: PageTruth) -> Profile:
     """Columns of a table with one row for each bin of the critic's values that has prefixes.
 
     Bins of equal width. The 95 % interval of `truth_mean` takes the prefixes of a prompt as one
-    draw; None where fewer than four prompts are in the bin. Empty without a critic.
+    draw, and ends with the lowest and the highest return; None where fewer than four prompts are in
+    the bin. Empty without a critic.
     """
     by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
     for point in truth.points:
@@ -141,7 +142,12 @@ def truth_calibration(truth: PageTruth) -> Profile:
     used = table.num_tokens > 0
     columns = (table.mean_return, table.standard_error, table.num_clusters)
     truths, errors, prompts = (column[used].tolist() for column in columns)
-    limits = [t_interval(*of_bin) for of_bin in zip(truths, errors, prompts, strict=True)]
+    lowest = min(min(point.returns) for point in truth.points)
+    highest = max(max(point.returns) for point in truth.points)
+    limits = [  # of a mean, which the returns bound; t knows no bound
+        [limit if math.isinf(limit) else min(max(limit, lowest), highest) for limit in of_bin]
+        for of_bin in map(t_interval, truths, errors, prompts)
+    ]
     return {
         "value_mean": table.mean_value[used].tolist(),
         "truth_mean": truths,

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
+from vapo.diagnostics.value_truth.marks import MistakesByMark, mistakes_by_mark
 from vapo.diagnostics.value_truth.mistakes import mistake_sums, pair_sums
-from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint
+from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint, share_interval
 
 _MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10
 _MOST_WITHOUT = 0.025  # of the resamples; the rest would be those in which the truth moves most
+_ROUNDING = 1e-9  # of the squared values: what float arithmetic may leave of a variance of 0
 
 Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
@@ -36,8 +38,10 @@ class TruthFigures:
     `explained_within` the same of the differences from a response's mean, `flattening` the spread
     of V within a response / that of T, `rank_agreement` the share of pairs of steps that V puts in
     T's order (pairs whose T differ clearly), `mistake_recall` the share of responses with a clear
-    fall of T in which V's largest fall is at T's first clear one, `mistake_precision` the share of
-    V's largest falls, as many as there are such responses, that are at one. Of the prompts, before
+    fall of T in which V's largest fall is at T's first clear one, `mistake_recall_ceiling` the
+    share in which T's own is, as far as the continuations tell, `mistake_precision` the share of
+    V's largest falls, as many as there are such responses, that are at one; `mistakes` counts the
+    recall's responses by whether they mark the step themselves. Of the prompts, before
     the first token: `explained_between`. NaN where there is nothing to estimate it of.
     `by_position`: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
     """
@@ -46,6 +50,7 @@ class TruthFigures:
     num_responses: int
     num_prefixes: int
     num_continuations: int
+    num_mistakes: int
     bias: Figure
     mse: Figure
     baseline_mse: Figure
@@ -59,7 +64,9 @@ class TruthFigures:
     rank_agreement: Figure
     mistake_precision: Figure
     mistake_recall: Figure
+    mistake_recall_ceiling: Figure
     by_position: Profile
+    mistakes: MistakesByMark = field(default_factory=MistakesByMark)
 
 
 def truth_figures(
@@ -81,7 +88,7 @@ def truth_figures(
     for point in points:
         by_prompt[point.prompt_id].append(point)
     responses = [steps_of_responses(group) for group in by_prompt.values()]
-    table = _sums_of_prompts(list(by_prompt.values()), responses, outcomes)
+    table = _sums_of_prompts(list(by_prompt.values()), responses, outcomes, seed=seed)
     counts = np.random.default_rng(seed).multinomial(
         len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=num_resamples
     )
@@ -100,25 +107,43 @@ def truth_figures(
         low, high = np.nanquantile(many, [0.025, 0.975])
         return Figure(value, float(low), float(high))
 
+    def share(part: str, whole: str) -> Figure:
+        """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
+        independent responses, the second has no width where all are alike."""
+        value, low, high = figure(lambda s: s[part] / s[whole])
+        if math.isnan(value) or len(by_prompt) < _MIN_PROMPTS:
+            return Figure(value, low, high)
+        wilson = share_interval(round(totals[part]), round(totals[whole]))
+        if not math.isfinite(low):
+            return Figure(value, *wilson)
+        return Figure(value, min(low, wilson[0]), max(high, wilson[1]))
+
+    least = _ROUNDING * float(np.square([point.mean for point in points]).max())
+
     return TruthFigures(
         num_prompts=len(by_prompt),
         num_responses=sum(map(len, responses)),
         num_prefixes=len(points),
         num_continuations=len(points[0].returns),
+        num_mistakes=int(totals["with_mistake"]),
         bias=figure(lambda s: s["v"] / s["n_v"] - s["t"] / s["n"]),
         mse=figure(lambda s: s["error"] / s["n_v"]),
         baseline_mse=figure(lambda s: s["baseline_error"] / s["n_b"]),
         variance=figure(_variance),
         within_variance=figure(lambda s: s["within_t"] / s["within_n"]),
         between_variance=figure(lambda s: _between(s, "t0")),
-        explained=figure(lambda s: 1 - _variance_of_error(s) / _positive(_variance(s))),
-        explained_within=figure(lambda s: 1 - s["within_d"] / _positive(s["within_t"])),
-        explained_between=figure(lambda s: 1 - _between(s, "d0") / _positive(_between(s, "t0"))),
-        flattening=figure(lambda s: np.sqrt(s["within_v"] / _positive(s["within_t"]))),
+        explained=figure(lambda s: 1 - _variance_of_error(s) / _above(least, _variance(s))),
+        explained_within=figure(lambda s: 1 - s["within_d"] / _within(least, s)),
+        explained_between=figure(
+            lambda s: 1 - _between(s, "d0") / _above(least, _between(s, "t0"))
+        ),
+        flattening=figure(lambda s: np.sqrt(s["within_v"] / _within(least, s))),
         rank_agreement=figure(lambda s: s["pairs_right"] / s["pairs"]),
-        mistake_precision=figure(lambda s: s["named_right"] / s["named"]),
-        mistake_recall=figure(lambda s: s["found"] / s["with_mistake"]),
+        mistake_precision=share("named_right", "named"),
+        mistake_recall=share("found", "with_mistake"),
+        mistake_recall_ceiling=figure(lambda s: s["found_by_exact"] / s["with_mistake"]),
         by_position=_by_position(points),
+        mistakes=mistakes_by_mark(responses, outcomes),
     )
 
 
@@ -135,9 +160,11 @@ def _sums_of_prompts(
     prompts: Sequence[Sequence[TruthPoint]],
     responses: Sequence[Sequence[Sequence[TruthPoint]]],
     outcomes: tuple[float, float] | None,
+    *,
+    seed: int,
 ) -> dict[str, Any]:
     """Each sum, an array of one number a prompt."""
-    falls = mistake_sums(responses, outcomes)
+    falls = mistake_sums(responses, outcomes, seed=seed)
     columns: dict[str, list[float]] = defaultdict(list)
     for group, own, mistakes in zip(prompts, responses, falls, strict=True):
         sums = _all_sums(group) | _within_sums(own) | _prompt_sums(group)
@@ -146,9 +173,14 @@ def _sums_of_prompts(
     return {name: np.array(values) for name, values in columns.items()}
 
 
-def _positive(x: Any) -> Any:
-    """NaN in the place of a variance that the noise has eaten."""
-    return np.where(np.asarray(x) > 0, x, np.nan)
+def _above(least: Any, x: Any) -> Any:
+    """NaN in the place of a variance that the noise has eaten, or that is rounding alone."""
+    return np.where(np.asarray(x) > least, x, np.nan)
+
+
+def _within(least: float, s: Sums) -> Any:
+    """The squared differences of the truth within responses, n of which are free."""
+    return _above(least * s["within_n"], s["within_t"])
 
 
 def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_prefixes
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
+from vapo.diagnostics.value_truth.marks import own_mark
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
 from vapo.rollouts.continuations import Continuer
@@ -81,6 +82,9 @@ def measure_truth(
             returns=tuple(row),
             baseline=baselines[prefix.row],
             is_of_steps=is_step,
+            is_marked=own_mark(
+                config, batch.rollouts[prefix.row], prefix.num_tokens, continuer.tokenizer
+            ),
         )
         for prefix, is_step, row, is_whole in zip(
             choice.prefixes, choice.of_steps, returns, found.are_whole, strict=True
@@ -184,24 +188,27 @@ def beside_values(
 
 def describe_truth(figures: TruthFigures) -> str:
     """A line a figure, with its interval; those that are not known are left out."""
-    rows = [
-        f"truth/{name}: {x.value:.4f} [{x.low:.4f}, {x.high:.4f}]"
-        for name, x in known_figures(figures).items()
-    ]
+    rows = [f"truth/num_mistakes: {figures.num_mistakes}"]
+    for name, x in known_figures(figures).items():
+        limits = f"[{x.low:.4f}, {x.high:.4f}]" if x.is_bounded else "no interval"
+        rows.append(f"truth/{name}: {x.value:.4f} {limits}")
     return "\n".join(rows)
 
 
 def truth_metrics(truth: ValueTruth) -> dict[str, float]:
-    """The figures as metrics (docs/metrics.md); those that are not known are left out."""
+    """The figures as metrics (docs/metrics.md).
+
+    A chart shows no interval: those that are not known, or could be anything, are left out.
+    """
     figures = truth.figures
     metrics = {
         "truth/num_prefixes": float(figures.num_prefixes),
         "truth/num_responses": float(figures.num_responses),
+        "truth/num_mistakes": float(figures.num_mistakes),
         "truth/num_tokens": float(truth.num_tokens),
     }
-    for name, figure in known_figures(figures).items():
-        metrics[f"truth/{name}"] = figure.value
-    return metrics
+    known = known_figures(figures).items()
+    return metrics | {f"truth/{name}": x.value for name, x in known if x.is_bounded}
 
 
 def known_figures(figures: TruthFigures) -> dict[str, Figure]:
@@ -226,6 +233,7 @@ def truth_table(truth: ValueTruth) -> dict[str, Any]:
             name: [x if math.isfinite(x) else None for x in figure]
             for name, figure in known_figures(truth.figures).items()
         },
+        "mistakes": asdict(truth.figures.mistakes),
         "by_position": truth.figures.by_position,
         "points": [asdict(point) for point in truth.points],
     }

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from statistics import NormalDist, fmean
+
+import numpy as np
+from jaxtyping import Float
 
 from vapo.diagnostics.value_truth.points import TruthPoint
 
 _LEVEL = 0.05  # chance that a response without any fall is said to have one
+_DRAWS = 200  # of the true values of a response, for the share that an exact critic finds
+_LEAST_STRENGTH = 0.1  # of the prior, in returns, where the measured values are all at the ends
 
 Outcomes = tuple[float, float] | None
 Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in order
@@ -65,16 +70,21 @@ def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
     return place, fall
 
 
-def mistake_sums(prompts: Sequence[Responses], outcomes: Outcomes) -> list[dict[str, float]]:
+def mistake_sums(
+    prompts: Sequence[Responses], outcomes: Outcomes, *, seed: int = 0
+) -> list[dict[str, float]]:
     """For each prompt: its responses with a clear fall, how many of them the critic finds, how
-    many responses it names (the largest falls of all, as many as have one), how many rightly."""
+    many an exact one would, how many responses the critic names (the largest falls of all, as
+    many as have one), how many rightly. Without values those of the critic are NaN."""
     first = [[first_clear_fall(steps, outcomes) for steps in own] for own in prompts]
     largest = [[largest_fall(steps) for steps in own] for own in prompts]
     num = sum(place is not None for own in first for place in own)
     sizes = sorted((fall[1] for own in largest for fall in own if fall is not None), reverse=True)
     least = sizes[min(num, len(sizes)) - 1] if num and sizes else math.inf
+    has_values = any(p.value is not None for own in prompts for steps in own for p in steps)
+    exact = _found_by_an_exact_critic(prompts, first, outcomes, seed=seed)
     found = []
-    for places, falls in zip(first, largest, strict=True):
+    for places, falls, by_exact in zip(first, largest, exact, strict=True):
         is_right = [
             fall is not None and place is not None and fall[0] == place
             for place, fall in zip(places, falls, strict=True)
@@ -83,12 +93,76 @@ def mistake_sums(prompts: Sequence[Responses], outcomes: Outcomes) -> list[dict[
         found.append(
             {
                 "with_mistake": float(sum(place is not None for place in places)),
-                "found": float(sum(is_right)),
+                "found": float(sum(is_right)) if has_values else math.nan,
+                "found_by_exact": by_exact,
                 "named": float(sum(is_named)),
                 "named_right": float(sum(map(min, is_right, is_named))),
             }
         )
     return found
+
+
+def _found_by_an_exact_critic(
+    prompts: Sequence[Responses],
+    first: Sequence[Sequence[int | None]],
+    outcomes: Outcomes,
+    *,
+    seed: int,
+) -> list[float]:
+    """For each prompt: in how many of its responses with a clear fall the true values fall most
+    at the first clear one, as is to be expected from what was measured.
+
+    The true value of a step is drawn from what its K returns leave open: for two outcomes the
+    posterior of a Beta prior, else of a normal one; mean and variance of the prior are those of
+    the measured values, the noise taken out of the variance. Steps are drawn independently, so
+    where falls of one response are equal in truth the number is too low.
+    """
+    draw_values = _posterior([p for own in prompts for steps in own for p in steps], outcomes)
+    draws = np.random.default_rng(seed)
+    found = []
+    for own, places in zip(prompts, first, strict=True):
+        total = 0.0
+        for steps, place in zip(own, places, strict=True):
+            if place is not None:
+                values = draw_values(steps, draws)
+                falls = values[:, :-1] - values[:, 1:]
+                total += float((falls.argmax(axis=1) == place).mean())
+        found.append(total)
+    return found
+
+
+def _posterior(
+    points: Sequence[TruthPoint], outcomes: Outcomes
+) -> Callable[[Sequence[TruthPoint], np.random.Generator], Float[np.ndarray, "D S"]]:
+    """What draws true values of a response's steps, given what was measured of all points."""
+    means = np.array([point.mean for point in points])
+    noises = np.array([point.noise for point in points])
+    variance = max(means.var() - noises.mean(), 1e-6 * means.var()) if points else 0.0
+
+    def of_two_outcomes(
+        steps: Sequence[TruthPoint], draws: np.random.Generator
+    ) -> Float[np.ndarray, "D S"]:
+        assert outcomes is not None
+        (worst, best), num = outcomes, np.array([len(point.returns) for point in steps])
+        share = (means.mean() - worst) / (best - worst)
+        spread = variance / (best - worst) ** 2
+        strength = max(share * (1 - share) / spread - 1, _LEAST_STRENGTH)
+        right = num * (np.array([point.mean for point in steps]) - worst) / (best - worst)
+        alpha, beta = strength * share + right, strength * (1 - share) + num - right
+        return draws.beta(alpha, beta, size=(_DRAWS, len(steps)))
+
+    def of_other_returns(
+        steps: Sequence[TruthPoint], draws: np.random.Generator
+    ) -> Float[np.ndarray, "D S"]:
+        num = np.array([len(point.returns) for point in steps])
+        own = np.array([point.noise for point in steps])
+        pooled = np.mean([point.noise * len(point.returns) for point in points])
+        noise = ((num - 1) * num * own + pooled) / num**2  # as in `difference_in_errors`
+        kept = variance / (variance + noise)
+        centre = kept * np.array([p.mean for p in steps]) + (1 - kept) * means.mean()
+        return draws.normal(centre, np.sqrt(kept * noise), size=(_DRAWS, len(steps)))
+
+    return of_other_returns if outcomes is None else of_two_outcomes
 
 
 def pair_sums(responses: Responses, outcomes: Outcomes) -> dict[str, float]:

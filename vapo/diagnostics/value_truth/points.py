@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from vapo.evaluation import t_quantile
-
-_Z = 1.959963984540054  # of a 95 % interval
+from scipy.stats import binomtest
+from scipy.stats import t as students_t
 
 
 class Figure(NamedTuple):
@@ -20,6 +19,16 @@ class Figure(NamedTuple):
     value: float
     low: float
     high: float
+
+    @property
+    def is_unknown(self) -> bool:
+        return math.isnan(self.value)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the interval has limits: with few prompts, or a truth that does not move beyond
+        the noise, it has none."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 UNKNOWN = Figure(math.nan, math.nan, math.nan)
@@ -32,8 +41,9 @@ class TruthPoint:
     `row` is the response's in its batch, `length` its tokens. `value` is the critic's V(s) there,
     None without a critic; `baseline` the mean return of the other responses to the prompt, None
     without others. `is_of_steps`: the response was continued from every one of its steps, and
-    this is one; else it is a prefix of its own, drawn to cover the positions. Points with equal
-    prompts and tokens share their continuations.
+    this is one; else it is a prefix of its own, drawn to cover the positions. `is_marked`: the
+    response's own check calls the step that ends here wrong; None: no check ends here. Points
+    with equal prompts and tokens share their continuations.
     """
 
     prompt_id: str
@@ -44,6 +54,7 @@ class TruthPoint:
     value: float | None = None
     baseline: float | None = None
     is_of_steps: bool = True
+    is_marked: bool | None = None
 
     @cached_property
     def mean(self) -> float:
@@ -69,6 +80,12 @@ def noise_of_mean(returns: Sequence[float]) -> float:
     return sum((x - mean) ** 2 for x in returns) / (num - 1) / num
 
 
+def share_interval(part: int, whole: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; it has a width where all are alike, too."""
+    low, high = binomtest(part, whole).proportion_ci(method="wilson")
+    return float(low), float(high)
+
+
 def true_value_interval(
     returns: Sequence[float], outcomes: tuple[float, float] | None, *, spread: float
 ) -> tuple[float, float]:
@@ -82,11 +99,9 @@ def true_value_interval(
     """
     num, mean = len(returns), statistics.fmean(returns)
     if outcomes is not None:
-        low, high = outcomes
-        share = (mean - low) / (high - low)
-        centre = (share + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
-        half = _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2)) / (1 + _Z**2 / num)
-        return low + (centre - half) * (high - low), low + (centre + half) * (high - low)
+        worst, best = outcomes
+        low, high = share_interval(round(num * (mean - worst) / (best - worst)), num)
+        return worst + low * (best - worst), worst + high * (best - worst)
     squares = sum((x - mean) ** 2 for x in returns)
-    half = t_quantile(0.975, num) * math.sqrt((squares + spread) / num / num)
+    half = float(students_t.ppf(0.975, num)) * math.sqrt((squares + spread) / num / num)
     return mean - half, mean + half

@@ -23,6 +23,7 @@ IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order: chance
 BARELY_IN_ORDER_BELOW = 0.65  # the same: hardly better than chance
 SHIFTED_ABOVE = 0.2  # mean error / the truth's standard deviation
 NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
+MISTAKES_NEEDED = 6  # responses with one; of fewer nothing is said
 
 Anchor = Literal[
     "truth-follows",
@@ -79,10 +80,9 @@ def verdict(figures: TruthFigures) -> list[Remark]:
 
     The last one lists what the intervals are too wide for.
     """
-    if math.isnan(figures.mse.value) and math.isnan(figures.bias.value):
-        return [
-            Remark("There is no critic here: only the true values are shown.", "truth-no-critic")
-        ]
+    if figures.mse.is_unknown and figures.bias.is_unknown:
+        text = "There is no critic here: only the true values are shown."
+        return [Remark(text, "truth-no-critic")]
     undecided: list[str] = []
     remarks = list(_what_it_knows(figures, undecided))
     remarks += _on_average(figures, undecided)
@@ -97,7 +97,7 @@ def verdict(figures: TruthFigures) -> list[Remark]:
 def _what_it_knows(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
     """The headline: of the steps within a response, with what it knows of prompts."""
     flattening, within = figures.flattening, figures.explained_within
-    if _is_unknown(flattening) and _is_unknown(within):
+    if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures, undecided)
         return
     numbers = f"flattening {_shown(flattening)}, explained within {_shown(within)}"
@@ -170,7 +170,7 @@ def _blind(figures: TruthFigures, prompts: str, numbers: str) -> Remark:
 def _prompt_clause(figures: TruthFigures, undecided: list[str]) -> str:
     """What the critic knows of the prompt alone, to stand before its verb on the steps."""
     between = figures.explained_between
-    if _is_unknown(between):
+    if between.is_unknown:
         return ""
     numbers = f"explained between {_shown(between)}"
     if between.low > EXPLAINS_MUCH:
@@ -194,12 +194,11 @@ def _of_all_prefixes(figures: TruthFigures, undecided: list[str]) -> Iterator[Re
             "whether the critic sees mistakes: the truth within a response does not change beyond "
             f"the continuations' noise (variance {_shown(figures.within_variance)})"
         )
-    if _is_unknown(figures.explained):
+    if figures.explained.is_unknown:
         return
     if figures.explained.low > EXPLAINS_MUCH:
-        yield Remark(
-            f"The critic follows the truth over all prefixes ({numbers}).", "truth-follows"
-        )
+        text = f"The critic follows the truth over all prefixes ({numbers})."
+        yield Remark(text, "truth-follows")
     elif figures.explained.high < EXPLAINS_LITTLE:
         yield Remark(
             f"The critic knows nothing of the truth over all prefixes ({numbers}).",
@@ -216,7 +215,7 @@ def _of_all_prefixes(figures: TruthFigures, undecided: list[str]) -> Iterator[Re
 
 def _on_average(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
     bias = figures.bias
-    if _is_unknown(bias):
+    if bias.is_unknown:
         return
     variance = figures.variance.value  # a unit to measure in: its own error matters little
     margin = SHIFTED_ABOVE * math.sqrt(variance) if variance > 0 else 0.0
@@ -236,7 +235,7 @@ def _on_average(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]
 def _beside_the_baseline(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
     """Beside what a method without a critic subtracts: the mean of the other responses."""
     mse, baseline = figures.mse, figures.baseline_mse
-    if _is_unknown(mse) or _is_unknown(baseline):
+    if mse.is_unknown or baseline.is_unknown:
         return
     numbers = f"mean squared error {_shown(mse)}, the mean's {_shown(baseline)}"
     if mse.high < baseline.low:
@@ -258,17 +257,22 @@ def _beside_the_baseline(figures: TruthFigures, undecided: list[str]) -> Iterato
 
 
 def _on_mistakes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
-    recall = figures.mistake_recall
-    if _is_unknown(recall):
+    recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
+    if recall.is_unknown:
         return
-    numbers = f"recall {_shown(recall)}, precision {_shown(figures.mistake_precision)}"
-    if recall.low > NAMES_ABOVE:
+    numbers = (
+        f"recall {_shown(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
+        f"an exact critic's {_shown(ceiling)}; precision {_shown(figures.mistake_precision)}"
+    )
+    if figures.num_mistakes < MISTAKES_NEEDED:
+        undecided.append(f"whether it names the first mistake ({numbers})")
+    elif recall.low > NAMES_ABOVE:
         yield Remark(
             f"It names the first mistake: in {recall.value:.0%} of the responses that have one, "
             f"its value falls most where the truth first falls ({numbers}).",
             "truth-mistakes-named",
         )
-    elif recall.high < NAMES_ABOVE:
+    elif recall.high < NAMES_ABOVE < ceiling.value:
         yield Remark(
             f"It does not name the first mistake: in only {recall.value:.0%} of the responses "
             f"that have one, its value falls most where the truth first falls ({numbers}).",
@@ -278,14 +282,10 @@ def _on_mistakes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark
         undecided.append(f"whether it names the first mistake ({numbers})")
 
 
-def _is_unknown(figure: Figure) -> bool:
-    return math.isnan(figure.value)
-
-
 def _shown(figure: Figure) -> str:
-    if _is_unknown(figure):
+    if figure.is_unknown:
         return "unknown"
-    if not (math.isfinite(figure.low) and math.isfinite(figure.high)):
+    if not figure.is_bounded:
         return f"{_rounded(figure.value)} with no interval: too few prompts"
     return f"{_rounded(figure.value)} [{_rounded(figure.low)}, {_rounded(figure.high)}]"
 

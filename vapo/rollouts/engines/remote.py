@@ -20,6 +20,7 @@ from vapo.rollouts.engines.engine import EngineError, Generated, Request
 from vapo.rollouts.engines.remote_server import LostServerError, RolloutServer, hang_up
 from vapo.rollouts.engines.stepped import SteppedEngine
 from vapo.system.distributed import gather_objects, rank, world_size
+from vapo.system.shown_text import say
 
 _CHUNK_BYTES = 256 << 20
 _BINARY = "application/octet-stream"
@@ -209,7 +210,7 @@ class RemoteEngine(SteppedEngine):
         if not server.is_lost:
             server.is_lost = True
             if self._living():
-                print(f"vapo: {error}; the other servers take over", file=sys.stderr, flush=True)
+                say(f"vapo: {error}; the other servers take over", file=sys.stderr)
         if not self._living():
             raise error
         moved = {n: asked for n, asked in self._under_way.items() if asked.server is server}

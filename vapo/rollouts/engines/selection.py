@@ -93,8 +93,9 @@ def make_sampler(
     if isinstance(config.rollouts, VllmEngine | ServersEngine):
         return _make_engine_sampler(config, config.rollouts, actor, tokenizer)
     make: Callable[..., TransformersSampler] = TransformersSampler
-    if config.training.max_staleness > 0:
-        make = partial(DetachedTransformersSampler, lora=config.actor.lora)
+    mixed_dtype = torch.bfloat16 if has_mixed_copy(config) else None
+    if config.training.max_staleness > 0 or mixed_dtype is not None:
+        make = partial(DetachedTransformersSampler, lora=config.actor.lora, mixed_dtype=mixed_dtype)
     return make(
         actor.model,
         tokenizer,
@@ -102,6 +103,16 @@ def make_sampler(
         device=actor.device,
         gather=actor.gather,
     )
+
+
+def has_mixed_copy(config: FitConfig) -> bool:
+    """Whether the Transformers engine samples from a copy of the actor for mixed precision.
+
+    A sharded actor is gathered in the dtype that it computes in.
+    """
+    trainer = config.trainer
+    is_mixed = trainer.precision == "bf16-mixed" and trainer.strategy != "fsdp"
+    return is_mixed and config.actor.dtype == "float32"
 
 
 def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError
+from vapo.system.shown_text import say
 
 _GRACE_S = 30.0
 
@@ -50,10 +51,20 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         self._done.set()
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            if not self._fired:
+                raise
+            self._end()  # its own signal came as the block had ended: nothing hung
         if self._fired and kind is KeyboardInterrupt:
             raise EngineError(self._message()) from None
+
+    def _end(self) -> None:
+        """No signal of the thread's comes once this has returned."""
+        self._thread.join()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
 
     def _message(self) -> str:
         return (
@@ -71,5 +82,5 @@ class Watchdog:
         assert self._watched.ident is not None
         signal.pthread_kill(self._watched.ident, signal.SIGINT)
         if not self._done.wait(self._grace_s):
-            print(f"vapo: {self._message()}", file=sys.stderr, flush=True)
+            say(f"vapo: {self._message()}", file=sys.stderr)
             os._exit(2)

@@ -32,7 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the seeds; `spread` is the sample standard deviation, 0 with one seed.
+    """Means over the seeds; `spread` is the sample standard deviation, None with one seed.
 
     `best` is the largest value of the mean curve, `best_step` and `best_tokens` where it is, and
     `nearly_tokens` where the mean curve first reaches 90 % of it (None where it is not above 0).
@@ -42,9 +42,9 @@ class Summary:
     critic: str
     num_seeds: int
     last: float
-    last_spread: float
+    last_spread: float | None
     best: float
-    best_spread: float
+    best_spread: float | None
     best_step: int
     best_tokens: int
     nearly_tokens: int | None
@@ -95,9 +95,9 @@ def _summary(
     )
 
 
-def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, float]]]:
+def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, float | None]]]:
     """Critic -> (optimizer step, mean over the seeds, standard deviation) of each measurement."""
-    means: dict[str, list[tuple[int, float, float]]] = {}
+    means: dict[str, list[tuple[int, float, float | None]]] = {}
     for name in dict.fromkeys(curve.critic for curve in curves):
         found = [curve.points for curve in curves if curve.critic == name]
         for column in zip(*found, strict=True):
@@ -107,8 +107,8 @@ def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, flo
     return means
 
 
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def _spread(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def markdown(table: Sequence[Summary], *, reference: str) -> str:
@@ -122,24 +122,37 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
         nearly = "" if row.nearly_tokens is None else f"{row.nearly_tokens:,}"
         lines.append(
             f"| {row.critic.replace('|', '/')} | {row.num_seeds} | "
-            f"{row.last:.3f} ± {row.last_spread:.3f} | {row.best:.3f} ± {row.best_spread:.3f} | "
+            f"{_shown(row.last, row.last_spread)} | {_shown(row.best, row.best_spread)} | "
             f"{row.best_step} | {nearly} | {row.seconds:.1f} | {row.relative_speed:.2f} |"
         )
     oracle = table[0].oracle
     if oracle is not None:
         lines.append(f"| oracle | {table[0].num_seeds} | {oracle:.3f} | {oracle:.3f} | | | | |")
-    most = max(table, key=lambda row: row.best)
+    return "\n".join([*lines, "", _who_knows_most(table)]) + "\n"
+
+
+def _who_knows_most(table: Sequence[Summary]) -> str:
+    """Of the critics with several seeds: the spread between seeds decides what is a difference."""
+    bands = {row: (row.best, s) for row in table if (s := row.best_spread) is not None}
+    if not bands:
+        return "One seed does not tell the critics apart: give several, as --seeds 0,1,2."
+    most = max(bands, key=lambda row: row.best)
+    best, spread = bands.pop(most)
+    among = "" if len(bands) + 1 == len(table) else " of those with several seeds"
     said = (
-        f"{most.critic} knows most: {most.best:.3f} ± {most.best_spread:.3f} after "
-        f"{most.best_tokens:,} response tokens"
+        f"{most.critic} knows most{among}: {_shown(best, spread)} after {most.best_tokens:,} "
+        "response tokens"
     )
-    if oracle is not None:
-        said += f"; the oracle {oracle:.3f}"
-    least = most.best - most.best_spread
-    near = [r.critic for r in table if r is not most and r.best + r.best_spread >= least]
+    if most.oracle is not None:
+        said += f"; the oracle {most.oracle:.3f}"
+    near = [row.critic for row, (mean, own) in bands.items() if mean + own >= best - spread]
     if near:
         said += f". Within one standard deviation of it: {', '.join(near)}"
-    return "\n".join([*lines, "", f"{said}."]) + "\n"
+    return f"{said}."
+
+
+def _shown(mean: float, spread: float | None) -> str:
+    return f"{mean:.3f}" if spread is None else f"{mean:.3f} ± {spread:.3f}"
 
 
 def as_csv(table: Sequence[Summary]) -> str:
@@ -153,16 +166,19 @@ def as_csv(table: Sequence[Summary]) -> str:
 
 def figure(curves: Sequence[Curve], *, reference: str) -> Figure:
     """Held-out explained variance against optimizer steps: a line a critic, the mean of its
-    seeds, with a band of one standard deviation; the oracle's dashed. Close it when written."""
+    seeds, with a band of one standard deviation where there are several; the oracle's dashed.
+    Close it when written."""
     means = mean_curves(curves)
     styles = line_styles(list(means), reference if reference in means else None)
     with house_style():
         drawn, axes = pyplot.subplots(figsize=(7.1, 3.6), layout="constrained")
         for name, points in means.items():
-            steps, values, spreads = (np.array(column) for column in zip(*points, strict=True))
+            steps, values = (np.array([point[i] for point in points]) for i in (0, 1))
             axes.plot(steps, values, label=name, **styles[name])
-            shade = {"color": styles[name]["color"], "alpha": 0.12, "linewidth": 0}
-            axes.fill_between(steps, values - spreads, values + spreads, **shade)
+            spreads = np.array([spread for *_, spread in points if spread is not None])
+            if len(spreads):
+                shade = {"color": styles[name]["color"], "alpha": 0.12, "linewidth": 0}
+                axes.fill_between(steps, values - spreads, values + spreads, **shade)
         oracles = [curve.oracle for curve in curves if curve.oracle is not None]
         if oracles:
             mean = statistics.fmean(oracles)

@@ -24,8 +24,9 @@ img { max-width: 100%; margin: 1em 0; }
 figure { margin: 2em 0; break-inside: avoid; }
 """
 _CSV_COLUMNS = (
-    "row", "num_runs", "score", "score_low", "score_high", "difference", "difference_low",
-    "difference_high", "how", "paper_score", "paper_difference", "sign", "beyond_interval",
+    "row", "num_runs", "score", "score_low", "score_high", "score_seeds", "difference",
+    "difference_low", "difference_high", "difference_seeds", "difference_p", "how", "common_seeds",
+    "paper_score", "paper_difference", "sign", "beyond_interval",
 )  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
     }
     full = collection.full_system
     if full:
-        shown[f"difference to {full}"] = lambda row: _estimate(row.difference, signed=True)
+        shown[f"difference to {full}"] = lambda row: _difference(row)
     if any(row.paper_score is not None for row in collection.rows):
         shown["paper"] = lambda row: _number(row.paper_score)
         if full:
@@ -73,7 +74,8 @@ def as_csv(table: Sequence[RowResult]) -> str:
     for row in table:
         clear = "" if row.is_shown is None else row.is_shown
         writer.writerow(
-            [row.name, row.num_runs, *_numbers(row.score), *_numbers(row.difference), row.how,
+            [row.name, row.num_runs, *_numbers(row.score), *_numbers(row.difference),
+             row.difference and row.difference.p, row.how, row.common_seeds,
              row.paper_score, row.paper_difference, row.sign, str(clear).lower()]
         )  # fmt: skip
     return stream.getvalue()
@@ -114,7 +116,14 @@ def _estimate(value: Estimate | None, *, signed: bool = False) -> str:
     text = f"{value.mean:{sign}.1f}"
     if value.interval:
         text += f" [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
-    return text
+    seeds = ", ".join(f"{one:{sign}.1f}" for one in value.seeds)
+    p = "" if value.p is None else f"p {value.p:.2g}"
+    return f"{text} ({'; '.join(filter(None, (seeds, p)))})" if seeds or p else text
+
+
+def _difference(row: RowResult) -> str:
+    text, common = _estimate(row.difference, signed=True), row.common_seeds
+    return text if common is None else f"{text} ({common} common seed{'s' * (common > 1)})"
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -128,7 +137,8 @@ def _sign(row: RowResult) -> str:
     return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"
 
 
-def _numbers(value: Estimate | None) -> list[float | None]:
+def _numbers(value: Estimate | None) -> list[float | str | None]:
     if value is None:
-        return [None, None, None]
-    return [value.mean, *(value.interval or (None, None))]
+        return [None, None, None, None]
+    seeds = " ".join(map(str, value.seeds))
+    return [value.mean, *(value.interval or (None, None)), seeds or None]

@@ -1,17 +1,20 @@
 """The table: mean and interval over seeds, difference to the full system, the paper beside it.
 
 Scores are in per cent. Intervals are 95 % t-intervals over seeds: they say how much training
-runs differ, not how much a held-out set of another make would change the score.
+runs differ, not how much a held-out set of another make would change the score. Where some seeds
+collapse and others do not, no such interval holds, and every seed is shown instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from scipy.stats import permutation_test
 from scipy.stats import t as students_t
 
 from vapo.sweep.report.runs import Collection
@@ -19,18 +22,34 @@ from vapo.sweep.report.runs import Collection
 Interval = tuple[float, float]
 Sign = Literal["agrees", "differs", "no effect", ""]
 _ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
+COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
+_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean; `interval` None where one run, or none that can be paired, gives no spread."""
+    """A mean; `interval` None where one run, or none that can be paired, gives no spread.
+
+    Where seeds collapse it is None too: `seeds` has each one's number then, and a difference the
+    `p` of a permutation test. With one seed in five collapsed, t-intervals of five cover the mean
+    in 67 % of the cases, not in 95.
+    """
 
     mean: float
     interval: Interval | None = None
+    seeds: tuple[float, ...] = ()
+    p: float | None = None
+
+    @property
+    def has_spread(self) -> bool:
+        return self.interval is not None or self.p is not None
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves zero out, by more than what float arithmetic may add."""
+        """Whether the interval leaves zero out, by more than what float arithmetic may add; of
+        seeds that collapse, whether p is below 5 %."""
+        if self.p is not None:
+            return self.p < _LEVEL
         if self.interval is None:
             return False
         return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
@@ -38,7 +57,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RowResult:
-    """One line. `sign`: that of the mean difference against the paper's; see `agreement`."""
+    """One line. `sign`: that of the mean difference against the paper's; see `agreement`.
+
+    `common_seeds`: how many the difference is over, where that is not all of both rows'.
+    """
 
     name: str
     num_runs: int
@@ -48,19 +70,22 @@ class RowResult:
     paper_score: float | None
     paper_difference: float | None
     sign: Sign
+    common_seeds: int | None = None
 
     @property
     def is_shown(self) -> bool | None:
-        """Whether the interval leaves zero out; None where there is no interval."""
-        if self.difference is None or self.difference.interval is None:
+        """Whether the difference is clear; None where nothing is known of its spread."""
+        if self.difference is None or not self.difference.has_spread:
             return None
         return self.difference.is_clear
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean +- t(0.975, n - 1) s / sqrt(n)."""
+    """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse."""
     if len(values) < 2:
         return Estimate(values[0])
+    if stdev(values) > COLLAPSE_SPREAD:
+        return Estimate(fmean(values), seeds=tuple(values))
     half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Estimate(fmean(values), (fmean(values) - half, fmean(values) + half))
 
@@ -69,15 +94,22 @@ def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Est
     """Row minus full system: paired where the seeds are common, else Welch's interval.
 
     Seeds fix prompts, evaluation and value pretraining, so pairing takes their part of the
-    spread out.
+    spread out. Where seeds collapse the p value is of a permutation test: the signs of paired
+    differences, or the rows of unpaired runs, are as likely as any other if the rows are alike.
     """
     common = sorted(scores.keys() & full.keys())
     if len(common) >= 2 or (common and min(len(scores), len(full)) < 2):
-        return estimate([scores[seed] - full[seed] for seed in common]), "paired"
+        differences = [scores[seed] - full[seed] for seed in common]
+        found = estimate(differences)
+        if found.seeds:
+            found = replace(found, p=_permutation_p([differences], "samples"))
+        return found, "paired"
     mine, other = list(scores.values()), list(full.values())
     mean = fmean(mine) - fmean(other)
     if min(len(mine), len(other)) < 2:
         return Estimate(mean), "unpaired"
+    if max(stdev(mine), stdev(other)) > COLLAPSE_SPREAD:
+        return Estimate(mean, p=_permutation_p([mine, other], "independent")), "unpaired"
     parts = [variance(values) / len(values) for values in (mine, other)]
     if sum(parts) == 0:
         return Estimate(mean, (mean, mean)), "unpaired"
@@ -86,6 +118,17 @@ def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Est
     )
     half = quantile(degrees) * math.sqrt(sum(parts))
     return Estimate(mean, (mean - half, mean + half)), "unpaired"
+
+
+def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
+    def difference(first: np.ndarray, *rest: np.ndarray, axis: int) -> Any:
+        mean = np.mean(first, axis=axis)
+        return mean - np.mean(rest[0], axis=axis) if rest else mean
+
+    found = permutation_test(
+        samples, difference, permutation_type=kind, vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(found.pvalue)
 
 
 def quantile(degrees: float) -> float:
@@ -108,6 +151,8 @@ def make_table(collection: Collection) -> list[RowResult]:
         paper_difference = None
         if row.paper_score is not None and full_paper is not None and row.name != full_name:
             paper_difference = row.paper_score - full_paper
+        common = len(mine.keys() & full.keys())
+        is_part = how == "paired" and common < max(len(mine), len(full))
         results.append(
             RowResult(
                 row.name,
@@ -118,6 +163,7 @@ def make_table(collection: Collection) -> list[RowResult]:
                 row.paper_score,
                 paper_difference,
                 agreement(difference, paper_difference),
+                common if is_part else None,
             )
         )
     return results
@@ -140,12 +186,18 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     """Sentences below the table."""
     lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
-    lines.append(
-        f"Scores: avg@k of the last evaluation{_within(collection)}, per cent. Intervals: 95 %, "
-        "Student's t over seeds"
-        + (f"; differences {' or '.join(sorted(how))} by seed" if how else "")
-        + ". A single seed has no interval."
-    )
+    scores = [f"Scores: avg@k of the last evaluation{_within(collection)}, per cent."]
+    estimates = [e for row in table for e in (row.score, row.difference) if e is not None]
+    if any(one.interval for one in estimates):
+        paired = f"; differences {' or '.join(sorted(how))} by seed" if how else ""
+        scores.append(f"Intervals: 95 %, Student's t over seeds{paired}.")
+    if any(one.seeds or one.p is not None for one in estimates):
+        scores.append(
+            "Where the seeds differ by more than 10 points (standard deviation), because some "
+            "collapse, each is shown in place of an interval; p: sign flips of the paired "
+            "differences, or permutations of unpaired runs."
+        )
+    lines.append(" ".join([*scores, "A single seed has no interval."]))
     if collection.missing:
         lines.append(f"Not in the table: {', '.join(collection.missing)}.")
     if early := [
@@ -160,13 +212,20 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
     if not judged:
         return []
     clear = [row.sign for row in judged if row.is_shown]
+    known = [row.sign for row in judged if row.is_shown is not None]
     signs = [row.sign for row in judged]
     text = (
         f"The difference to {collection.full_system} has the paper's sign in "
-        f"{signs.count('agrees')} of {len(judged)} rows, beyond the interval in "
-        f"{clear.count('agrees')} of them; it has the other sign beyond the interval in "
-        f"{clear.count('differs')}."
+        f"{signs.count('agrees')} of {len(judged)} rows"
     )
+    if known:
+        of = "them" if len(known) == len(judged) else f"{known.count('agrees')} that have one"
+        text += (
+            f", beyond the interval in {clear.count('agrees')} of {of}; it has the other sign "
+            f"beyond the interval in {clear.count('differs')}."
+        )
+    else:
+        text += ". No difference has an interval, which takes two seeds."
     if zeros := signs.count("no effect"):
         text += f" It is exactly 0 (no effect) in {zeros}."
     unclear = sum(row.is_shown is False for row in judged if row.sign != "no effect")

@@ -64,6 +64,8 @@ class Recording(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         iteration = iteration_of(trainer)
+        if not pl_module.hyperparameters.reads_old_logprobs:  # the watchers after this see them
+            iteration.metrics.update(pl_module.engine_gaps.metrics())
         now = time.monotonic()
         since, self._since = self._since, now
         flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))

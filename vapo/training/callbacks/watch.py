@@ -83,7 +83,7 @@ class Watch(Callback):
         for state in self.watchers:
             if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
                 continue  # raising it is the purpose of this phase
-            is_alarm = state.look(iteration, agreed(metrics, state))
+            is_alarm = state.look(iteration, metrics | agreed(metrics, state))
             if is_alarm:
                 self.warn(state)
             if is_alarm is not None:

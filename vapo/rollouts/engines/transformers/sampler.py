@@ -23,6 +23,7 @@ from vapo.rollouts.engines.responses import (
     requested_responses,
     turn_name,
 )
+from vapo.rollouts.engines.transformers.decoding_attention import decoding_attention
 from vapo.rollouts.engines.transformers.turns import TransformersTurns
 from vapo.types import Prompt, Rollout
 
@@ -114,7 +115,13 @@ class TransformersSampler:
     ) -> Iterator[TransformersTurns]:
         # no_grad, not inference_mode: what a forward keeps inside the module (rotary tables)
         # must stay usable in the trainer's autograd.
-        with self._gather(), _eval_mode(self._model), torch.no_grad():
+        with (
+            self._gather(),
+            self._computing(),
+            _eval_mode(self._model),
+            decoding_attention(self._model, self._device),
+            torch.no_grad(),
+        ):
             yield TransformersTurns(
                 self._model,
                 settings,
@@ -125,6 +132,10 @@ class TransformersSampler:
                 take_turns=self._stepping,
                 name=name,
             )
+
+    def _computing(self) -> AbstractContextManager[object]:
+        """The precision in which the module computes: that of its weights."""
+        return nullcontext()
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:

@@ -8,31 +8,63 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
+_BLOCK = 256  # neighbouring tokens whose probabilities are added up before one of them is drawn
 
 
 def filtered_logprobs(
-    logits: Float[Tensor, "R V"], *, temperature: float, top_k: int, top_p: float
+    logits: Float[Tensor, "R V"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    ordered_at_first: int | None = None,
 ) -> Float[Tensor, "R V"]:
     """Log-probs of the distribution that is sampled from: -inf outside the kept tokens.
 
     In this order: logits / temperature; the `top_k` likeliest (0: all); of what is left and
     renormalised, the fewest likeliest tokens whose mass reaches `top_p`; renormalised again.
     Equal logits are kept by lower id first. Float32, whatever the model's dtype.
+
+    Args:
+        ordered_at_first: order so many of the likeliest tokens, and more only where they are too
+            few; None: order all, and never wait for the device.
     """
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    vocab_size = logits.shape[-1]
-    has_top_k = 0 < top_k < vocab_size
+    logits = logits.float()
+    if temperature != 1:
+        logits = logits / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    has_top_k = 0 < top_k < logits.shape[-1]
     if not has_top_k and top_p >= 1:
         return logprobs
-    ordered, ids = logprobs.sort(dim=-1, descending=True, stable=True)
-    if has_top_k:
-        ordered[:, top_k:] = -torch.inf
-    probs = torch.softmax(ordered, dim=-1)
-    mass_before = probs.cumsum(dim=-1) - probs
-    is_dropped = torch.isneginf(ordered) | (mass_before >= top_p)
-    is_dropped[:, 0] = False
-    is_dropped = torch.zeros_like(is_dropped).scatter_(1, ids, is_dropped)
+    most = top_k if has_top_k else None
+    lowest, num_kept = _nucleus(logprobs, ordered_at_first, top_k=most, top_p=top_p)
+    is_dropped = logprobs < lowest
+    is_last = logprobs == lowest
+    num_last = num_kept - (logprobs > lowest).sum(dim=-1, keepdim=True)
+    if ordered_at_first is None or bool((is_last.sum(dim=-1, keepdim=True) > num_last).any()):
+        is_dropped |= is_last & (is_last.cumsum(dim=-1) > num_last)
     return torch.log_softmax(logprobs.masked_fill(is_dropped, -torch.inf), dim=-1)
+
+
+def _nucleus(
+    logprobs: Float[Tensor, "R V"], at_first: int | None, *, top_k: int | None, top_p: float
+) -> tuple[Float[Tensor, "R 1"], Int[Tensor, "R 1"]]:
+    """The least log-prob of the tokens that are kept, and how many those are, of each row."""
+    vocab_size = logprobs.shape[-1]
+    num = vocab_size if at_first is None else min(vocab_size, max(at_first, top_k or 0))
+    while True:
+        ordered = logprobs.topk(num, dim=-1).values[:, :top_k]
+        probs = ordered.exp() if top_k is None else torch.softmax(ordered, dim=-1)
+        mass = probs.cumsum(dim=-1)
+        is_kept = ((mass - probs) < top_p) & ~torch.isneginf(ordered)
+        is_kept[:, 0] = True
+        if num == vocab_size or top_k is not None or bool((mass[:, -1] >= top_p).all()):
+            num_kept = is_kept.sum(dim=-1, keepdim=True)
+            return ordered.gather(1, num_kept - 1), num_kept
+        num = min(vocab_size, 16 * num)
 
 
 def inverse_cdf(
@@ -40,14 +72,35 @@ def inverse_cdf(
 ) -> Int[Tensor, " R"]:
     """Take the first token, in id order, whose cumulative probability exceeds the row's uniform.
 
-    A token of probability 0 is never returned, whatever the rounding: its cumulative value is
-    set below every threshold (a parallel scan need not be monotone), and the threshold is below
-    the largest one left, since a float64 uniform is at most 1 - 2**-53.
+    A token of probability 0 is never returned, whatever the rounding. Of a large vocabulary the
+    block that has the token is found first, so that few cumulative probabilities are needed.
     """
     probs = logprobs.exp()
-    cumulative = probs.double().cumsum(dim=-1).masked_fill_(probs == 0, -1.0)
-    threshold = uniforms * cumulative.amax(dim=-1)
-    return (cumulative > threshold[:, None]).to(torch.uint8).argmax(dim=-1)
+    if probs.shape[-1] <= _BLOCK:
+        return _first_above(probs.double(), uniforms)[0]
+    blocks = pad(probs, (0, -probs.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    block, left = _first_above(blocks.sum(dim=-1).double(), uniforms)
+    inside = blocks.take_along_dim(block[:, None, None], dim=1).squeeze(1).double()
+    place, _ = _first_above(inside, left / inside.sum(dim=-1))
+    return block * _BLOCK + place
+
+
+def _first_above(
+    masses: Float64[Tensor, "R n"], shares: Float64[Tensor, " R"]
+) -> tuple[Int[Tensor, " R"], Float64[Tensor, " R"]]:
+    """The first place of each row whose cumulative mass exceeds the share of all, and how much
+    mass the share has behind the place's beginning.
+
+    It has mass itself: the cumulative value of a place without is set below every threshold (a
+    parallel scan need not be monotone), and that of the largest counts as above any.
+    """
+    cumulative = masses.cumsum(dim=-1).masked_fill_(masses == 0, -1.0)
+    largest = cumulative.amax(dim=-1, keepdim=True)
+    threshold = shares[:, None] * largest
+    is_above = (cumulative > threshold) | (cumulative == largest)
+    place = is_above.to(torch.uint8).argmax(dim=-1, keepdim=True)
+    begin = cumulative.gather(1, place) - masses.gather(1, place)
+    return place.squeeze(1), (threshold - begin).squeeze(1)
 
 
 def uniform_draws(seeds: Sequence[int], *, num_tokens: int) -> Float64[Tensor, "R num_tokens"]:

@@ -28,6 +28,7 @@ from vapo.rollouts.engines.transformers.decoding_rows import DecodingRows, OpenT
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow
 from vapo.rollouts.engines.transformers.prefill import prefill, prefill_chunks
 from vapo.rollouts.engines.transformers.token_sampling import (
+    ORDERED_AT_FIRST,
     filtered_logprobs,
     inverse_cdf,
     uniform_draws,
@@ -64,6 +65,7 @@ class TransformersTurns:
         self._stops = torch.tensor(sorted(stop_ids), device=device, dtype=torch.long)
         self._max_rows, self._device = max_rows, device
         self._take_turns, self._name = take_turns, name
+        self._ordered_at_first = ORDERED_AT_FIRST if device.type == "cpu" else None
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rows: DecodingRows | None = None
         self._open: dict[tuple[int, int], OpenTurn] = {}
@@ -199,6 +201,7 @@ class TransformersTurns:
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
+            ordered_at_first=self._ordered_at_first,
         )
         ids = logprobs.argmax(-1) if settings.greedy else inverse_cdf(logprobs, rows.uniforms())
         finished = rows.record(

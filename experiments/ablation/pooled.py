@@ -1,0 +1,92 @@
+"""The differences to the full system over several sizes of one task, pooled.
+
+    python experiments/ablation/pooled.py TABLE.csv TABLE.csv [...] > pooled.md
+
+Reads the table.csv of `vapo report`, one for each size, of tables with a t-interval for every
+difference. Each row's differences are weighted by their inverse variances (Graybill and Deal
+1959). The variances are estimated from few seeds, so the standard error has Meier's correction
+(1953) and the interval Student's t with his degrees of freedom. The pooled figure is of these
+sizes, and no estimate for another one; `p` is of the hypothesis that they have one difference.
+A row whose seeds collapse at some size (their differences have a standard deviation above 10
+points) is not pooled: a variance over two kinds of runs is no weight.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy.stats import chi2, t
+
+from vapo.sweep.report.table import COLLAPSE_SPREAD
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one size; `variance` is that of the mean."""
+
+    mean: float
+    variance: float
+    degrees: int
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds."""
+        return math.sqrt(self.variance * (self.degrees + 1))
+
+
+@dataclass(frozen=True)
+class Pooled:
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def differences(path: Path) -> dict[str, Difference]:
+    """By row, from the mean and the t-interval of paired differences."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["difference_low"]]
+    found = {}
+    for row in rows:
+        degrees = int(row.get("common_seeds") or row["num_runs"]) - 1
+        half = (float(row["difference_high"]) - float(row["difference_low"])) / 2
+        error = half / float(t.ppf(0.975, degrees))
+        found[row["row"]] = Difference(float(row["difference"]), error**2, degrees)
+    return found
+
+
+def pool(parts: list[Difference]) -> Pooled:
+    weights = [1 / part.variance for part in parts]
+    shares = [weight / sum(weights) for weight in weights]
+    mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))
+    lost = sum(s * (1 - s) / part.degrees for s, part in zip(shares, parts, strict=True))
+    error = math.sqrt((1 + 4 * lost) / sum(weights))
+    degrees = 1 / sum(s**2 / part.degrees for s, part in zip(shares, parts, strict=True))
+    half = float(t.ppf(0.975, degrees)) * error
+    apart = sum(w * (part.mean - mean) ** 2 for w, part in zip(weights, parts, strict=True))
+    return Pooled(mean, mean - half, mean + half, float(chi2.sf(apart, len(parts) - 1)))
+
+
+def table(sizes: list[dict[str, Difference]]) -> str:
+    """The rows that every size has, in the first one's order."""
+    lines = ["| row | difference to the full system, pooled | p that the sizes agree |"]
+    lines.append("|---|---:|---:|")
+    for name in sizes[0]:
+        parts = [size[name] for size in sizes if name in size]
+        if len(parts) < len(sizes):
+            continue
+        if max(part.spread for part in parts) > COLLAPSE_SPREAD:
+            lines.append(f"| {name} | not pooled: seeds collapse | |")
+            continue
+        found = pool(parts)
+        limits = f"[{found.low:+.1f}, {found.high:+.1f}]"
+        lines.append(f"| {name} | {found.mean:+.1f} {limits} | {found.p:.2g} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table([differences(Path(path)) for path in sys.argv[1:]]), end="")

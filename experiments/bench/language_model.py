@@ -1,0 +1,155 @@
+"""One VAPO iteration of SmolLM2-135M on a CPU, by stage: where a language model's time goes.
+
+    python experiments/bench/language_model.py [--precision bf16-mixed|32-true] [--repeats 3]
+
+64 responses in groups of 8, of equally many tokens (no token ends one), prompts of random ids. The
+product's own module, datamodule, engine and callbacks run under Lightning's Trainer; the first
+iteration warms up and is not counted. Run from another checkout's root with PYTHONPATH set to it,
+the script times that commit on the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import torch
+from measuring import arguments, heading  # beside this file
+
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.networks.loading import load_tokenizer
+from vapo.prompts.load import PromptReport, PromptSplit
+from vapo.prompts.training_set import TrainingSet
+from vapo.rewards.scorer import Scorer
+from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
+from vapo.training.actor_access import sampler_maker
+from vapo.training.callbacks.recording import Recording
+from vapo.training.callbacks.weight_sync import WeightSync
+from vapo.training.datamodule import RolloutDataModule
+from vapo.training.module import VapoModule
+from vapo.types import Prompt
+
+STAGES = {
+    "rollouts": "time/rollout_s",
+    "log-probs, values": "time/logprobs_values_s",
+    "actor update": "time/actor_update_s",
+    "critic update": "time/critic_update_s",
+    "weight sync": "time/weight_sync_s",
+    "iteration": "time/iteration_s",
+}
+
+
+def make_config(options: argparse.Namespace) -> FitConfig:
+    responses = options.num_responses
+    overrides = [
+        f"actor.path={options.policy}",
+        f"trainer.precision={options.precision}",
+        f"trainer.num_threads={options.threads}",
+        "components.value_pretraining.enabled=false",
+        f"components.group_sampling.num_prompts={responses // options.group_size}",
+        f"components.group_sampling.group_size={options.group_size}",
+        f"rollouts.engine={options.engine}",
+        f"rollouts.max_response_tokens={options.response_tokens}",
+        f"rollouts.max_concurrent_sequences={responses}",
+        f"training.minibatch_size={responses // options.num_minibatches}",
+        f"training.microbatch_tokens={options.microbatch_tokens}",
+        f"training.num_iterations={options.repeats + 1}",
+        "value_pages.every_n_iterations=null",
+        *options.override,
+    ]
+    return load_config(FitConfig, [Path("conf/recipes/smollm2_cpu.yaml")], overrides)
+
+
+def run(options: argparse.Namespace) -> list[dict[str, float]]:
+    """The metrics of each counted iteration."""
+    quiet_libraries()
+    torch.set_num_threads(options.threads)
+    config = make_config(options)
+    tokenizer = load_tokenizer(config.actor.path)
+    draw = random.Random(0)
+    prompts = [
+        Prompt(f"made-up:{i}", "", tuple(draw.choices(range(100, 20_000), k=50)), "1")
+        for i in range(options.num_responses // options.group_size)
+    ]
+    module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
+    progress = Progress(enabled=False)
+    make = sampler_maker(config, tokenizer)
+
+    def endless(module: VapoModule) -> Any:
+        sampler: Any = make(module)
+        sampler._stop_ids = frozenset({-1})
+        return sampler
+
+    found: list[dict[str, float]] = []
+    marks = [time.process_time()]
+
+    def log(metrics: dict[str, float], **_: Any) -> None:
+        if "time/iteration_s" in metrics:
+            marks.append(time.process_time())
+            found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
+
+    datamodule = RolloutDataModule(
+        config,
+        prompts=PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0)),
+        scorer=Scorer(config.rewards, max_response_tokens=options.response_tokens),
+        make_sampler=endless,
+        progress=progress,
+        tokenizer=tokenizer,
+    )
+    logger: Any = SimpleNamespace(log_metrics=log)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        precision=options.precision,
+        max_epochs=options.repeats + 1,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        logger=False,
+        callbacks=[WeightSync(progress), Recording(logger, progress)],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir="build/bench",
+    )
+    with progress:
+        trainer.fit(module, datamodule)
+    return found[1:]
+
+
+def main() -> None:
+    parser = arguments(__doc__, repeats=3)
+    parser.add_argument("--policy", default="models/smollm2_135m")
+    parser.add_argument("--precision", default="bf16-mixed", choices=["bf16-mixed", "32-true"])
+    parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
+    parser.add_argument("--num_responses", type=int, default=64)
+    parser.add_argument("--group_size", type=int, default=8)
+    parser.add_argument("--num_minibatches", type=int, default=4)
+    parser.add_argument("--response_tokens", type=int, default=80)
+    parser.add_argument("--microbatch_tokens", type=int, default=2080)
+    parser.add_argument("--override", nargs="*", default=[], help="further KEY=VALUE of the config")
+    options = parser.parse_args()
+    if options.toy:
+        options.num_responses, options.group_size, options.response_tokens = 8, 2, 4
+    iterations = run(options)
+    medians = {
+        name: statistics.median(found[key] for found in iterations)
+        for name, key in (*STAGES.items(), ("process CPU", "cpu_s"))
+    }
+    print(f"{options.precision}, {options.threads} thread(s), median of {options.repeats}, seconds")
+    print(heading(tuple(medians)))
+    print(f"| {' | '.join(f'{value:.1f}' for value in medians.values())} |")
+    print(json.dumps({"gap": iterations[-1].get("rollout/logprob_gap_mean"), **medians}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""How many rollouts does a language model's critic need? A curve, row by row into a JSON file.
+
+    python experiments/smollm2/critic_curve.py --rollouts ROLLOUTS.parquet --output curve.json \
+        [--config conf/worked_sums/vapo.yaml] [--critics policy,reward_model] \
+        [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [KEY=VALUE ...]
+
+The last groups of the file are held out, the same ones for every row; a row's critic is trained on
+the first groups, by the code of value pretraining, with so many passes. After each pass the row has
+what the critic knows of the held-out rollouts, beside the oracle of the task's hidden states. A
+row that is in the file is not trained again, so a second start goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig, resolve
+from vapo.config.loading import load_config
+from vapo.diagnostics.oracle import state_values
+from vapo.networks.loading import load_tokenizer
+from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.system.atomic_files import write_text
+from vapo.system.devices import set_threads
+from vapo.training.critic_comparison import CriticModule, train_watched
+from vapo.training.datamodule import iteration_of
+from vapo.training.heldout_critic import evaluated_returns
+
+CRITICS = {
+    "policy": ["critic.init=policy"],
+    "reward_model": [
+        "critic.init=reward_model",
+        "critic.reward_model_path=models/worked_sums/reward_model",
+    ],
+    "truth": ["critic.init=policy", "components.value_pretraining.targets=truth"],
+}
+NUMBERS = (512, 1024, 2048, 4096, 8192, 16384)
+STEP_ENDS = ";."
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a critic knows of the held-out rollouts.
+
+    `explained_variance` is of the returns; `within` of the oracle's values within each response,
+    around its mean; `mistakes_named` the share of wrong responses whose largest fall of the value
+    from one step's start to the next is at the first wrong step.
+    """
+
+    explained_variance: float
+    within: float
+    mistakes_named: float | None
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """The held-out rollouts, the oracle's values before each token, and where steps begin."""
+
+    rows: Sequence[StoredRollout]
+    oracle: Sequence[np.ndarray]
+    starts: Sequence[Sequence[int]]
+
+    @staticmethod
+    def of(
+        known: Sequence[StoredRollout],
+        rows: Sequence[StoredRollout],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> Heldout:
+        """The oracle's value of a state is the mean return of the known rollouts' tokens in it."""
+        table = state_values(
+            [row.oracle_state or () for row in known],
+            [[row.verdict.reward] * len(row.oracle_state or ()) for row in known],
+            [row.oracle_state or () for row in rows],
+        )
+        ends = {tokenizer.convert_tokens_to_ids(end) for end in STEP_ENDS}
+        starts = [
+            [0, *(i + 1 for i, token in enumerate(row.rollout.response_ids[:-1]) if token in ends)]
+            for row in rows
+        ]
+        return Heldout(rows, [np.array(values) for values in table], starts)
+
+    def judge(self, values: Sequence[np.ndarray]) -> Knowledge:
+        rewards = np.array([row.verdict.reward for row in self.rows])
+        returns = np.repeat(rewards, [len(v) for v in values])
+        error = returns - np.concatenate(values)
+        named = [n for n in map(self._is_named, range(len(self.rows)), values) if n is not None]
+        centered = [(o - o.mean(), v - v.mean()) for o, v in zip(self.oracle, values, strict=True)]
+        left = sum(((o - v) ** 2).sum() for o, v in centered)
+        return Knowledge(
+            float(1 - error.var() / returns.var()),
+            float(1 - left / sum((o**2).sum() for o, _ in centered)),
+            float(np.mean(named)) if named else None,
+        )
+
+    def _is_named(self, index: int, values: np.ndarray) -> bool | None:
+        """None where the response has no wrong step, or is over with it."""
+        states, starts = self.rows[index].oracle_state or (), self.starts[index]
+        wrong = next((i for i, state in enumerate(states) if " off" in state), None)
+        if wrong is None or len(starts) < 2:
+            return None
+        step = max(k for k, start in enumerate(starts) if start < wrong)
+        if step + 1 == len(starts):
+            return None
+        falls = np.diff(values[starts])
+        return bool(falls[step] < 0 and np.argmin(falls) == step)
+
+
+class Watching(Callback):
+    """The critic's knowledge before training and after each pass, and what it fits meanwhile."""
+
+    def __init__(self, stored: StoredRollouts, heldout: Heldout, note: Any) -> None:
+        self.stored, self.heldout, self.note = stored, heldout, note
+        self.points: list[dict[str, float | None]] = []
+        self.fitted: list[float] = []
+        self.started = time.monotonic()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.measure(pl_module, 0)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        iteration = iteration_of(trainer)
+        self.fitted.append(iteration.metrics.get("critic/explained_variance", math.nan))
+        passes = self.stored.passes(iteration.number)
+        if passes > self.stored.passes(iteration.number - 1):
+            self.measure(pl_module, passes)
+
+    def measure(self, module: L.LightningModule, passes: int) -> None:
+        assert isinstance(module, CriticModule)
+        batch, _ = evaluated_returns(module, self.stored.heldout_batch())
+        assert batch.old_values is not None
+        lengths = [len(row.rollout.response_ids) for row in self.heldout.rows]
+        values = [v[:n].double().numpy() for v, n in zip(batch.old_values, lengths, strict=True)]
+        fitted = float(np.nanmean(self.fitted)) if self.fitted else None
+        self.points.append(
+            {
+                "passes": passes,
+                "seconds": round(time.monotonic() - self.started),
+                "explained_variance_in_training": fitted,  # before each batch's update
+                **asdict(self.heldout.judge(values)),
+            }
+        )
+        self.fitted = []
+        self.note(self.points[-1])
+
+
+def split(
+    rows: Sequence[StoredRollout], num_heldout: int
+) -> tuple[list[StoredRollout], list[StoredRollout]]:
+    """The known rollouts and the held-out ones, which are of the last groups and other prompts."""
+    ordered = sorted(rows, key=lambda row: int(row.group))
+    heldout = ordered[-num_heldout:]
+    prompts = {row.rollout.prompt.prompt_ids for row in heldout}
+    return [row for row in ordered if row.rollout.prompt.prompt_ids not in prompts], heldout
+
+
+def cells(options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    for number in map(int, options.numbers.split(",")):
+        for critic in options.critics.split(","):
+            for seed in map(int, options.seeds.split(",")):
+                yield critic, number, seed
+
+
+def train(
+    options: argparse.Namespace, critic: str, number: int, seed: int, note: Any
+) -> dict[str, Any]:
+    """One row of the curve."""
+    pretraining_keys = [
+        f"components.value_pretraining.data={options.rollouts}",
+        "components.value_pretraining.heldout_share=0",  # the file's last groups are held out
+    ]
+    overrides = [*CRITICS[critic], *pretraining_keys, *options.overrides]
+    config = load_config(FitConfig, [Path(options.config)], overrides)
+    set_threads(config.trainer)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    rows, _ = read_rollouts(config, Path(options.rollouts), tokenizer)
+    known, heldout_rows = split(rows, options.heldout)
+    if len(known) < number:
+        raise SystemExit(f"{number} rollouts: the file has {len(known)} to train on")
+    numbers = resolve(config)
+    responses = numbers.num_prompts * numbers.group_size
+    num_iterations = math.ceil(options.passes * number / responses)
+    pretraining = replace(config.components.value_pretraining, num_iterations=num_iterations)
+    config = replace(
+        config, seed=seed, components=replace(config.components, value_pretraining=pretraining)
+    )
+    stored = StoredRollouts(config, known[:number], tokenizer, name=options.rollouts)
+    stored.heldout = StoredRollouts(config, heldout_rows, tokenizer, name=options.rollouts).training
+    heldout = Heldout.of(known, heldout_rows, tokenizer)
+    watching = Watching(stored, heldout, note)
+    train_watched(config, stored, watching, tokenizer=tokenizer)
+    return {"oracle": asdict(heldout.judge(heldout.oracle)), "points": watching.points}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rollouts", required=True)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--config", default="conf/worked_sums/vapo.yaml")
+    parser.add_argument("--critics", default="policy")
+    parser.add_argument("--numbers", default=",".join(map(str, NUMBERS)))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--heldout", type=int, default=512, help="rollouts held out")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    found = json.loads(options.output.read_text()) if options.output.exists() else []
+    for critic, number, seed in cells(options):
+        about = {
+            "critic": critic,
+            "num_rollouts": number,
+            "seed": seed,
+            "num_passes": options.passes,
+            "num_heldout": options.heldout,
+            "overrides": options.overrides,
+        }
+        if any(about.items() <= row.items() for row in found):
+            continue
+        print(about, flush=True)
+        row = train(options, critic, number, seed, lambda point: print(" ", point, flush=True))
+        found.append({**about, **row})
+        write_text(options.output, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

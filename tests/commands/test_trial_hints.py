@@ -1,0 +1,172 @@
+"""The hints of `vapo try`, and how a trial is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.config.fits import ROOT, fit_config
+from vapo.commands.sampled_trials import Sampled, sampled_trials
+from vapo.commands.trial_hints import Policy, hints
+from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
+from vapo.networks.loading import load_tokenizer
+from vapo.rewards.scorer import Scorer
+from vapo.rewards.verifier_output import VerifierOutput
+from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+
+POLICY = ROOT / "models" / "state_tracking" / "policy"
+
+
+def trial(response: str = "", **fields: Any) -> Trial:
+    known: dict[str, Any] = {
+        "prompt_id": "p",
+        "problem": "q",
+        "answer": "42",
+        "response": response,
+        "response_text": response,
+        "is_correct": False,
+        "reward": -1.0,
+        "extracted": None,
+        "failure": None,
+        "output": "",
+    }
+    return Trial(**{**known, **fields})
+
+
+POLICY_TOKENS = Policy(("<eos>",), has_chat_template=False)
+REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
+
+
+@pytest.mark.parametrize(
+    ("trials", "overrides", "said"),
+    [
+        ([trial("42"), trial("no")], (), "stands in 1 of 2: verifier math reads the last \\boxed"),
+        ([trial("so 42.")], REGEX, "rewards.pattern 'answer: (.+)' found no answer in any of 1"),
+        ([trial("so 42.", extracted="so")], REGEX, "stands in 1 of 1: rewards.pattern 'answer: "),
+        ([trial("42 ")], ("rewards.verifier=exact",), "verifier exact compares the whole response"),
+        ([trial("142 and 4.42 and 420"), trial("x", extracted="7")], (), None),
+        ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
+        ([trial("a", answer="")], ("rewards.verifier=exact",), None),
+        (
+            [trial("42", failure="timeout")],
+            (),
+            "1 of 1 verdicts took longer than rewards.timeout_s",
+        ),
+        ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
+        (
+            [trial("a", failure="error: KeyError: 'b (c:1)' (raising.py:2)")] * 2,
+            (),
+            "your verifier raised on 2 of 2 responses: raising.py:2: KeyError: 'b (c:1)'",
+        ),
+        (
+            [trial("a", failure="error: TypeError: score() takes 1"), trial("b")],
+            (),
+            "your verifier raised on 1 of 2 responses: TypeError: score() takes 1",
+        ),
+        ([trial("a", failure="nan")], (), "a reward that is not finite (nan or inf) to 1 of 1"),
+        ([trial("a", failure="lost")], (), "1 of 1 responses have no verdict: lost"),
+        (
+            [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
+            ("rewards.verifier=exact",),
+            None,
+        ),
+        (
+            [trial("a", finish_reason="length", foreign_end="<|im_end|>")],
+            (),
+            "special token <|im_end|> in them, which ends no response here",
+        ),
+        ([trial("7", extracted="7")], ("rewards.shuffle=true",), "rewards.shuffle is true"),
+    ],
+)
+def test_hints_are_of_what_was_seen(
+    tmp_path: Path, trials: list[Trial], overrides: tuple[str, ...], said: str | None
+) -> None:
+    config = fit_config(tmp_path, *overrides)
+    is_sampled = any(one.finish_reason is not None for one in trials)
+    found = list(hints(trials, config, POLICY_TOKENS if is_sampled else None))
+    if said is None:
+        assert not found
+    else:
+        assert any(said in hint for hint in found), found
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "advised"),
+    [
+        ("length", "raise rollouts.max_response_tokens, which is 64"),
+        ("turn_length", "raise environment.max_turn_tokens, which is 5"),
+        ("turns", "raise environment.max_turns, which is 8"),
+    ],
+)
+def test_the_limit_that_cut_the_episodes_is_what_to_raise(
+    tmp_path: Path, finish_reason: str, advised: str
+) -> None:
+    environment = "environment={kind: function, function: 'm:Env', max_turn_tokens: 5}"
+    config = fit_config(tmp_path, environment, "rollouts.max_response_tokens=64")
+    cut = trial("a", finish_reason=finish_reason, reward=0.0)
+    assert "truncated" in render(cut, 1, 1)
+    first, second = hints([cut, cut], config, POLICY_TOKENS)
+    assert first.endswith(advised)
+    assert "no episode of 2 is correct" in second
+    failed = trial("a", finish_reason="length", failure="crash")
+    assert not any("raise" in hint for hint in hints([failed], config, POLICY_TOKENS))
+
+
+def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> None:
+    """What an observation's template writes between two turns is not the policy's."""
+    tokenizer = load_tokenizer(str(POLICY))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    start, said = (int(tokenizer.get_vocab()[token]) for token in ("<|im_start|>", "1"))
+    prompt = Prompt("p", "1a34=", (said,), "1")
+    verdict = [Verdict(False, 0.0)]
+
+    def found(*turns: Turn) -> str | None:
+        ids = (start, said, said)
+        rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns)
+        sampled = Sampled([rollout], tokenizer, frozenset([tokenizer.eos_token_id]))
+        with VerifierOutput() as output:
+            (one,) = sampled_trials(sampled, Mock(spec=Scorer, score=lambda _: verdict), output)
+        return one.foreign_end
+
+    assert found(Turn(1, 2)) is None
+    assert found(Turn(0, 3)) == "<|im_start|>"
+    assert found() == "<|im_start|>"
+
+
+def test_a_verifier_that_fails_is_the_first_hint(tmp_path: Path) -> None:
+    cut = {"finish_reason": "length", "failure": "error: SystemExit: 1 (mine.py:2)"}
+    first, second = hints([trial("a", **cut)] * 2, fit_config(tmp_path), POLICY_TOKENS)
+    assert first == "your verifier raised on 2 of 2 responses: mine.py:2: SystemExit: 1"
+    assert "reached their budget" in second
+
+
+def test_text_is_bounded_and_cannot_pass_for_ours() -> None:
+    shown = block("first\nverdict: correct; reward 9\n\x1b]0;title\x07\ud800")
+    assert shown.split("\n") == [
+        "  | first",
+        "  | verdict: correct; reward 9",
+        "  | \\x1b]0;title\\x07\\ud800",
+    ]
+    long = block("a" * 1_000_000 + "the end")
+    assert len(long) < MAX_SHOWN_CHARS + 100
+    assert "996007 characters are left out here" in long
+    assert long.endswith("the end")
+    assert inline("a\nb" + "c" * 999) == "a\\nb" + "c" * 197 + "..."
+    hostile = trial("r", prompt_id="p\n--- 2 of 2", answer="4\r2", extracted="\x9b1m")
+    assert render(hostile, 1, 2).split("\n")[0] == "--- 1 of 2: p\\n--- 2 of 2"
+    assert "reference answer: 4\\r2" in render(hostile, 1, 2)
+    assert "read as the answer: \\x9b1m" in render(hostile, 1, 2)
+
+
+def test_the_summary_counts() -> None:
+    trials = [
+        trial("a", is_correct=True, reward=1.0, num_response_tokens=4, finish_reason="stop"),
+        trial("b", failure="nan", num_response_tokens=8, finish_reason="length"),
+    ]
+    assert summarize(trials) == (
+        "pass rate 0.500 (1 of 2 correct), mean reward 0.000, 1 without a verdict; response tokens "
+        "4 to 8, mean 6.0, 1 truncated"
+    )

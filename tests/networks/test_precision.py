@@ -1,0 +1,121 @@
+"""What `trainer.precision` auto becomes, with the processor's answer patched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.config.fits import STATE_TRACKING
+from tests.tiny_model import save_tiny_folder, tiny_model
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.loading import load_config
+from vapo.config.schema import NewModelConfig, TrainerConfig
+from vapo.networks import precision
+from vapo.networks.precision import choose_precision, expected_precision, settle_precision
+from vapo.rollouts.engines.selection import has_mixed_copy
+from vapo.training.strategy import lightning_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "slow"])
+def has_bf16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(precision, "cpu_has_bfloat16_products", lambda: request.param)
+    return bool(request.param)
+
+
+def wide_folder(tmp_path: Path, width: int) -> Path:
+    return save_tiny_folder(tmp_path / "policy", tiny_model(hidden_size=width))
+
+
+def test_a_processor_with_fast_products_and_a_wide_policy(has_bf16: bool) -> None:
+    found = choose_precision(CPU, 576)
+    assert found.name == ("bf16-mixed" if has_bf16 else "32-true")
+    assert ("multiplies fast" in found.reason) is has_bf16
+
+
+def test_a_narrow_policy_stays_in_float32(has_bf16: bool) -> None:
+    assert choose_precision(CPU, 255).name == "32-true"
+
+
+def test_the_config_gets_what_was_taken_and_one_line_says_why(
+    tmp_path: Path, has_bf16: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = wide_folder(tmp_path, 256)
+    given = ["trainer.accelerator=cpu", f"actor.path={path}"]
+    config = load_config(FitConfig, STATE_TRACKING, given)
+    assert config.trainer.precision == "auto", "the schema's default, and the shipped config's"
+    settle_precision(config)
+    expected = "bf16-mixed" if has_bf16 else "32-true"
+    assert config.trainer.precision == lightning_precision(config.trainer) == expected
+    assert has_mixed_copy(config) is has_bf16
+    told = capsys.readouterr().err.splitlines()
+    (line,) = [text for text in told if "precision" in text]
+    assert line.startswith(f"trainer.precision auto: {expected}, since this processor")
+    settle_precision(config)
+    assert not capsys.readouterr().err, "settled once"
+
+
+def test_a_precision_that_the_config_names_is_kept(
+    has_bf16: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = FitConfig(trainer=TrainerConfig(accelerator="cpu", precision="32-true"))
+    settle_precision(config)
+    assert config.trainer.precision == "32-true"
+    assert not capsys.readouterr().err
+
+
+def test_every_command_asks_the_policy_that_it_reads_or_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bfloat16_products", lambda: True)
+    wide, cpu = str(wide_folder(tmp_path, 256)), TrainerConfig(accelerator="cpu")
+    new = NewModelConfig(hidden_size=512)
+    for config, expected in (
+        (SftConfig(trainer=cpu), "32-true"),
+        (SftConfig(new_model=new, trainer=cpu), "bf16-mixed"),
+        (SftConfig(model_path=wide, new_model=NewModelConfig(), trainer=cpu), "bf16-mixed"),
+        (RewardModelConfig(policy_path=wide, trainer=cpu), "bf16-mixed"),
+    ):
+        settle_precision(config)
+        assert config.trainer.precision == expected
+    assert cpu.precision == "auto", "another config's section is left alone"
+
+
+def test_an_estimate_does_not_depend_on_the_processor_here(has_bf16: bool) -> None:
+    assert expected_precision(576).name == "bf16-mixed"
+    assert expected_precision(96).name == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("machine", "avx512_bf16", "amx", "arm", "expected"),
+    [
+        ("x86_64", True, False, True, True),
+        ("x86_64", False, True, True, True),
+        ("x86_64", False, False, True, False),  # emulated in float32
+        ("aarch64", False, False, True, True),
+        ("aarch64", False, False, False, False),
+    ],
+)
+def test_torch_says_what_the_processor_has(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    avx512_bf16: bool,
+    amx: bool,
+    arm: bool,
+    expected: bool,
+) -> None:
+    from vapo.system import private_attributes
+
+    class FakeOps:
+        _is_mkldnn_bf16_supported = staticmethod(lambda: arm)
+
+    monkeypatch.setattr(private_attributes.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.ops, "mkldnn", FakeOps)
+    assert private_attributes.cpu_has_bfloat16_products() is expected
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert private_attributes.cpu_has_bfloat16_products() is False

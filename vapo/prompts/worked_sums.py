@@ -1,0 +1,144 @@
+"""Sums that are worked out one term at a time, and what an oracle knows of them.
+
+A problem is for a pretrained language model: numbers, signs and no words. A response writes each
+partial sum before it goes on, and nothing in it says whether that sum is right: a value model sees
+a mistake only if it adds up itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from vapo.prompts.procedural_rows import ProceduralRow, check_bounds, check_range
+
+MAX_TERMS = 1_000
+MAX_TOTAL = 1_000_000
+ANSWER = " Answer: "
+_PROBLEM = re.compile(r"(?<![\d+-])(\d+)((?:[+-]\d+)+)=")
+_RESULT = re.compile(r"=(\d+)\Z")
+
+
+def worked_sums(
+    num_examples: int,
+    *,
+    seed: int,
+    min_terms: int = 8,
+    max_terms: int = 12,
+    max_term: int = 9,
+    max_total: int = 99,
+) -> list[ProceduralRow]:
+    """Add and subtract numbers from left to right, and write every partial sum.
+
+    `47+8-3=` has the response `47+8=55;55-3=52. Answer: 52`. The first number is drawn from 1 to
+    `max_total`, the other terms from 1 to `max_term`, and no partial sum is below 0 or above
+    `max_total`. There are no spaces and no signs of numbers: they would be tokens of their own, or
+    one token with the sign before them, for a tokenizer that has a token for each digit.
+
+    Raises:
+        UserError: an option is out of range.
+
+    >>> worked_sums(1, seed=0, min_terms=2, max_terms=2)[0].demonstration.count("=")
+    1
+    """
+    check_bounds("terms", min_terms, max_terms, low=2, high=MAX_TERMS)
+    check_range("max_total", max_total, low=2, high=MAX_TOTAL)
+    # With half of the range one of the two signs always leads to a sum within it.
+    check_range("max_term", max_term, low=1, high=max_total // 2)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"worked_sums/problem/{seed}/{index}")
+        problem = _draw_problem(rng, rng.randint(min_terms, max_terms), max_term, max_total)
+        first, terms = _read(problem)
+        steps, answer = _steps(first, terms), str(_sums(first, terms)[-1])
+        rows.append(ProceduralRow(problem, answer, f"{';'.join(steps)}.{ANSWER}{answer}"))
+    return rows
+
+
+def _draw_problem(rng: Random, num_terms: int, max_term: int, max_total: int) -> str:
+    total = rng.randint(1, max_total)
+    text = str(total)
+    for _ in range(num_terms - 1):
+        term, sign = rng.randint(1, max_term), rng.choice((1, -1))
+        if not 0 <= total + sign * term <= max_total:
+            sign = -sign
+        total += sign * term
+        text += f"{'+' if sign > 0 else '-'}{term}"
+    return f"{text}="
+
+
+def _read(problem: str) -> tuple[int, list[str]]:
+    """The first number and the signed terms of a problem, which may have text around it."""
+    found = _PROBLEM.search(problem)
+    if found is None:
+        raise ValueError(f"{problem!r} is no problem of worked sums")
+    return int(found[1]), re.findall(r"[+-]\d+", found[2])
+
+
+def _sums(first: int, terms: Sequence[str]) -> list[int]:
+    """The right partial sums: the first number, then the one after each term."""
+    sums = [first]
+    for term in terms:
+        sums.append(sums[-1] + int(term))
+    return sums
+
+
+def _steps(first: int, terms: Sequence[str]) -> list[str]:
+    sums = _sums(first, terms)
+    return [f"{a}{term}={b}" for a, term, b in zip(sums, terms, sums[1:], strict=False)]
+
+
+def worked_sums_states(problem: str, response: str) -> list[str] | None:
+    """The states of `worked_sums`; None where the text is no problem of it.
+
+    In a step: how many steps are left, this one included, and how much of it is written, as long
+    as everything is right: its first number (`copy`), its term (`term`), its sum (`sum`, `sum+`
+    with a digit, `done`). `off` once the step is not the right one; at its end, whether its sum is
+    the right one decides, so that a mistake may be made good by chance. After the full stop whether
+    the last sum is the answer, how many steps were left out, and then whether the answer is right.
+
+    >>> worked_sums_states("4+3=", "4+5")
+    ['1 on copy', '1 on copy', '1 on term', '1 off']
+    """
+    if _PROBLEM.search(problem) is None:
+        return None
+    first, terms = _read(problem)
+    return list(_states(_steps(first, terms), _sums(first, terms), response))
+
+
+def _states(steps: list[str], sums: list[int], response: str) -> Iterator[str]:
+    worked, _, _ = response.partition(".")
+    done, is_on, start = 0, True, 0
+    for end in range(len(worked) + 1):
+        if end > start and worked[end - 1] == ";":
+            done, is_on, start = done + 1, _ends_right(worked[start : end - 1], sums, done + 1), end
+        yield _within_step(steps, done, is_on=is_on, written=worked[start:end])
+    is_on = _ends_right(worked[start:], sums, done + 1)
+    left = len(steps) - done - 1
+    for end in range(len(worked) + 1, len(response) + 1):
+        written = response[len(worked) + 1 : end]
+        if written == f"{ANSWER}{sums[-1]}":
+            yield "right"
+        elif is_on and left == 0 and f"{ANSWER}{sums[-1]}".startswith(written):
+            yield "answer on"
+        else:
+            yield f"answer off {left}"
+
+
+def _ends_right(step: str, sums: list[int], number: int) -> bool:
+    result = _RESULT.search(step)
+    return result is not None and number < len(sums) and result[1] == str(sums[number])
+
+
+def _within_step(steps: list[str], done: int, *, is_on: bool, written: str) -> str:
+    left = len(steps) - done
+    if left <= 0:
+        return "beyond"
+    if not is_on or not steps[done].startswith(written):
+        return f"{left} off"
+    if written == steps[done]:
+        return f"{left} on done"
+    if "=" in written:
+        return f"{left} on sum{'' if written.endswith('=') else '+'}"
+    return f"{left} on {'term' if re.search('[+-]', written) else 'copy'}"

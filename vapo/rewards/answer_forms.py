@@ -1,0 +1,111 @@
+"""What an answer may be, and the forms that are made of several parts: inequalities and points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vapo.rewards.answer_expressions import parse_expression
+from vapo.rewards.answer_nodes import Node, NotUnderstoodError, number, symbols_of
+from vapo.rewards.answer_units import Unit
+
+FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """`kind` is value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
+    equation, relation, choice or unknown.
+
+    `node` is a value's expression, or left side less right side; `mark` the words, the brackets,
+    the relation, the sign, the number in a base or the choice's letter; `label` the name that has
+    this value.
+    """
+
+    kind: str
+    items: tuple[Form, ...] = ()
+    node: Node | None = None
+    mark: str = ""
+    label: str = ""
+    unit: Unit | None = None
+    written: str = ""
+
+
+def difference(left: Node, right: Node) -> Node:
+    return Node("add", (left, Node("multiply", (number(-1), right))))
+
+
+def interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
+    return Form("bracket", (low, high), mark=brackets, label=label)
+
+
+def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
+    """`x < 3` and `1 < x < 3` as intervals; any other inequality by its two sides.
+
+    Raises: NotUnderstoodError for a chain that is no interval.
+    """
+    nodes = [parse_expression(part) for part in parts]
+    if len(nodes) == 2 and list(relations) != [r"\ne"]:
+        (left, right), (relation,) = nodes, relations
+        if right.kind == "symbol" and not symbols_of(left):
+            (left, right), relation = (right, left), FLIPPED[relation]
+        if left.kind == "symbol" and not symbols_of(right):
+            end, label = Form("value", node=right), str(left.value)
+            if relation in (">", r"\ge"):
+                low = "(" if relation == ">" else "["
+                return interval(end, Form("infinity"), low + ")", label)
+            high = ")" if relation == "<" else "]"
+            return interval(Form("infinity", mark="-"), end, "(" + high, label)
+    if len(nodes) == 2:
+        return Form("relation", node=difference(*nodes), mark=relations[0])
+    if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
+        first, second = relations
+        if first in (">", r"\ge") and second in (">", r"\ge"):
+            nodes.reverse()
+            first, second = FLIPPED[second], FLIPPED[first]
+        if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
+            brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
+            ends = [Form("value", node=node) for node in (nodes[0], nodes[2])]
+            return interval(ends[0], ends[1], brackets, str(nodes[1].value))
+    raise NotUnderstoodError("a chain of relations")
+
+
+def union_of(items: Sequence[Form]) -> Form | None:
+    """`x < 1 or x > 3`: intervals of one symbol; None for other items."""
+    label = items[0].label
+    if not label or any(item.kind != "bracket" or item.label != label for item in items):
+        return None
+    return Form("union", tuple(items), label=label)
+
+
+def have_an_order(names: Sequence[str]) -> bool:
+    r"""Whether a point's coordinates stand in this order: x, y; a, b, c; r, \theta.
+
+    Others, as m and b, may be asked for in either.
+    """
+    if list(names) == ["r", r"\theta"]:
+        return True
+    letters = [ord(name) for name in names if len(name) == 1]
+    return letters == list(range(letters[0], letters[0] + len(names))) if letters else False
+
+
+def point_of(items: Sequence[Form]) -> Form | None:
+    """`x = 3, y = 4`, in any order, as the point (3, 4); None for other items."""
+    if len(items) < 2 or any(item.kind != "equation" or not item.items for item in items):
+        return None
+    ordered = sorted(items, key=lambda item: item.label)
+    names = [item.label for item in ordered]
+    if not have_an_order(names):
+        return None
+    values = tuple(item.items[0] for item in ordered)
+    return Form("bracket", values, mark="()", label=",".join(names))
+
+
+def named_point(names: Sequence[str], point: Form) -> Form:
+    """`(x, y) = (3, 4)`.
+
+    Raises: NotUnderstoodError: the other side is no point of so many coordinates.
+    """
+    if point.mark != "()" or len(point.items) != len(names) or not have_an_order(names):
+        raise NotUnderstoodError("names of something else than a point's coordinates")
+    return replace(point, label=",".join(names))
