@@ -81,6 +81,7 @@ def make_config(settings: Settings) -> FitConfig:
         "actor.optimizer.lr=1e-6",
         "critic.optimizer.lr=1e-6",
         "trainer.accelerator=cpu",
+        f"trainer.precision={'bf16-mixed' if settings['bf16'] else '32-true'}",
     ]
     if settings["system"] == "ppo":
         overrides += [
@@ -126,6 +127,7 @@ def main() -> None:
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
+        precision=config.trainer.precision,
         max_epochs=100_000,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,

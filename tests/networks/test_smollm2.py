@@ -13,7 +13,7 @@ def test_every_row_samples_equally_many_responses() -> None:
     """Value pretraining and further sampling attempts included."""
     planned = make_plan(
         read_grid(ROOT / "experiments/smollm2/grid.yaml"),
-        [ROOT / "conf/recipes/smollm2_gpu.yaml"],
+        [ROOT / "conf/worked_sums/vapo.yaml"],
         [],
         seeds=[0],
     )
@@ -23,8 +23,8 @@ def test_every_row_samples_equally_many_responses() -> None:
         iterations = numbers.value_pretraining_iterations + config.training.num_iterations
         attempts = max(config.algorithm.dynamic_sampling_attempts, 1)
         totals[row] = iterations * attempts * numbers.num_prompts * numbers.group_size
-    assert len(totals) == 4
-    assert set(totals.values()) == {40 * 64 * 8}, totals
+    assert len(totals) == 6
+    assert set(totals.values()) == {20 * 8 * 8}, totals
 
 
 def test_engines_and_devices() -> None:

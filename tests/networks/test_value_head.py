@@ -169,6 +169,47 @@ def test_a_mean_at_a_bound_is_held_inside_of_it(tmp_path: Path, policy: str) -> 
         assert values_of(critic) == pytest.approx([expected] * NUM_TOKENS, abs=1e-5)
 
 
+@pytest.mark.parametrize("from_reward_model", [False, True])
+def test_the_first_layers_alone(
+    tmp_path: Path,
+    policy: str,
+    reward_model: str,
+    one_process: DeviceMesh,
+    from_reward_model: bool,
+) -> None:
+    """Its hidden states are those of the whole backbone after its first layer, normed."""
+    init = "reward_model" if from_reward_model else "policy"
+    start = f"critic.reward_model_path={reward_model}"
+    options = (start, "critic.layers=1", "trainer.strategy=fsdp")
+    config = config_of(tmp_path, policy, *options, init=init)
+    check_value_head(config)
+    whole: Any = make_critic(config_of(tmp_path, policy, start, init=init), None).model
+    critic = make_critic(config, None)
+    assert_same_weights(make_critic(config, one_process), critic)
+    model: Any = critic.model
+    assert (len(model.model.layers), len(whole.model.layers)) == (1, 2)
+    ids = INPUTS.input_ids
+    states = whole.model(ids, output_hidden_states=True, use_cache=False).hidden_states
+    torch.testing.assert_close(
+        model.model(ids, use_cache=False).last_hidden_state, whole.model.norm(states[1])
+    )
+    randomized(critic)
+    save_network(critic, policy, tmp_path / "critic")
+    for layers in ("null", "1"):
+        options = (f"critic.layers={layers}",)
+        again = make_critic(
+            config_of(tmp_path, policy, *options, init=str(tmp_path / "critic")), None
+        )
+        assert_same_weights(again, critic)
+
+
+def test_more_layers_than_there_are(tmp_path: Path, policy: str) -> None:
+    config = config_of(tmp_path, policy, "critic.layers=3")
+    for load in (check_value_head, lambda c: make_critic(c, None)):
+        with pytest.raises(UserError, match=r"critic\.layers 3 is more than the 2 decoder layers"):
+            load(config)
+
+
 # ---- folders ------------------------------------------------------------------------------
 
 

@@ -42,6 +42,29 @@ def test_demonstrations_add_up() -> None:
         assert row.answer == str(total)
 
 
+def test_slips_forget_the_ten_and_nothing_else() -> None:
+    """Problems and answers are those without slips; so many steps that carry or borrow slip."""
+    plain, slipped = (worked_sums(600, seed=0, max_term=12, slip_rate=rate) for rate in (0.0, 0.25))
+    slips = chances = 0
+    for right, row in zip(plain, slipped, strict=True):
+        assert (row.problem, row.answer) == (right.problem, right.answer)
+        worked, _, answer = row.demonstration.partition(". Answer: ")
+        before = re.findall(r"\d+", row.problem)[0]
+        for step in worked.split(";"):
+            first, sign, term, found = re.fullmatch(r"(\d+)([+-])(\d+)=(\d+)", step).groups()  # type: ignore[union-attr]
+            assert first == before, "it goes on from what it wrote"
+            one, other = int(first), int(sign + term)
+            units = one % 10 + (other % 10 if other > 0 else -(-other % 10))
+            forgotten = one + other - (10 if units > 9 else -10 if units < 0 else 0)
+            assert int(found) in {one + other, forgotten}
+            assert 0 <= int(found) <= 99
+            chances += forgotten != one + other
+            slips += int(found) != one + other
+            before = found
+        assert answer == before
+    assert 0.18 < slips / chances < 0.25  # some would leave the range later, and do not slip
+
+
 def test_terms_and_sums_cover_their_ranges() -> None:
     rows = worked_sums(600, seed=1, min_terms=3, max_terms=5, max_term=20, max_total=40)
     numbers = [[int(n) for n in re.findall(r"\d+", row.problem)] for row in rows]
@@ -69,6 +92,7 @@ def test_a_row_depends_on_seed_and_index_only() -> None:
         # 12 + 12 is above 20, and 12 - 12 - 12 below 0: no sign would do
         ({"max_term": 12, "max_total": 20}, "options.max_term is 12: give a number from 1 to 10"),
         ({"max_total": 1}, "options.max_total is 1"),
+        ({"slip_rate": 1.5}, "options.slip_rate is 1.5: give a share from 0 to 1"),
         ({"min_steps": 3}, "options.min_steps is no option of worked_sums: did you mean"),
     ],
 )

@@ -106,6 +106,18 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     assert (second.verdict.reward, second.group) == (1.0, "0")
 
 
+def test_a_head_that_reads_logprobs_needs_them(tmp_path: Path, policy: Path) -> None:
+    """A row without them would look like one of certain tokens."""
+    path = foreign(tmp_path / "rollouts.parquet", rows_of(3))
+    config = config_of(tmp_path, policy, "critic.sampled_logprobs={}")
+    message = r"row 1, column rollout_logprobs: is null, and critic\.sampled_logprobs reads it"
+    with pytest.raises(UserError, match=message):
+        read_rollouts(config, path, TOKENIZER)
+    given = foreign(tmp_path / "given.parquet", rows_of(3, rollout_logprobs=[-0.5, -1.0, 0.0]))
+    rows, _ = read_rollouts(config, given, TOKENIZER)
+    assert rows[0].rollout.rollout_logprobs == (-0.5, -1.0, 0.0)
+
+
 def test_texts_in_the_place_of_ids(tmp_path: Path, policy: Path) -> None:
     row = {"group": "g", "prompt": "a=", "response": "ab", "reward": 0}
     path = foreign(tmp_path / "f.parquet", [row, row | {"finish_reason": "length"}])

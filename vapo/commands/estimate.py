@@ -16,7 +16,7 @@ from vapo.diagnostics.memory.sizes import Continuations, most_continuations
 from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.loading import check_supported, read_model_config
+from vapo.networks.loading import check_supported, keep_first_layers, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
@@ -50,7 +50,8 @@ def run(
         say(expected.line())
     critic = None
     if config.algorithm.has_critic:
-        critic = _read(critic_path(config) if model_config is None else path)
+        critic = _read(folder := critic_path(config) if model_config is None else path)
+        keep_first_layers(critic, folder, config.critic)
     estimate = estimate_memory(config, actor=actor, critic=critic)
     say(render(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":

@@ -90,6 +90,15 @@ class CriticPromptConfig:
 
 
 @dataclass
+class SampledLogprobs:
+    """Seven columns beside the hidden state, of the log-probs with which tokens were sampled."""
+
+    lr: float = option(
+        1e-2, "learning rate of the columns' own weights, which start at 0 and are few", gt=0
+    )
+
+
+@dataclass
 class CriticConfig:
     init: str = option(
         "reward_model",
@@ -98,6 +107,12 @@ class CriticConfig:
     )
     reward_model_path: str | None = option(
         None, "Hugging Face folder of the reward model, read when init is `reward_model`"
+    )
+    layers: int | None = option(
+        None,
+        "the first so many decoder layers of the folder are the critic's, which makes it cheaper; "
+        "null: all",
+        ge=1,
     )
     head_function: str | None = option(
         None,
@@ -117,6 +132,11 @@ class CriticConfig:
         [], "parameters whose names contain one of these texts are not trained, as self_attn."
     )
     head: HeadConfig = section(lambda: make(HeadConfig), "the critic's head")
+    sampled_logprobs: SampledLogprobs | None = option(
+        None,
+        "the head reads how likely the response's earlier tokens were when they were sampled, too "
+        "(docs/critics.md); null: off",
+    )
     loss: Literal["squared_error", "cross_entropy"] = option(
         "squared_error",
         "of the value (half the squared error), or of the categorical head's distribution",

@@ -12,7 +12,7 @@ from vapo.config.schema import FitConfig
 
 # What a config of any system may say: where a critic starts, and how large and fast it is.
 NOT_A_METHOD = {
-    *("init", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
+    *("init", "layers", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
     *("attn_implementation", "head_function", "head_function_folder"),
 }
 

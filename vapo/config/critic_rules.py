@@ -52,12 +52,14 @@ def own_head_is_plain(config: FitConfig) -> Problem | None:
     for key, value, plain in (
         (_KIND, critic.head.kind, "scalar"),
         (f"{_HEAD}.start", critic.head.start, "as_loaded"),
+        ("critic.sampled_logprobs", critic.sampled_logprobs, None),
     ):
         if value != plain:
             return Problem(
                 (key, "critic.head_function"),
                 f"critic.head_function makes the whole head, which outputs the value, and {key} "
-                f"{value} is of the linear one: set {key}={plain}, or critic.head_function=null",
+                f"{value} is of the linear one: set {key}={plain or 'null'}, or "
+                "critic.head_function=null",
             )
     return None
 

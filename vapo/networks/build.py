@@ -15,6 +15,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.ensemble import CriticEnsemble
 from vapo.networks.loading import (
+    keep_first_layers,
     load_causal_lm,
     load_tokenizer,
     load_value_model,
@@ -43,14 +44,16 @@ def check_critic(config: FitConfig) -> None:
 
 
 def check_value_head(config: FitConfig) -> None:
-    """Compare the head of the folder that the critic starts from with the config's, unloaded.
+    """Compare the folder that the critic starts from with the config, unloaded: head and layers.
 
     Raises: UserError naming both.
     """
     if config.algorithm.has_critic:
         for member in range(config.critic.count):
             path = critic_path(config, member)
-            plan_head(read_model_config(path), path, config.critic)
+            model = read_model_config(path)
+            plan_head(model, path, config.critic)
+            keep_first_layers(model, path, config.critic)
 
 
 def check_head_is_kept(config: FitConfig) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
+from vapo.functional.sampling_features import sampling_features
 from vapo.networks.flops import ForwardFlops
 from vapo.networks.packed_attention import last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
-from vapo.networks.value_head import head_in, start_values
+from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
 from vapo.system.sharding import reshard
 
 
@@ -47,10 +48,20 @@ class Critic(nn.Module):
         states = last_hidden_states(self.model, inputs)
         score = self.model.get_submodule("score")
         outputs = score(states[inputs.state_rows, inputs.state_columns])
+        if self.head.num_logprob_columns is not None:
+            outputs = outputs + self.model.get_submodule(LOGPROB_SCORE)(_logprob_columns(inputs))
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
+
+
+def _logprob_columns(inputs: TokenInputs) -> Float[Tensor, "n F"]:
+    """What the head reads beside the hidden state that precedes each response token."""
+    if inputs.sampled_logprobs is None:
+        raise ValueError("the value head reads log-probs, and these tokens were not sampled")
+    columns = sampling_features(inputs.sampled_logprobs, inputs.response_mask)
+    return columns[inputs.response_mask]
 
 
 @torch.no_grad()

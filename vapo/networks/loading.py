@@ -30,7 +30,16 @@ from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
 from vapo.networks.model_folders import check_model_folder, folder_with_config, local_folder
 from vapo.networks.saved_tokenizers import read_tokenizer
-from vapo.networks.value_head import begin_head, class_with_bias, has_classifier, plan_head
+from vapo.networks.value_head import (
+    LOGPROB_SCORE,
+    ValueHead,
+    begin_head,
+    begin_logprob_score,
+    class_with_head,
+    has_classifier,
+    plan_head,
+    write_head,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -131,21 +140,26 @@ def load_value_model(
             f"model, not from {architecture or 'a folder without architectures in config.json'}"
         )
     plan = plan_head(config, path, critic)
+    keep_first_layers(config, path, critic)
     if not has_head:
         config.num_labels = 1
     auto: Any = AutoModelForSequenceClassification
-    if plan.keeps_weights and plan.head.has_bias:
+    if plan.keeps_weights and plan.head != ValueHead():
         with refusals(path, "model"), torch.device("meta"):
             plain = auto.from_config(config, trust_remote_code=False)
-        auto = class_with_bias(type(plain))
+        auto = class_with_head(type(plain), plan.head)
+        write_head(config, plan.head)
     model, missing = _load_weights(auto, path, config, dtype, attn_implementation)
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UserError(f"{path}: {type(model).__name__} has no linear head named `score`")
     head = {f"score.{name}" for name, _ in score.named_parameters()}
-    _check_complete(path, missing - (set() if plan.keeps_weights else head))
+    of_logprobs = {name for name in missing if name.startswith(f"{LOGPROB_SCORE}.")}
+    _check_complete(path, missing - of_logprobs - (set() if plan.keeps_weights else head))
     if not plan.keeps_weights:
         begin_head(model, plan)
+    elif of_logprobs:
+        begin_logprob_score(model)
     remove_dropout(model)
     return model
 
@@ -159,6 +173,24 @@ def read_model_config(path: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     _remove_configured_dropout(path, config)
     return config
+
+
+def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:
+    """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
+
+    Raises: UserError: the folder has fewer.
+    """
+    if critic is None or critic.layers is None:
+        return
+    text_config: Any = config.get_text_config()
+    if critic.layers > text_config.num_hidden_layers:
+        raise UserError(
+            f"critic.layers {critic.layers} is more than the {text_config.num_hidden_layers} "
+            f"decoder layers of {path}: give fewer, or null for all"
+        )
+    text_config.num_hidden_layers = critic.layers
+    if getattr(text_config, "layer_types", None):  # some architectures name each layer's kind
+        text_config.layer_types = text_config.layer_types[: critic.layers]
 
 
 def _load_weights(

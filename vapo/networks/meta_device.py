@@ -16,8 +16,14 @@ from transformers import (
 )
 
 from vapo.config.critic import CriticConfig
-from vapo.networks.loading import check_supported, read_model_config, refusals, remove_dropout
-from vapo.networks.value_head import head_in, plan_head, put_head, write_head
+from vapo.networks.loading import (
+    check_supported,
+    keep_first_layers,
+    read_model_config,
+    refusals,
+    remove_dropout,
+)
+from vapo.networks.value_head import ValueHead, head_in, plan_head, put_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
 
@@ -44,6 +50,7 @@ def empty_value_model(path: str, critic: CriticConfig) -> PreTrainedModel:
     """
     config = read_model_config(path)
     write_head(config, plan_head(config, path, critic).head)
+    keep_first_layers(config, path, critic)
     return model_of_config(
         "value_model",
         config,
@@ -75,7 +82,7 @@ def model_of_config(
         options["attn_implementation"] = attn_implementation
     with refusals(path, "model"), torch.device(device):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
-        if kind == "value_model" and head.has_bias:
+        if kind == "value_model" and head != ValueHead():
             put_head(model, head)
     remove_dropout(model)
     return model

@@ -47,7 +47,8 @@ class TokenInputs:
 
     `state_rows`, `state_columns` place the hidden state that precedes the i-th response token
     (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a shared
-    prompt's last token precedes the first token of each of its responses.
+    prompt's last token precedes the first token of each of its responses. `sampled_logprobs` are
+    those of the rollouts, which a value head may read; None: these tokens were not sampled.
     """
 
     input_ids: Int[Tensor, "rows S"]
@@ -57,6 +58,7 @@ class TokenInputs:
     state_rows: Int[Tensor, " n"]
     state_columns: Int[Tensor, " n"]
     targets: Int[Tensor, " n"]
+    sampled_logprobs: Float[Tensor, "b T"] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -190,7 +192,7 @@ def rollout_inputs(
     """
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(1, *(len(rollout.response_ids) for rollout in rollouts))
-    return token_inputs(
+    inputs = token_inputs(
         [
             (critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids, r.response_ids)
             for r in rollouts
@@ -199,6 +201,7 @@ def rollout_inputs(
         layout=layout,
         response_mask=batch.response_mask[list(rows), :longest],
     )
+    return replace(inputs, sampled_logprobs=batch.rollout_logprobs[list(rows), :longest])
 
 
 def critic_prompt(prompt: Prompt) -> tuple[int, ...]:

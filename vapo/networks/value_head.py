@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
 from vapo.errors import UserError
+from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES
 from vapo.functional.value_heads import (
     Support,
     bounded_bias,
@@ -28,18 +29,24 @@ from vapo.functional.value_heads import (
 )
 
 KEY = "vapo_value_head"  # of config.json
+LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `sampling_features`
 _MARGIN = 0.01  # of the head's range, in which no head starts: its gradient would be next to 0
 
 
 @dataclass(frozen=True)
 class ValueHead:
-    """What a head's outputs mean. `low` and `high` are the scalar head's no more than its bins."""
+    """What a head's outputs mean, and what it reads beside the hidden state.
+
+    `low` and `high` are the scalar head's no more than its bins. `num_logprob_columns` are those of
+    `sampling_features`, None where the head reads none.
+    """
 
     kind: Literal["scalar", "bounded", "categorical"] = "scalar"
     low: float | None = None
     high: float | None = None
     num_bins: int | None = None
     support: Support | None = None
+    num_logprob_columns: int | None = None
     has_bias: bool = False
 
     @property
@@ -108,7 +115,8 @@ class ValueHead:
 class HeadPlan:
     """The head of a critic, and whether its weights are those of the folder that it starts from.
 
-    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0).
+    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0). Where the head of
+    the folder reads no log-probs and this one does, their weights alone start at 0.
     """
 
     head: ValueHead
@@ -119,27 +127,42 @@ class HeadPlan:
 def head_of(critic: CriticConfig) -> ValueHead:
     """The head that a config asks for. With a given start it needs a bias, whatever it is."""
     options, has_bias = critic.head, critic.head.start != "as_loaded"
+    columns = None if critic.sampled_logprobs is None else NUM_SAMPLING_FEATURES
     if isinstance(options, CategoricalHead):
         low, high, bins, support = options.low, options.high, options.num_bins, options.support
-        return ValueHead("categorical", low, high, bins, support, has_bias=True)
+        return ValueHead("categorical", low, high, bins, support, columns, has_bias=True)
     if isinstance(options, BoundedHead):
-        return ValueHead("bounded", options.low, options.high, has_bias=True)
-    return ValueHead(has_bias=has_bias)
+        low, high = options.low, options.high
+        return ValueHead("bounded", low, high, num_logprob_columns=columns, has_bias=True)
+    return ValueHead(num_logprob_columns=columns, has_bias=has_bias)
 
 
 def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -> HeadPlan:
     """What becomes of the folder's head under a config; without a config it is as the folder says.
 
-    The start `as_loaded` takes the folder's head, which must then be the config's. Any other start
-    takes the backbone alone. A folder without a head (a causal language model) gives a zero one.
+    The start `as_loaded` takes the folder's head, which must then be the config's, or become it
+    when it reads log-probs, too. Any other start takes the backbone alone. A folder without a head
+    (a causal language model) gives a zero one.
 
-    Raises: UserError naming both heads.
+    Raises: UserError naming both heads; or a reward model's, which has no log-probs to read.
     """
     saved = saved_head(model, path) if has_classifier(model) else None
+    if critic is None and saved is not None and saved.num_logprob_columns is not None:
+        raise UserError(
+            f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
+            "critic.sampled_logprobs), which a text alone does not have: no reward model"
+        )
     wanted = (saved or ValueHead()) if critic is None else head_of(critic)
     if saved is None or (critic is not None and critic.head.start != "as_loaded"):
         given = critic is not None and isinstance(critic.head, GivenMeanReward)
         return HeadPlan(wanted, False, critic.head.mean_reward if given else None)  # type: ignore[union-attr]
+    if saved.num_logprob_columns is None:
+        saved = replace(saved, num_logprob_columns=wanted.num_logprob_columns)
+    if saved.num_logprob_columns is not None and wanted.num_logprob_columns is None:
+        raise UserError(
+            f"{path}: its value head reads the log-probs of sampled tokens, and "
+            "critic.sampled_logprobs is null: set critic.sampled_logprobs={}"
+        )
     if replace(saved, has_bias=False) != replace(wanted, has_bias=False):
         raise UserError(
             f"{path}: its value head is {saved.describe()}, and critic.head is "
@@ -182,6 +205,8 @@ def _parsed(found: Any) -> ValueHead | None:
         head = ValueHead(**found)
         if head.kind not in ("scalar", "bounded", "categorical"):
             return None
+        if head.num_logprob_columns not in (None, NUM_SAMPLING_FEATURES):
+            return None
         if head.kind != "scalar":
             head.bias_at(head.within((head.low or 0.0) / 2 + (head.high or 0.0) / 2))
     except (AssertionError, TypeError, ValueError):
@@ -207,26 +232,29 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
 def put_head(model: PreTrainedModel, head: ValueHead) -> None:
     """Give the model a new linear head, of weights yet to be filled."""
     write_head(model.config, head)
+    _put_layers(model, head)
+
+
+def _put_layers(model: Any, head: ValueHead) -> None:
+    """The layer `score` on hidden states, and the one on log-probs if the head reads them."""
     old = model.get_submodule("score")
     assert isinstance(old, nn.Linear)
-    model.score = nn.Linear(
-        old.in_features,
-        head.num_outputs,
-        bias=head.has_bias,
-        dtype=old.weight.dtype,
-        device=old.weight.device,
-    )
+    place: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
+    model.score = nn.Linear(old.in_features, head.num_outputs, bias=head.has_bias, **place)
+    if head.num_logprob_columns is not None:
+        layer = nn.Linear(head.num_logprob_columns, head.num_outputs, bias=False, **place)
+        model.add_module(LOGPROB_SCORE, layer)
 
 
-def class_with_bias(plain: Any) -> Any:
-    """A sequence classifier's class whose head has a bias, for `from_pretrained` to fill.
+def class_with_head(plain: Any, head: ValueHead) -> Any:
+    """A sequence classifier's class with this head, for `from_pretrained` to fill.
 
-    Transformers makes the heads of decoders without one and would leave the folder's out.
+    Transformers makes the heads of decoders without a bias and would leave the folder's out.
     """
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
         plain.__init__(self, config, *args, **options)
-        self.score = nn.Linear(self.score.in_features, self.score.out_features, bias=True)
+        _put_layers(self, head)
 
     return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
 
@@ -239,6 +267,14 @@ def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
     score = model.get_submodule("score")
     for name, values in start_values(score, plan.head, plan.mean_reward).items():
         score.get_parameter(name).copy_(values)
+    begin_logprob_score(model)
+
+
+@torch.no_grad()
+def begin_logprob_score(model: PreTrainedModel) -> None:
+    """Weights of 0 for what the head reads of log-probs, if it reads them."""
+    if hasattr(model, LOGPROB_SCORE):
+        model.get_submodule(LOGPROB_SCORE).get_parameter("weight").zero_()
 
 
 def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
+from vapo.errors import UserError
 from vapo.prompts.procedural_rows import ProceduralRow, check_bounds, check_range
 
 MAX_TERMS = 1_000
@@ -28,6 +29,7 @@ def worked_sums(
     max_terms: int = 12,
     max_term: int = 9,
     max_total: int = 99,
+    slip_rate: float = 0.0,
 ) -> list[ProceduralRow]:
     """Add and subtract numbers from left to right, and write every partial sum.
 
@@ -35,6 +37,10 @@ def worked_sums(
     `max_total`, the other terms from 1 to `max_term`, and no partial sum is below 0 or above
     `max_total`. There are no spaces and no signs of numbers: they would be tokens of their own, or
     one token with the sign before them, for a tokenizer that has a token for each digit.
+
+    With a `slip_rate` a demonstration forgets the ten at so many of the steps that carry or borrow
+    (`47+8=45`, `52-7=55`) and goes on from there, unless a later sum would leave the range: a
+    policy that is taught such steps makes this mistake itself. Problems and answers stay the same.
 
     Raises:
         UserError: an option is out of range.
@@ -46,13 +52,17 @@ def worked_sums(
     check_range("max_total", max_total, low=2, high=MAX_TOTAL)
     # With half of the range one of the two signs always leads to a sum within it.
     check_range("max_term", max_term, low=1, high=max_total // 2)
+    if not 0 <= slip_rate <= 1:
+        raise UserError(f"options.slip_rate is {slip_rate}: give a share from 0 to 1")
     rows = []
     for index in range(num_examples):
         rng = Random(f"worked_sums/problem/{seed}/{index}")
         problem = _draw_problem(rng, rng.randint(min_terms, max_terms), max_term, max_total)
         first, terms = _read(problem)
-        steps, answer = _steps(first, terms), str(_sums(first, terms)[-1])
-        rows.append(ProceduralRow(problem, answer, f"{';'.join(steps)}.{ANSWER}{answer}"))
+        slips = Random(f"worked_sums/slips/{seed}/{index}")
+        sums = _slipped_sums(first, terms, max_total, slips, slip_rate)
+        steps, answer = _steps(sums, terms), str(_sums(first, terms)[-1])
+        rows.append(ProceduralRow(problem, answer, f"{';'.join(steps)}.{ANSWER}{sums[-1]}"))
     return rows
 
 
@@ -84,8 +94,23 @@ def _sums(first: int, terms: Sequence[str]) -> list[int]:
     return sums
 
 
-def _steps(first: int, terms: Sequence[str]) -> list[str]:
-    sums = _sums(first, terms)
+def _slipped_sums(
+    first: int, terms: Sequence[str], max_total: int, rng: Random, rate: float
+) -> list[int]:
+    """The partial sums of one who now and then forgets to carry or to borrow."""
+    sums = [first]
+    for index, term in enumerate(terms):
+        total = sums[-1] + int(term)
+        units = sums[-1] % 10 + int(term[1:]) % 10 * (-1 if int(term) < 0 else 1)
+        slipped = total - 10 * (units // 10)  # 1 where it carries, -1 where it borrows
+        rest = _sums(slipped, terms[index + 1 :])
+        if slipped != total and rng.random() < rate and 0 <= min(rest) <= max(rest) <= max_total:
+            total = slipped
+        sums.append(total)
+    return sums
+
+
+def _steps(sums: Sequence[int], terms: Sequence[str]) -> list[str]:
     return [f"{a}{term}={b}" for a, term, b in zip(sums, terms, sums[1:], strict=False)]
 
 
@@ -104,7 +129,8 @@ def worked_sums_states(problem: str, response: str) -> list[str] | None:
     if _PROBLEM.search(problem) is None:
         return None
     first, terms = _read(problem)
-    return list(_states(_steps(first, terms), _sums(first, terms), response))
+    sums = _sums(first, terms)
+    return list(_states(_steps(sums, terms), sums, response))
 
 
 def _states(steps: list[str], sums: list[int], response: str) -> Iterator[str]:

@@ -48,12 +48,14 @@ class RowReader:
     Args:
         vocab_size: ids from 0 to below it are allowed.
         max_response_tokens: the longest response that is allowed.
+        needs_logprobs: whether a row without the log-probs of its tokens is an error.
     """
 
     path: Path
     tokenizer: PreTrainedTokenizerBase
     vocab_size: int
     max_response_tokens: int
+    needs_logprobs: bool = False
 
     def read(self, table: pa.Table, metadata: Mapping[str, Any]) -> list[StoredRollout]:
         """Raises: UserError that names the row (counted from 1) and the column."""
@@ -138,6 +140,13 @@ class RowReader:
         logprobs = self._per_token(record, "rollout_logprobs", number, len(response_ids))
         if logprobs is not None and not all(map(_is_finite, logprobs)):
             self._fail(number, "rollout_logprobs", "has values that are not finite")
+        if logprobs is None and self.needs_logprobs:
+            self._fail(
+                number,
+                "rollout_logprobs",
+                "is null, and critic.sampled_logprobs reads it: sample with `vapo rollouts`, "
+                "which writes it, or set critic.sampled_logprobs=null",
+            )
         return Rollout(
             prompt=self._prompt(record, number, group),
             response_ids=response_ids,

@@ -173,7 +173,13 @@ def read_rollouts(
     table, metadata = read_table(path, key=KEY)
     _check_scale(config, metadata, path)
     model = read_model_config(config.actor.path).get_text_config()
-    reader = RowReader(path, tokenizer, int(model.vocab_size), config.rollouts.max_response_tokens)
+    reader = RowReader(
+        path,
+        tokenizer,
+        int(model.vocab_size),
+        config.rollouts.max_response_tokens,
+        needs_logprobs=config.critic.sampled_logprobs is not None,
+    )
     rows = reader.read(table, metadata)
     check_truth(config, rows, metadata, path)
     written, own = metadata.get("policy"), fingerprint(config.actor.path)

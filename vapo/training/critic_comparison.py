@@ -102,7 +102,7 @@ class CriticModule(VapoModule):
         self.layout = choose_layout(self.config.training.packing, models)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
-        return make_optimizers(self, {"critic": self.config.critic.optimizer})
+        return make_optimizers(self, {"critic": self.config.critic})
 
 
 class CriticCurve(Callback):

@@ -128,8 +128,7 @@ class VapoModule(L.LightningModule):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         names = ("actor", "critic") if self.has_critic else ("actor",)
-        options = {name: getattr(self.config, name).optimizer for name in names}
-        return make_optimizers(self, options)
+        return make_optimizers(self, {name: getattr(self.config, name) for name in names})
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 

@@ -13,23 +13,37 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vapo.config.schema import OptimizerConfig
+from vapo.config.critic import CriticConfig
+from vapo.config.networks import ActorConfig, OptimizerConfig
+from vapo.networks.value_head import LOGPROB_SCORE
 
 
-def make_optimizer(network: nn.Module, options: OptimizerConfig) -> AdamW:
+def make_optimizer(
+    network: nn.Module,
+    options: OptimizerConfig,
+    *,
+    lr_of_modules: Mapping[str, float] | None = None,
+) -> AdamW:
     """Make AdamW with its state already allocated.
+
+    Modules whose names end in a key of `lr_of_modules` have a learning rate of their own.
 
     Saving a sharded optimizer that never stepped fakes a step, which would change later
     updates of an actor frozen during value pretraining; with state in place it does not.
     """
-    parameters = [p for p in network.parameters() if p.requires_grad]
+    of_rates: dict[float, list[nn.Parameter]] = {options.lr: []}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            module = name.rpartition(".")[0].rpartition(".")[2]
+            lr = (lr_of_modules or {}).get(module, options.lr)
+            of_rates.setdefault(lr, []).append(parameter)
     optimizer = AdamW(
-        parameters,
+        [{"params": parameters, "lr": lr} for lr, parameters in of_rates.items()],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         weight_decay=options.weight_decay,
     )
-    for parameter in parameters:
+    for parameter in (p for parameters in of_rates.values() for p in parameters):
         optimizer.state[parameter] = {
             "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(parameter),
@@ -56,14 +70,20 @@ def put_moments(optimizer: Optimizer, moments: Sequence[Mapping[str, Tensor]]) -
 
 
 def make_optimizers(
-    module: nn.Module, options: Mapping[str, OptimizerConfig]
+    module: nn.Module, options: Mapping[str, ActorConfig | CriticConfig]
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
     """An optimizer with its schedule for each of a module's networks, by name, in this order."""
     optimizers: list[Optimizer] = []
     schedulers = []
-    for name, chosen in options.items():
-        optimizers.append(make_optimizer(module.get_submodule(name), chosen))
-        schedulers.append(make_scheduler(optimizers[-1], chosen.warmup_steps))
+    for name, network in options.items():
+        own = network.sampled_logprobs if isinstance(network, CriticConfig) else None
+        lr_of_modules = None if own is None else {LOGPROB_SCORE: own.lr}
+        optimizers.append(
+            make_optimizer(
+                module.get_submodule(name), network.optimizer, lr_of_modules=lr_of_modules
+            )
+        )
+        schedulers.append(make_scheduler(optimizers[-1], network.optimizer.warmup_steps))
     return optimizers, schedulers
 
 
@@ -90,10 +110,12 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
-    """Take `lr` for the next step, times the schedule's factor at that step."""
-    (factor,) = scheduler.lr_lambdas
-    for group in optimizer.param_groups:
-        group["lr"] = lr * factor(scheduler.last_epoch)
+    """Take `lr` for the next step, times the schedule's factor at that step.
+
+    It is the network's; modules with a learning rate of their own keep theirs.
+    """
+    first = optimizer.param_groups[0]
+    first["lr"] = lr * scheduler.lr_lambdas[0](scheduler.last_epoch)
 
 
 def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:

@@ -1,0 +1,130 @@
+"""The finished runs of the comparison, as rows of `results.json`: one for each system and seed.
+
+    python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output experiments/smollm2/results.json]
+
+prints them as the table of docs/language_model.md, too. Rows that the file has of other systems and
+seeds stay: a sweep may go on on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vapo.config import FitConfig, resolve
+from vapo.config.loading import load_config
+
+OUTPUT = Path(__file__).parent / "results.json"
+EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
+WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
+Series = dict[str, list[float]]
+
+
+def recorded(run: Path) -> Series:
+    """Each metric's values in the order in which the run recorded them."""
+    found: Series = {}
+    for line in (run / "tracking/journal.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "metrics":
+            for name, value, *_ in record["payload"]:
+                found.setdefault(name, []).append(float(value))
+    return found
+
+
+def seconds(run: Path) -> float:
+    return float(json.loads((run / "summary.json").read_text(encoding="utf-8"))["total_seconds"])
+
+
+def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
+    """`pretraining`: the run whose critic this one started from, where that was another one."""
+    config = load_config(FitConfig, [run / "config.yaml"], [])
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    series, numbers, total = recorded(run), resolve(config), seconds(run)
+    first = numbers.value_pretraining_iterations  # of a run that pretrains its own critic
+    iterations = first + config.training.num_iterations
+    if pretraining is not None:
+        total += seconds(pretraining)
+        its_config = load_config(FitConfig, [pretraining / "config.yaml"], [])
+        iterations += resolve(its_config).value_pretraining_iterations
+    explained, within, recall = (series.get(key, []) for key in (EXPLAINED, WITHIN, RECALL))
+    low, high = summary["score_after_ci"]
+    return {
+        "system": system,
+        "seed": config.seed,
+        "before": summary["score_before"],
+        "before_low": summary["score_before_ci"][0],
+        "before_high": summary["score_before_ci"][1],
+        "after": summary["score_after"],
+        "after_low": low,
+        "after_high": high,
+        "responses": iterations * numbers.num_prompts * numbers.group_size,
+        "hours": round(total / 3600, 3),
+        "explained_variance_after_pretraining": explained[first] if explained else None,
+        "truth_explained_within": within[0] if within else None,
+        "truth_explained_within_at_the_end": within[-1] if within else None,
+        "first_mistake_recall": recall[0] if recall else None,
+        "first_mistake_recall_at_the_end": recall[-1] if recall else None,
+        "accuracy": [round(value, 4) for value in series[ACCURACY]],
+    }
+
+
+def finished(sweep: Path) -> Iterator[tuple[Path, str, Path | None]]:
+    """Each finished run of the sweep, its row's name, and the run of its value pretraining."""
+    record = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
+    pretrainings = {one["identity"]: one["run_dir"] for one in record["value_pretrainings"]}
+    for one in record["runs"]:
+        if one["state"] == "finished":
+            needed = pretrainings.get(one["needs"])
+            yield Path(one["run_dir"]), one["row"], None if needed is None else Path(needed)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as Markdown, scores in per cent; a system without a critic has no figures of one."""
+
+    def score(row: Mapping[str, Any], name: str) -> str:
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        return f"{100 * row[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def figure(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    lines = [
+        "| system | seed | before | after | responses | hours | explained variance "
+        "| of the truth, within | first mistake named |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            *(row["system"], str(row["seed"]), score(row, "before"), score(row, "after")),
+            *(f"{row['responses']:,}", f"{row['hours']:.2f}"),
+            figure(row["explained_variance_after_pretraining"]),
+            figure(row["truth_explained_within"]),
+            figure(row["first_mistake_recall"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, nargs="?", help="none: print what the file has")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    kept: dict[tuple[str, int], dict[str, Any]] = {}
+    if options.output.exists():
+        for row in json.loads(options.output.read_text(encoding="utf-8")):
+            kept[row["system"], row["seed"]] = row
+    new = [row_of(*run) for run in finished(options.sweep)] if options.sweep else []
+    found = {(row["system"], row["seed"]): row for row in new}
+    rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
+    print(table(rows), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The table of docs/language_model.md, from the finished runs of a sweep to the page."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from vapo.config import FitConfig
+from vapo.config.flattening import to_yaml
+from vapo.config.loading import load_config
+
+ROOT = Path(__file__).parents[2]
+SMOLLM2 = ROOT / "experiments/smollm2"
+BASE = ROOT / "conf/worked_sums/vapo.yaml"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SMOLLM2))
+    return import_module("collect")
+
+
+def write_run(folder: Path, metrics: dict[str, list[float]], *overrides: str) -> None:
+    (folder / "tracking").mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(load_config(FitConfig, [BASE], list(overrides))))
+    lines = []
+    for name, values in metrics.items():
+        for step, value in enumerate(values):
+            lines.append({"kind": "metrics", "payload": [[name, value, step, step]], "name": ""})
+    text = "\n".join(map(json.dumps, [{"kind": "note", "payload": "", "name": ""}, *lines]))
+    (folder / "tracking/journal.jsonl").write_text(text)
+    summary: dict[str, Any] = {"status": "FINISHED", "total_seconds": 900.0}
+    summary |= {"score_before": 0.5, "score_before_ci": [0.4, 0.6]}
+    summary |= {"score_after": 0.75, "score_after_ci": [0.7, 0.8]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) -> None:
+    """Two runs: one from a shared value pretraining, one that is still open."""
+    metrics = {
+        "rollout/accuracy": [0.5, 0.625],
+        "critic/explained_variance": [0.25, 0.5],
+        "truth/explained_within": [0.3, 0.4],
+        "truth/mistake_recall": [0.6, 0.7],
+    }
+    zero = "components.value_pretraining.num_iterations=0"
+    write_run(tmp_path / "policy", metrics, "seed=2", zero, "training.num_iterations=16")
+    write_run(tmp_path / "first", {}, "components.value_pretraining.num_iterations=4")
+    done = {"row": "VAPO", "seed": 2, "state": "finished", "run_dir": str(tmp_path / "policy")}
+    (tmp_path / "sweep.json").write_text(
+        json.dumps(
+            {
+                "value_pretrainings": [{"identity": "ab", "run_dir": str(tmp_path / "first")}],
+                "runs": [
+                    {**done, "needs": "ab"},
+                    {"row": "GRPO", "seed": 2, "state": "waiting", "run_dir": None, "needs": None},
+                ],
+            }
+        )
+    )
+    (row,) = [script.row_of(*run) for run in script.finished(tmp_path)]
+    assert row == {
+        "system": "VAPO",
+        "seed": 2,
+        "before": 0.5,
+        "before_low": 0.4,
+        "before_high": 0.6,
+        "after": 0.75,
+        "after_low": 0.7,
+        "after_high": 0.8,
+        "responses": (4 + 16) * 64,
+        "hours": 0.5,
+        "accuracy": [0.5, 0.625],
+        "explained_variance_after_pretraining": 0.25,
+        "truth_explained_within": 0.3,
+        "truth_explained_within_at_the_end": 0.4,
+        "first_mistake_recall": 0.6,
+        "first_mistake_recall_at_the_end": 0.7,
+    }
+    assert "| VAPO | 2 | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] | 1,280 | 0.50 | 0.25 |" in (
+        script.table([row])
+    )
+
+
+def test_the_page_has_the_files_rows(script: ModuleType) -> None:
+    rows = json.loads((SMOLLM2 / "results.json").read_text())
+    assert rows
+    assert script.table(rows) in (ROOT / "docs/language_model.md").read_text()

@@ -1,0 +1,49 @@
+"""The columns of sampled log-probs: by hand, causal, and blind to what was not sampled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES, sampling_features
+
+
+def test_by_hand() -> None:
+    """Probabilities 0.9, 0.1, then an observation, then 0.4."""
+    logprobs = torch.tensor([[0.9, 0.1, 1.0, 0.4, 1.0]]).log()
+    is_sampled = torch.tensor([[True, True, False, True, True]])
+    found = sampling_features(logprobs, is_sampled)
+    assert found.shape == (1, 5, NUM_SAMPLING_FEATURES)
+    least, total = [1.0, 0.9, 0.1, 0.1, 0.1], [1.0, 0.9, 0.09, 0.09, 0.036]
+    unlikely, number = [0, 0, 1, 1, 2], [0, 1, 2, 2, 3]
+    expected = [
+        [m, math.log(m) / 4, s, math.log(s) / 16, c / 3, float(c > 0), math.log1p(n) / 5]
+        for m, s, c, n in zip(least, total, unlikely, number, strict=True)
+    ]
+    torch.testing.assert_close(found[0], torch.tensor(expected))
+
+
+def test_columns_end_where_they_are_cut() -> None:
+    found = sampling_features(torch.full((1, 9), -50.0), torch.ones(1, 9, dtype=torch.bool))
+    last = found[0, -1]
+    assert last[:6].tolist() == pytest.approx([0, -1, 0, -1, 1, 1])
+
+
+def test_a_state_knows_no_token_from_itself_on() -> None:
+    torch.manual_seed(0)
+    logprobs, is_sampled = -torch.rand(3, 8), torch.rand(3, 8) < 0.8
+    before = sampling_features(logprobs, is_sampled)
+    logprobs[:, 5:] -= 3.0
+    after = sampling_features(logprobs, is_sampled)
+    assert torch.equal(before[:, :6], after[:, :6])
+    assert not torch.equal(before[:, 6:], after[:, 6:])
+
+
+def test_what_was_not_sampled_changes_nothing() -> None:
+    torch.manual_seed(0)
+    logprobs, is_sampled = -torch.rand(3, 8), torch.rand(3, 8) < 0.5
+    noise = torch.where(is_sampled, logprobs, -9.0)
+    one, other = sampling_features(logprobs, is_sampled), sampling_features(noise, is_sampled)
+    assert torch.equal(one, other)
