@@ -2,7 +2,7 @@
 
     python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output experiments/smollm2/results.json]
 
-prints them as the table of docs/language_model.md, too. Rows that the file has of other systems and
+prints them as a table, too. Rows that the file has of other systems and
 seeds stay: a sweep may go on on another machine.
 """
 
@@ -34,19 +34,21 @@ def recorded(run: Path) -> Series:
     return found
 
 
-def seconds(run: Path) -> float:
-    return float(json.loads((run / "summary.json").read_text(encoding="utf-8"))["total_seconds"])
+def seconds(series: Series) -> float:
+    """Of all iterations, those before a run was cut off and resumed included."""
+    return sum(series.get("time/iteration_s", []))
 
 
 def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
     """`pretraining`: the run whose critic this one started from, where that was another one."""
     config = load_config(FitConfig, [run / "config.yaml"], [])
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    series, numbers, total = recorded(run), resolve(config), seconds(run)
+    series, numbers = recorded(run), resolve(config)
+    total = seconds(series)
     first = numbers.value_pretraining_iterations  # of a run that pretrains its own critic
     iterations = first + config.training.num_iterations
     if pretraining is not None:
-        total += seconds(pretraining)
+        total += seconds(recorded(pretraining))
         its_config = load_config(FitConfig, [pretraining / "config.yaml"], [])
         iterations += resolve(its_config).value_pretraining_iterations
     explained, within, recall = (series.get(key, []) for key in (EXPLAINED, WITHIN, RECALL))

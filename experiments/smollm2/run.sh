@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The comparison of docs/language_model.md: all runs, two at a time on two cores, and after each end
+# The comparison on worked sums: all runs, two at a time on two cores, and after each end
 # of the sweep the rows of the finished ones in results.json. Cut off at any time, the same command
 # goes on: finished runs are kept, others continue from their last checkpoint.
 #   ROWS=VAPO SEEDS=0 experiments/smollm2/run.sh [KEY=VALUE ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from vapo.networks.build import make_critic
 from vapo.networks.token_inputs import token_inputs
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
-INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
+PLAIN = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
+INPUTS = replace(PLAIN, sampled_logprobs=torch.full(PLAIN.response_mask.shape, -0.5))
 SMALL = (
     "components.value_pretraining.num_iterations=1",
     "components.value_pretraining.min_iterations=1",
@@ -25,6 +27,7 @@ SMALL = (
 HEADS = {
     "bounded": ("critic.head.kind=bounded",),
     "categorical": ("critic.head.kind=categorical", "critic.loss=cross_entropy"),
+    "log-probs": ("critic.sampled_logprobs={}",),
 }
 FIRST_BATCH = "critic.head.start=first_batch"
 
@@ -57,10 +60,13 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     whole = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=2")
     part = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=1", "tracking.run_name=part")
     last = str(part / "checkpoints" / "last.ckpt")
-    another = {"bounded": "critic.head.low=-3", "categorical": "critic.head.low=-3"}[head]
+    another, wanted = "critic.head.low=-3", "set critic.head as the run had it"
+    if head == "log-probs":
+        another = "critic.sampled_logprobs=null"
+        wanted = "set critic.sampled_logprobs={}, as the run had it"
     result = vapo("fit", *ON_STATE_TRACKING, *chosen, another, "--ckpt_path", last)
     assert result.returncode == 2
-    assert "set critic.head as the run had it" in result.stderr
+    assert wanted in result.stderr
     resumed = fit(
         tmp_path,
         *(*chosen, *SMALL, "training.num_iterations=2", "tracking.run_name=part"),
@@ -94,4 +100,4 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     assert critic_lines(again.stdout) == critic_lines(result.stdout) != []
     other = vapo("validate", *ON_STATE_TRACKING, another, *shown)
     assert other.returncode == 2
-    assert "set critic.head as the run had it" in other.stderr
+    assert wanted in other.stderr

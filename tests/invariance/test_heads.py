@@ -17,6 +17,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.build import make_critic
 from vapo.networks.export import save_network
+from vapo.networks.value_head import LOGPROB_SCORE
 
 HEADS = {
     "bounded": ("critic.head.kind=bounded", "algorithm.value_clip=0.2"),
@@ -26,6 +27,7 @@ HEADS = {
         *("critic.head.num_bins=2", "critic.head.targets=two_hot", "critic.loss=cross_entropy"),
     ),
     "expectation": ("critic.head.kind=categorical",),
+    "log-probs": ("critic.sampled_logprobs={}",),
 }
 FIRST_BATCH = "critic.head.start=first_batch"
 
@@ -41,6 +43,9 @@ def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
         score = critic.get_submodule("model.score")
         # narrow: where a wide one saturates, gradients are differences and rounding is 1e-5 of them
         torch.nn.init.normal_(score.get_parameter("weight"), std=0.2)
+        for name, weight in critic.named_parameters():
+            if LOGPROB_SCORE in name:
+                torch.nn.init.normal_(weight, std=0.2)
         save_network(critic, config.actor.path, tmp_path / "critic")
     return (*HEADS[head], f"critic.init={tmp_path / 'critic'}")
 
@@ -49,10 +54,12 @@ def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
 def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
     assert "critic.model.score.bias" in whole["gradients"]
+    if "critic.sampled_logprobs={}" in trained:
+        assert (whole["gradients"][f"critic.model.{LOGPROB_SCORE}.weight"] != 0).all()
     assert_same(whole, compute(1, MANY, *trained))
 
 
-@pytest.mark.parametrize("head", [pytest.param("bounded", marks=pytest.mark.slow), "hl_gauss"])
+@pytest.mark.parametrize("head", [pytest.param("bounded", marks=pytest.mark.slow), "log-probs"])
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], tmp_path: Path) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
     assert_same(whole, on_ranks(2, compute, 2, MANY, *trained)[0])

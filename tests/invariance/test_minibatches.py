@@ -31,19 +31,10 @@ def batch_with_loss_on(rows: list[int], *, policy_rows: list[int] | None = None)
 
 
 def cut(
-    batch: TrainingBatch,
-    *,
-    seed: int = 0,
-    num_minibatches: int = NUM_MINIBATCHES,
-    keeps_groups: bool = False,
+    batch: TrainingBatch, *, seed: int = 0, num_minibatches: int = NUM_MINIBATCHES
 ) -> list[Minibatch]:
     return make_minibatches(
-        batch,
-        num_minibatches=num_minibatches,
-        max_tokens=10_000,
-        pad_id=0,
-        seed=seed,
-        keeps_groups=keeps_groups,
+        batch, num_minibatches=num_minibatches, max_tokens=10_000, pad_id=0, seed=seed
     )
 
 
@@ -81,21 +72,6 @@ def test_without_such_rows_a_minibatch_is_a_part_of_the_permutation() -> None:
     parts = [order[start : start + 4] for start in range(0, NUM_ROWS, 4)]
     made = cut(batch_with_loss_on(list(range(NUM_ROWS))), seed=5)
     assert [sorted(rows_of(minibatch)) for minibatch in made] == [sorted(part) for part in parts]
-
-
-@pytest.mark.parametrize("num_minibatches", [2, 4])
-def test_whole_groups_stay_together(num_minibatches: int) -> None:
-    """Four groups of eight: all of a minibatch's, and in another order with another seed."""
-    batch = batch_with_loss_on(list(range(NUM_ROWS)))
-    orders = set()
-    for seed in range(10):
-        made = cut(batch, seed=seed, num_minibatches=num_minibatches, keeps_groups=True)
-        groups = [[row // 8 for row in rows_of(minibatch)] for minibatch in made]
-        for found in groups:
-            assert {found.count(group) for group in found} == {8}
-        assert sorted(row for m in made for row in rows_of(m)) == list(range(NUM_ROWS))
-        orders.add(str([sorted(set(found)) for found in groups]))
-    assert len(orders) > 2
 
 
 def test_the_spread_is_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

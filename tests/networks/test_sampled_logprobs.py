@@ -89,21 +89,45 @@ def test_from_a_reward_model_its_own_weights_alone_start_at_zero(
     torch.testing.assert_close(values(critic), values(plain))
 
 
-def test_they_have_a_learning_rate_of_their_own(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("lora", [(), ("critic.lora.rank=2",)], ids=["whole", "lora"])
+def test_they_have_a_learning_rate_of_their_own(
+    tmp_path: Path, policy: str, lora: tuple[str, ...]
+) -> None:
     """With the warmup of all, and unmoved by the one of value pretraining."""
-    options = ("critic.sampled_logprobs.lr=0.5", "critic.optimizer.warmup_steps=2")
+    options = ("critic.sampled_logprobs.lr=0.5", "critic.optimizer.warmup_steps=2", *lora)
     config = config_of(tmp_path, policy, *options, "critic.optimizer.lr=0.25")
     module = torch.nn.ModuleDict({"critic": make_critic(config, None)})
     (optimizer,), (scheduler,) = make_optimizers(module, {"critic": config.critic})
     rest, own = optimizer.param_groups
     assert own["params"] == [module["critic"].get_parameter(WEIGHT)]
-    assert len(rest["params"]) + 1 == len(list(module.parameters()))
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    assert len(rest["params"]) + 1 == len(trained)
     assert (rest["lr"], own["lr"]) == (0.125, 0.25)
     optimizer.step()
     scheduler.step()
     assert (rest["lr"], own["lr"]) == (0.25, 0.5)
     set_learning_rate(optimizer, scheduler, 0.01)
     assert (rest["lr"], own["lr"]) == (0.01, 0.5)
+
+
+def test_an_equal_rate_is_a_group_of_its_own_too(tmp_path: Path, policy: str) -> None:
+    """The value pretraining's own rate would move both."""
+    rates = ("critic.sampled_logprobs.lr=0.25", "critic.optimizer.lr=0.25")
+    config = config_of(tmp_path, policy, *rates)
+    module = torch.nn.ModuleDict({"critic": make_critic(config, None)})
+    (optimizer,), _ = make_optimizers(module, {"critic": config.critic})
+    assert [len(group["params"]) for group in optimizer.param_groups][1:] == [1]
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["weights", "fsdp"])
+def test_it_runs_in_bfloat16(
+    tmp_path: Path, policy: str, one_process: DeviceMesh, mixed: bool
+) -> None:
+    """As weights of that type, and as sharded ones that are cast for the forward."""
+    precision = ("trainer.strategy=fsdp", "trainer.precision=bf16-mixed", "trainer.accelerator=cpu")
+    options = precision if mixed else ("critic.dtype=bfloat16",)
+    config = config_of(tmp_path, policy, ON, *options)
+    assert values(make_critic(config, one_process if mixed else None)).dtype is torch.float32
 
 
 def test_what_does_not_fit_is_one_error(tmp_path: Path, policy: str) -> None:

@@ -180,7 +180,8 @@ def test_the_first_layers_alone(
     """Its hidden states are those of the whole backbone after its first layer, normed."""
     init = "reward_model" if from_reward_model else "policy"
     start = f"critic.reward_model_path={reward_model}"
-    options = (start, "critic.layers=1", "trainer.strategy=fsdp")
+    begins = MEAN if from_reward_model else ()
+    options = (start, *begins, "critic.layers=1", "trainer.strategy=fsdp")
     config = config_of(tmp_path, policy, *options, init=init)
     check_value_head(config)
     whole: Any = make_critic(config_of(tmp_path, policy, start, init=init), None).model
@@ -203,11 +204,18 @@ def test_the_first_layers_alone(
         assert_same_weights(again, critic)
 
 
-def test_more_layers_than_there_are(tmp_path: Path, policy: str) -> None:
-    config = config_of(tmp_path, policy, "critic.layers=3")
-    for load in (check_value_head, lambda c: make_critic(c, None)):
-        with pytest.raises(UserError, match=r"critic\.layers 3 is more than the 2 decoder layers"):
-            load(config)
+def test_layers_that_do_not_fit(tmp_path: Path, policy: str, reward_model: str) -> None:
+    """More than there are, or below a head that was trained on the last one."""
+    more = config_of(tmp_path, policy, "critic.layers=3")
+    folder = f"critic.reward_model_path={reward_model}"
+    cut = config_of(tmp_path, policy, folder, "critic.layers=1", init="reward_model")
+    for config, message in (
+        (more, r"critic\.layers 3 is more than the 2 decoder layers"),
+        (cut, r"critic\.layers 1 would put the value head of .*/reward on .*start=first_batch"),
+    ):
+        for load in (check_value_head, lambda c: make_critic(c, None)):
+            with pytest.raises(UserError, match=message):
+                load(config)
 
 
 # ---- folders ------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def run(
     folder = output_dir or Path(base.output_dir) / f"critics_{read.name}"
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
     digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
-    rows, other = read_rollouts(base, rollouts, tokenizer)
+    needs_logprobs = any(own.critic.sampled_logprobs is not None for own in configs.values())
+    rows, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
     every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
     cells = [
         _cell(name, replace(own, seed=seed), folder, [digest, every_n])

@@ -49,17 +49,17 @@ def own_head_is_plain(config: FitConfig) -> Problem | None:
     critic = config.critic
     if critic.head_function is None:
         return None
+    kind, start = critic.head.kind, critic.head.start
     for key, value, plain in (
-        (_KIND, critic.head.kind, "scalar"),
-        (f"{_HEAD}.start", critic.head.start, "as_loaded"),
-        ("critic.sampled_logprobs", critic.sampled_logprobs, None),
+        (_KIND, kind, "scalar"),
+        (f"{_HEAD}.start", start, "as_loaded"),
+        ("critic.sampled_logprobs", "" if critic.sampled_logprobs is None else "on", "null"),
     ):
-        if value != plain:
+        if value and value != plain:
             return Problem(
                 (key, "critic.head_function"),
                 f"critic.head_function makes the whole head, which outputs the value, and {key} "
-                f"{value} is of the linear one: set {key}={plain or 'null'}, or "
-                "critic.head_function=null",
+                f"{value} is of the linear one: set {key}={plain}, or critic.head_function=null",
             )
     return None
 

@@ -25,11 +25,6 @@ class TrainingConfig:
         "prompts count once",
         ge=1,
     )
-    shuffle: Literal["responses", "groups"] = option(
-        "responses",
-        "what is shuffled before a rollout batch is split into optimizer steps: each response, or "
-        "whole groups, whose prompts are then computed once for all their responses (packing)",
-    )
     packing: Literal["auto", "padded", "packed", "shared_prompts"] = option(
         "auto",
         "padded: sequences of similar length side by side, padded; packed: one after another in "

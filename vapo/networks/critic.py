@@ -49,7 +49,9 @@ class Critic(nn.Module):
         score = self.model.get_submodule("score")
         outputs = score(states[inputs.state_rows, inputs.state_columns])
         if self.head.num_logprob_columns is not None:
-            outputs = outputs + self.model.get_submodule(LOGPROB_SCORE)(_logprob_columns(inputs))
+            layer = self.model.get_submodule(LOGPROB_SCORE)
+            columns = _logprob_columns(inputs).to(layer.get_parameter("weight").dtype)
+            outputs = outputs + layer(columns)
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2

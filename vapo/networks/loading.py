@@ -178,7 +178,7 @@ def read_model_config(path: str) -> PreTrainedConfig:
 def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:
     """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
 
-    Raises: UserError: the folder has fewer.
+    Raises: UserError: the folder has fewer; or a head that was trained on the last layer's states.
     """
     if critic is None or critic.layers is None:
         return
@@ -187,6 +187,13 @@ def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig 
         raise UserError(
             f"critic.layers {critic.layers} is more than the {text_config.num_hidden_layers} "
             f"decoder layers of {path}: give fewer, or null for all"
+        )
+    is_cut = critic.layers < text_config.num_hidden_layers
+    if is_cut and critic.head.start == "as_loaded" and has_classifier(config):
+        raise UserError(
+            f"critic.layers {critic.layers} would put the value head of {path} on the states of a "
+            "layer that it was not trained on: set critic.head.start=first_batch or mean_reward, "
+            "which begin a new one, or critic.init=policy"
         )
     text_config.num_hidden_layers = critic.layers
     if getattr(text_config, "layer_types", None):  # some architectures name each layer's kind

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
+from vapo.networks.value_head import LOGPROB_SCORE
 from vapo.system.extras import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
@@ -60,7 +61,8 @@ def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]
     Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
     is trained itself.
     """
-    heads = [model.get_output_embeddings(), getattr(model, "score", None)]
+    own = [getattr(model, name, None) for name in ("score", LOGPROB_SCORE)]
+    heads = [model.get_output_embeddings(), *own]
     linear = {
         name: name.rpartition(".")[2]
         for name, module in model.named_modules()

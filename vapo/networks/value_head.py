@@ -102,7 +102,7 @@ class ValueHead:
 
     def describe(self) -> str:
         """As `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)[1:-1]}
+        named = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
         options = ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in named.items()

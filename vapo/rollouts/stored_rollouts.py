@@ -163,22 +163,30 @@ def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> 
 
 
 def read_rollouts(
-    config: FitConfig, path: Path, tokenizer: PreTrainedTokenizerBase
+    config: FitConfig,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    needs_logprobs: bool | None = None,
 ) -> tuple[list[StoredRollout], str]:
     """All rows of a file, and the fingerprint of the policy that sampled them where it is known
     to be another one than the config's, else an empty text.
+
+    `needs_logprobs`: whether a critic reads the tokens' log-probs; None: as the config's does.
 
     Raises: UserError naming the file, the row and the column.
     """
     table, metadata = read_table(path, key=KEY)
     _check_scale(config, metadata, path)
     model = read_model_config(config.actor.path).get_text_config()
+    if needs_logprobs is None:
+        needs_logprobs = config.critic.sampled_logprobs is not None
     reader = RowReader(
         path,
         tokenizer,
         int(model.vocab_size),
         config.rollouts.max_response_tokens,
-        needs_logprobs=config.critic.sampled_logprobs is not None,
+        needs_logprobs=needs_logprobs,
     )
     rows = reader.read(table, metadata)
     check_truth(config, rows, metadata, path)

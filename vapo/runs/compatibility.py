@@ -84,6 +84,13 @@ def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
 def check_value_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
     """Raises: UserError naming both heads, if they compute other values of the same numbers."""
     found, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
+    columns = found.num_logprob_columns
+    if columns != ours.num_logprob_columns:
+        reads, value = ("reads", "{}") if columns else ("reads no", "null")
+        raise UserError(
+            f"the value head of {name} {reads} log-probs of sampled tokens: set "
+            f"critic.sampled_logprobs={value}, as the run had it"
+        )
     if found != ours:
         raise UserError(
             f"{name} has the value head {found.describe()}, and critic.head is "

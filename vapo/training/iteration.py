@@ -251,7 +251,6 @@ class IterationRunner:
                 layout=self.networks.layout,
                 seed=derive_seed(self.config.seed, "minibatches", *place),
                 networks=part.networks,
-                keeps_groups=self.config.training.shuffle == "groups",
             )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 

@@ -166,7 +166,6 @@ def make_minibatches(
     layout: Layout = "padded",
     seed: int,
     networks: tuple[str, ...] = NETWORKS,
-    keeps_groups: bool = False,
 ) -> list[Minibatch]:
     """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
 
@@ -179,13 +178,9 @@ def make_minibatches(
         layout: of a micro-batch, which both networks must support.
         seed: of the permutation.
         networks: those that the minibatches train.
-        keeps_groups: the permutation is one of whole groups, not of rows. A group is cut only
-            where a minibatch ends, or where some of its rows lack a loss.
     """
     generator = torch.Generator().manual_seed(seed)
-    unit = batch.group_size if keeps_groups else 1
-    units = torch.randperm(len(batch) // unit, generator=generator)
-    order = (units[:, None] * unit + torch.arange(unit)).flatten().tolist()
+    order = torch.randperm(len(batch), generator=generator).tolist()
     if len(order) % num_minibatches:
         raise ValueError(f"{len(order)} rollouts do not split into {num_minibatches} minibatches")
     lacks = losses_lacked(batch)

@@ -26,24 +26,25 @@ def make_optimizer(
 ) -> AdamW:
     """Make AdamW with its state already allocated.
 
-    Modules whose names end in a key of `lr_of_modules` have a learning rate of their own.
+    Modules whose last name is a key of `lr_of_modules` have a learning rate, and a group of
+    parameters, of their own.
 
     Saving a sharded optimizer that never stepped fakes a step, which would change later
     updates of an actor frozen during value pretraining; with state in place it does not.
     """
-    of_rates: dict[float, list[nn.Parameter]] = {options.lr: []}
+    own = lr_of_modules or {}
+    groups: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in own}}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             module = name.rpartition(".")[0].rpartition(".")[2]
-            lr = (lr_of_modules or {}).get(module, options.lr)
-            of_rates.setdefault(lr, []).append(parameter)
+            groups[module if module in own else ""].append(parameter)
     optimizer = AdamW(
-        [{"params": parameters, "lr": lr} for lr, parameters in of_rates.items()],
+        [{"params": found, "lr": own.get(name, options.lr)} for name, found in groups.items()],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         weight_decay=options.weight_decay,
     )
-    for parameter in (p for parameters in of_rates.values() for p in parameters):
+    for parameter in (p for found in groups.values() for p in found):
         optimizer.state[parameter] = {
             "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(parameter),

@@ -142,6 +142,10 @@ def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
     assert counts["critic"] == PARAMETERS - VOCAB * 256 + 256  # a value head for lm_head
 
 
+def test_a_head_that_reads_logprobs_counts_as_a_plain_one(folder: Path) -> None:
+    assert totals(folder, "critic.sampled_logprobs={}") == totals(folder)
+
+
 def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     """Weights and biases of K outputs, and K float32 numbers a token, kept for the backward."""
     head = ("critic.head.kind=categorical", "critic.loss=cross_entropy")

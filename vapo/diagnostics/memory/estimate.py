@@ -8,7 +8,7 @@ that the config allows: every prompt and response as long as it may be.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from transformers import PreTrainedConfig
@@ -134,7 +134,9 @@ def estimate_memory(
     networks = [_Network("actor", config.actor, actor, config)]
     if critic is not None:
         critic = copy.deepcopy(critic)
-        write_head(critic, plan_head(critic, str(critic.name_or_path), config.critic).head)
+        head = plan_head(critic, str(critic.name_or_path), config.critic).head
+        # seven columns of log-probs are nothing beside the states, and made-up inputs have none
+        write_head(critic, replace(head, num_logprob_columns=None))
         networks.append(_Network("critic", config.critic, critic, config))
     has_reference = config.algorithm.kl.coef > 0
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}

@@ -217,10 +217,13 @@ def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
     names = ("temperature", "top_p", "top_k")
     differing = [name for name in names if getattr(training, name) != getattr(here, name)]
     if differing and config.algorithm.has_critic:
+        logprobs = ""
+        if config.critic.sampled_logprobs is not None:
+            logprobs = ", and the log-probs that the critic reads,"
         settings = " ".join(f"evaluation.{name}={getattr(training, name):g}" for name in differing)
         yield (
             "These responses are sampled with other settings than those that the critic is trained "
-            f"on, so their returns differ; {settings} removes the difference."
+            f"on, so their returns{logprobs} differ; {settings} removes the difference."
         )
     if here.top_p < 1 or here.top_k > 0:
         yield "The engine gap includes the probability that top_p or top_k cut off."
