@@ -98,6 +98,6 @@ def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Pa
     again = vapo("validate", *ON_STATE_TRACKING, *shown, f"critic.init={exported}")
     assert again.returncode == 0, again.stderr
     assert critic_lines(again.stdout) == critic_lines(result.stdout) != []
-    other = vapo("validate", *ON_STATE_TRACKING, another, *shown)
+    other = vapo("validate", *ON_STATE_TRACKING, *shown, another)
     assert other.returncode == 2
     assert wanted in other.stderr

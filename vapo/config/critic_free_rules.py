@@ -10,8 +10,10 @@ from typing import Any
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig
 
-# What a config of any system may say: where a critic starts, and how large and fast it is.
+# What a config of any system may say: where a critic starts, how large and fast it is, and whether
+# it reads log-probs.
 NOT_A_METHOD = {
+    "sampled_logprobs",
     *("init", "layers", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
     *("attn_implementation", "head_function", "head_function_folder"),
 }
