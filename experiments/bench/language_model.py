@@ -19,9 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import torch
 from measuring import arguments, heading  # beside this file
+from one_process import one_process_trainer
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -106,20 +106,11 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         tokenizer=tokenizer,
     )
     logger: Any = SimpleNamespace(log_metrics=log)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = one_process_trainer(
+        [WeightSync(progress), Recording(logger, progress)],
         precision=options.precision,
-        max_epochs=options.repeats + 1,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        logger=False,
-        callbacks=[WeightSync(progress), Recording(logger, progress)],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir="build/bench",
+        num_iterations=options.repeats + 1,
+        folder="build/bench",
     )
     with progress:
         trainer.fit(module, datamodule)

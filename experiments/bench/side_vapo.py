@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import torch
-from turns import Turns  # beside this file
+from one_process import one_process_trainer  # beside this file
+from turns import Turns
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -124,20 +124,11 @@ def main() -> None:
         tokenizer=tokenizer,
     )
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = one_process_trainer(
+        [WeightSync(progress), Recording(logger, progress)],
         precision=config.trainer.precision,
-        max_epochs=100_000,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        logger=False,
-        callbacks=[WeightSync(progress), Recording(logger, progress)],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=settings["scratch"],
+        num_iterations=100_000,
+        folder=settings["scratch"],
     )
     with progress:
         trainer.fit(module, datamodule)

@@ -15,10 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 from critic_curve import Heldout, split
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.functional.sampling_features import sampling_features
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import read_rollouts
@@ -27,16 +29,10 @@ RIDGE = 0.01
 
 
 def features(row: StoredRollout) -> np.ndarray:
-    """[tokens, features]: of the log-probs before each token, the place and the prompt's length."""
-    logprobs = np.array(row.rollout.rollout_logprobs)
-    least = np.minimum.accumulate(np.concatenate([[0.0], logprobs]))[:-1]
-    total = np.concatenate([[0.0], logprobs.cumsum()])[:-1]
-    unlikely = np.concatenate([[0], (logprobs < np.log(0.5)).cumsum()])[:-1]
-    place = np.arange(len(logprobs)) / len(row.rollout.prompt.prompt_ids)
-    length = np.full(len(logprobs), len(row.rollout.prompt.prompt_ids))
-    of_least = [np.exp(least), np.maximum(least, -4)]
-    of_count = [np.minimum(unlikely, 3), unlikely > 0]
-    return np.stack([*of_least, np.exp(total), total, *of_count, place, length], axis=1)
+    """[tokens, features]: what a critic with `critic.sampled_logprobs` reads before each token."""
+    logprobs = torch.tensor([row.rollout.rollout_logprobs])
+    is_sampled = torch.tensor([row.rollout.is_sampled])
+    return sampling_features(logprobs, is_sampled)[0].double().numpy()
 
 
 def fit_and_value(

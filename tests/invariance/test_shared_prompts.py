@@ -22,7 +22,14 @@ from tests.invariance.test_gradients import (
     assert_same,
     largest_relative_difference,
 )
-from tests.invariance.test_packing import MAKERS, gradient, make, relative, states_before_responses
+from tests.invariance.test_packing import (
+    MAKERS,
+    gradient,
+    kernel_error,
+    make,
+    relative,
+    states_before_responses,
+)
 from tests.networks.test_lora import lora_config, trained
 from vapo.errors import UserError
 from vapo.networks import packed_attention
@@ -241,15 +248,7 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 def test_the_variable_length_kernel_agrees_with_single_sequences() -> None:
-    model = make("qwen2").to("cuda", torch.bfloat16)  # type: ignore[arg-type]
-    alone = [
-        model(torch.tensor([[*prompt, *response]], device="cuda"), use_cache=False)
-        .last_hidden_state[0][len(prompt) - 1 : -1]
-        for prompt, response in PAIRS
-    ]  # fmt: skip
-    assert choose_layout("auto", [model]) == "shared_prompts"
-    inputs = shared_inputs().to(torch.device("cuda"))
-    assert relative(states_before_responses(model, inputs), torch.cat(alone)) < 1e-2
+    assert kernel_error(shared_inputs(), PAIRS) < 1e-2
 
 
 def test_flash_attention_2_reads_rows_without_shared_prompts() -> None:

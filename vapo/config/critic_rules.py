@@ -49,13 +49,12 @@ def own_head_is_plain(config: FitConfig) -> Problem | None:
     critic = config.critic
     if critic.head_function is None:
         return None
-    kind, start = critic.head.kind, critic.head.start
     for key, value, plain in (
-        (_KIND, kind, "scalar"),
-        (f"{_HEAD}.start", start, "as_loaded"),
-        ("critic.sampled_logprobs", "" if critic.sampled_logprobs is None else "on", "null"),
+        (_KIND, critic.head.kind, "scalar"),
+        (f"{_HEAD}.start", critic.head.start, "as_loaded"),
+        ("critic.sampled_logprobs", "null" if critic.sampled_logprobs is None else "on", "null"),
     ):
-        if value and value != plain:
+        if value != plain:
             return Problem(
                 (key, "critic.head_function"),
                 f"critic.head_function makes the whole head, which outputs the value, and {key} "

@@ -15,11 +15,11 @@ from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.ensemble import CriticEnsemble
 from vapo.networks.loading import (
-    keep_first_layers,
     load_causal_lm,
     load_tokenizer,
     load_value_model,
     read_model_config,
+    read_value_config,
 )
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
@@ -51,9 +51,7 @@ def check_value_head(config: FitConfig) -> None:
     if config.algorithm.has_critic:
         for member in range(config.critic.count):
             path = critic_path(config, member)
-            model = read_model_config(path)
-            plan_head(model, path, config.critic)
-            keep_first_layers(model, path, config.critic)
+            plan_head(read_value_config(path, config.critic), path, config.critic)
 
 
 def check_head_is_kept(config: FitConfig) -> None:

@@ -131,7 +131,7 @@ def load_value_model(
     Raises:
         UserError: the folder cannot be loaded, or its head is not the one that is asked for.
     """
-    config = read_model_config(path)
+    config = read_value_config(path, critic)
     architecture = _architecture(config)
     has_head = has_classifier(config)
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):
@@ -140,7 +140,6 @@ def load_value_model(
             f"model, not from {architecture or 'a folder without architectures in config.json'}"
         )
     plan = plan_head(config, path, critic)
-    keep_first_layers(config, path, critic)
     if not has_head:
         config.num_labels = 1
     auto: Any = AutoModelForSequenceClassification
@@ -172,6 +171,13 @@ def read_model_config(path: str) -> PreTrainedConfig:
     with refusals(path, "config.json"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     _remove_configured_dropout(path, config)
+    return config
+
+
+def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
+    """The config of a value model's folder, cut as the critic's options say."""
+    config = read_model_config(path)
+    keep_first_layers(config, path, critic)
     return config
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
-from vapo.networks.value_head import LOGPROB_SCORE
+from vapo.networks.value_head import HEAD_LAYERS
 from vapo.system.extras import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
@@ -61,7 +61,7 @@ def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]
     Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
     is trained itself.
     """
-    own = [getattr(model, name, None) for name in ("score", LOGPROB_SCORE)]
+    own = [getattr(model, name, None) for name in HEAD_LAYERS]
     heads = [model.get_output_embeddings(), *own]
     linear = {
         name: name.rpartition(".")[2]

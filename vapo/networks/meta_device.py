@@ -18,8 +18,8 @@ from transformers import (
 from vapo.config.critic import CriticConfig
 from vapo.networks.loading import (
     check_supported,
-    keep_first_layers,
     read_model_config,
+    read_value_config,
     refusals,
     remove_dropout,
 )
@@ -48,9 +48,8 @@ def empty_value_model(path: str, critic: CriticConfig) -> PreTrainedModel:
 
     Raises: UserError when config.json cannot be loaded, or its head is another one.
     """
-    config = read_model_config(path)
+    config = read_value_config(path, critic)
     write_head(config, plan_head(config, path, critic).head)
-    keep_first_layers(config, path, critic)
     return model_of_config(
         "value_model",
         config,

@@ -30,6 +30,7 @@ from vapo.functional.value_heads import (
 
 KEY = "vapo_value_head"  # of config.json
 LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `sampling_features`
+HEAD_LAYERS = ("score", LOGPROB_SCORE)
 _MARGIN = 0.01  # of the head's range, in which no head starts: its gradient would be next to 0
 
 

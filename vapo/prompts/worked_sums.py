@@ -103,9 +103,10 @@ def _slipped_sums(
         total = sums[-1] + int(term)
         units = sums[-1] % 10 + int(term[1:]) % 10 * (-1 if int(term) < 0 else 1)
         slipped = total - 10 * (units // 10)  # 1 where it carries, -1 where it borrows
-        rest = _sums(slipped, terms[index + 1 :])
-        if slipped != total and rng.random() < rate and 0 <= min(rest) <= max(rest) <= max_total:
-            total = slipped
+        if slipped != total and rng.random() < rate:
+            rest = _sums(slipped, terms[index + 1 :])
+            if 0 <= min(rest) <= max(rest) <= max_total:
+                total = slipped
         sums.append(total)
     return sums
 
