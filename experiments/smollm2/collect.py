@@ -1,8 +1,8 @@
 """The finished runs of the comparison, as rows of `results.json`: one for each system and seed.
 
-    python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output experiments/smollm2/results.json]
+    python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output results.json] [--page PAGE.md]
 
-prints them as a table, too. Rows that the file has of other systems and
+writes them as the table of docs/language_model.md, too. Rows that the file has of other systems and
 seeds stay: a sweep may go on on another machine.
 """
 
@@ -18,6 +18,8 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 
 OUTPUT = Path(__file__).parent / "results.json"
+PAGE = Path(__file__).parents[2] / "docs/language_model.md"
+START, END = "writes this table -->\n", "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
 Series = dict[str, list[float]]
@@ -110,10 +112,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_table(page: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page with the rows' table in the place of the one that it has."""
+    before, found, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not (found and end):
+        raise SystemExit(f"the page has no {START.strip()!r} with {END!r} after it")
+    return f"{before}{START}\n{table(rows)}\n{END}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, nargs="?", help="none: print what the file has")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     kept: dict[tuple[str, int], dict[str, Any]] = {}
     if options.output.exists():
@@ -124,6 +136,8 @@ def main() -> None:
     rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
     lines = ",\n".join(json.dumps(row) for row in rows)
     options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    text = with_table(options.page.read_text(encoding="utf-8"), rows)
+    options.page.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
     print(table(rows), end="")
 

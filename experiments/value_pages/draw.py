@@ -4,11 +4,11 @@
 
 A token is coloured by the value of the state in which it was sampled, as on the page; the line
 has the same number at the token's left edge. The first wrong step of the wrong response is
-unmarked: its own check calls it right, so its value cannot be read from the check
-(`wrong_steps.py`). It is not the best of the page: of all such wrong responses, to a prompt that
-has a right response as well, that go wrong after their second step, it is the one whose value
-changes by the median over that step. The right one is the group's first that writes every step,
-and none wrong.
+unmarked: its own check calls it right, or the task has no checks, so its value cannot be read from
+a check (`wrong_steps.py`). It is not the best of the page: of all such wrong responses, to a
+prompt that has a right response as well, that go wrong after their second step, it is the one
+whose value changes by the median over that step. The right one is the group's first that writes
+every step, and none wrong.
 """
 
 from __future__ import annotations
@@ -60,18 +60,19 @@ def draw(axes: Any, data: dict[str, Any], prompt: str, response: dict[str, Any])
     step = first_wrong(prompt, tokens)
     place = None if step is None else step.place
     for i, (token, value) in enumerate(zip(tokens, values, strict=True)):
-        is_end = len(token) > 1
+        is_word = len(token) > 1
+        name = "end" if i == len(tokens) - 1 and is_word else token.strip()
         axes.add_patch(
             plt.Rectangle((i, -1.75), 1, 0.55, color=COLOURS(0.5 + 0.45 * float(value)), lw=0)
         )
         axes.text(
             i + 0.5,
             -1.48,
-            "end" if is_end else token,
+            name,
             ha="center",
             va="center",
             family="monospace",
-            size=7 if is_end else 12,
+            size=6 if is_word else 12 if len(tokens) < 40 else 10,
             weight="bold" if i == place else "normal",
         )
     axes.axhline(0, color="0.85", lw=0.8, zorder=0)
@@ -84,7 +85,7 @@ def draw(axes: Any, data: dict[str, Any], prompt: str, response: dict[str, Any])
         axes.text(
             step.place + 1.2,
             0.97,
-            f"the first wrong position{check}",
+            f"the first wrong {'token' if step.is_marked is None else 'position'}{check}",
             color=WRONG,
             size=9,
             va="top",

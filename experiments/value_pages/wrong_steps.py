@@ -6,7 +6,7 @@ In checked steps the policy writes a check after each step. A wrong step with a 
 a critic that reads the check alone sees it. One with a `+` is **unmarked**: the critic has to see
 the step itself. They are counted apart, and the unmarked ones once more by whether they are a
 misconception, which the demonstrations show again and again, or another mistake, which the critic
-has hardly met. Swaps have no checks, so none of their steps is marked.
+has hardly met. Swaps and worked sums have no checks, so none of their steps is marked.
 
 For each page the mean value over a response's first wrong step, with the standard error of its
 change: before its position is written, once it is written, and once its check is; the same of the
@@ -29,6 +29,7 @@ from vapo.prompts.checked_steps import misconceptions, moves
 
 CHECKED = re.compile(r"(\d)((?:[a-z][A-H])+)=")
 SWAPS = re.compile(r"(\d)((?:[a-z]\d\d)+)=")
+SUMS = re.compile(r"(\d+)((?:[+-]\d+)+)=")
 UNMARKED = "first wrong step, unmarked (+)"
 MISCONCEPTION, OTHER = f"{UNMARKED}, a misconception", f"{UNMARKED}, another mistake"
 KINDS = {
@@ -42,8 +43,9 @@ KINDS = {
 
 
 class Step(NamedTuple):
-    """A step of a response: the index of its position's token, whether it is right, whether its
-    check calls it wrong (None where the task has no checks), and whether it is a misconception."""
+    """A step of a response: the index of its position's token (of a sum: its first wrong one, or
+    its last), whether it is right, whether its check calls it wrong (None where the task has no
+    checks), and whether it is a misconception."""
 
     place: int
     is_right: bool
@@ -52,7 +54,8 @@ class Step(NamedTuple):
 
 
 def right_steps(prompt: str) -> list[str]:
-    """`3aAbD=` starts at 3, presses A, then D: aA5, bD5. `1a14b34=` swaps 1 and 4: a4, b3."""
+    """`3aAbD=` starts at 3, presses A, then D: aA5, bD5. `1a14b34=` swaps 1 and 4: a4, b3.
+    `47+8-3=` adds up: 47+8=55, 55-3=52."""
     if found := CHECKED.search(prompt):
         pairs = re.findall(r"([a-z])([A-H])", found[2])
         steps, position = [], found[1]
@@ -60,9 +63,16 @@ def right_steps(prompt: str) -> list[str]:
             position = moves()[key, position]
             steps.append(label + key + position)
         return steps
+    steps = []
+    if found := SUMS.search(prompt):
+        total = int(found[1])
+        for term in re.findall(r"[+-]\d+", found[2]):
+            steps.append(f"{total}{term}={total + int(term)}")
+            total += int(term)
+        return steps
     found = SWAPS.search(prompt)
     assert found is not None, prompt
-    steps, position = [], found[1]
+    position = found[1]
     for label, first, second in re.findall(r"([a-z])(\d)(\d)", found[2]):
         position = {first: second, second: first}.get(position, position)
         steps.append(label + position)
@@ -70,7 +80,10 @@ def right_steps(prompt: str) -> list[str]:
 
 
 def written_steps(prompt: str, tokens: list[str]) -> Iterator[Step]:
-    """The steps of a response up to the first wrong one. Every token is one character."""
+    """The steps of a response up to the first wrong one. Every token of a step is one character."""
+    if SUMS.search(prompt):
+        yield from written_sums(right_steps(prompt), tokens)
+        return
     response = "".join(tokens).partition(";")[0]
     pattern = r"[a-z][A-H]\d[+-]" if CHECKED.search(prompt) else r"[a-z]\d"
     truth = right_steps(prompt)
@@ -83,6 +96,20 @@ def written_steps(prompt: str, tokens: list[str]) -> Iterator[Step]:
         yield Step(found.start() + len(step) - 1, is_right, is_marked, known)
         if not is_right:
             break
+
+
+def written_sums(truth: list[str], tokens: list[str]) -> Iterator[Step]:
+    worked, start = "".join(tokens).partition(".")[0], 0
+    for index, step in enumerate(worked.split(";")):
+        right = truth[index] if index < len(truth) else ""
+        wrong = next((i for i in range(len(step)) if not right.startswith(step[: i + 1])), None)
+        if wrong is None and step != right:
+            wrong = len(step)  # it ends too early
+        place = start + (len(step) - 1 if wrong is None else wrong)
+        yield Step(place, is_right=wrong is None, is_marked=None)
+        if wrong is not None:
+            break
+        start += len(step) + 1
 
 
 def is_misconception(prompt: str, index: int, step: str) -> bool:

@@ -87,3 +87,15 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
     assert "| VAPO | 2 | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] | 1,280 | 0.50 | 0.25 |" in (
         script.table([row])
     )
+
+
+def test_the_page_shows_every_row(script: ModuleType) -> None:
+    rows = json.loads((SMOLLM2 / "results.json").read_text(encoding="utf-8"))
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.with_table(page, rows) == page
+    assert script.with_table(page, rows[:-1]) != page
+
+
+def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="with '<!-- end of results -->' after it"):
+        script.with_table("# A page\n\nwrites this table -->\n", [])

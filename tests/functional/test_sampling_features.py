@@ -18,17 +18,23 @@ def test_by_hand() -> None:
     assert found.shape == (1, 5, NUM_SAMPLING_FEATURES)
     least, total = [1.0, 0.9, 0.1, 0.1, 0.1], [1.0, 0.9, 0.09, 0.09, 0.036]
     unlikely, number = [0, 0, 1, 1, 2], [0, 1, 2, 2, 3]
-    expected = [
-        [m, math.log(m) / 4, s, math.log(s) / 16, c / 3, float(c > 0), math.log1p(n) / 5]
-        for m, s, c, n in zip(least, total, unlikely, number, strict=True)
-    ]
+    expected = []
+    for m, s, c, n in zip(least, total, unlikely, number, strict=True):
+        t = n / (n + 32)
+        sampled = [m, math.log(m) / 4, s, math.log(s) / 16, c / 3, float(c > 0)]
+        expected.append([*sampled, t, t * m, t * s, math.exp(-n / 8)])
     torch.testing.assert_close(found[0], torch.tensor(expected))
 
 
 def test_columns_end_where_they_are_cut() -> None:
     found = sampling_features(torch.full((1, 9), -50.0), torch.ones(1, 9, dtype=torch.bool))
-    last = found[0, -1]
-    assert last[:6].tolist() == pytest.approx([0, -1, 0, -1, 1, 1])
+    assert found[0, -1].tolist() == pytest.approx([0, -1, 0, -1, 1, 1, 0.2, 0, 0, math.exp(-1)])
+
+
+def test_no_length_leads_out_of_the_bounds() -> None:
+    found = sampling_features(torch.zeros(1, 20_000), torch.ones(1, 20_000, dtype=torch.bool))
+    assert found.abs().max() == 1
+    assert found[0, -1, 6] > 0.99
 
 
 def test_a_state_knows_no_token_from_itself_on() -> None:

@@ -22,7 +22,7 @@ from tests.networks.test_value_head import (
     reward_model,
 )
 from vapo.errors import UserError
-from vapo.functional.sampling_features import sampling_features
+from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES, sampling_features
 from vapo.networks.build import make_critic
 from vapo.networks.critic import Critic
 from vapo.networks.export import save_network
@@ -52,7 +52,7 @@ def test_it_starts_as_without_and_then_adds_the_columns(tmp_path: Path, policy: 
     plain = randomized(make_critic(config_of(tmp_path, policy), None))
     critic = randomized(make_critic(config_of(tmp_path, policy, ON), None))
     assert torch.equal(values(critic), values(plain))
-    weight = torch.linspace(-1, 1, 7)[None]
+    weight = torch.linspace(-1, 1, NUM_SAMPLING_FEATURES)[None]
     critic.get_parameter(WEIGHT).data = weight
     assert SAMPLED.sampled_logprobs is not None
     columns = sampling_features(SAMPLED.sampled_logprobs, SAMPLED.response_mask)

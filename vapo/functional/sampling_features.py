@@ -8,24 +8,28 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-NUM_SAMPLING_FEATURES = 7
+NUM_SAMPLING_FEATURES = 10
 _LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
+_LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
+_START = 8.0  # tokens, over which the column of the start falls to 1/e
 
 
 @torch.no_grad()
 def sampling_features(
     logprobs: Float[Tensor, "B T"], is_sampled: Bool[Tensor, "B T"]
-) -> Float[Tensor, "B T 7"]:
+) -> Float[Tensor, "B T 10"]:
     """Columns for the state before each token, of the tokens that the policy sampled before it.
 
     A policy that has just written something wrong often had little confidence in it, which its
     hidden states need not show. With m the least log-prob before the token, s their sum, c how many
-    are below log 0.5 and n how many there are:
+    are below log 0.5, n how many there are and t = n / (n + 32):
 
-        exp(m), max(m, -4) / 4, exp(s), max(s, -16) / 16, min(c, 3) / 3, [c > 0], log(1 + n) / 5
+        exp(m), max(m, -4) / 4, exp(s), max(s, -16) / 16, min(c, 3) / 3, [c > 0],
+        t, t exp(m), t exp(s), exp(-n / 8)
 
-    before the first token m = s = c = n = 0. Each column lies within [-1, 1] for responses of up to
-    147 tokens, and grows slowly from there.
+    before the first token m = s = c = n = 0. Each column lies within [-1, 1]. With the products a
+    linear function can rise along a response that has gone well so far, and with the last column it
+    can start where a response starts.
 
     Source: this repository (docs/critics.md).
     Units: `logprobs` in nats, of the distribution that was sampled from.
@@ -42,6 +46,7 @@ def sampling_features(
     total = _before(own.cumsum(dim=1))
     unlikely = _before((own < math.log(0.5)).float().cumsum(dim=1))
     number = _before(is_sampled.float().cumsum(dim=1))
+    length = number / (number + _LENGTH)
     columns = (
         least.exp(),
         least.clamp(min=-_LEAST) / _LEAST,
@@ -49,7 +54,10 @@ def sampling_features(
         total.clamp(min=-_SUM) / _SUM,
         unlikely.clamp(max=_COUNT) / _COUNT,
         (unlikely > 0).float(),
-        number.log1p() / 5,
+        length,
+        length * least.exp(),
+        length * total.exp(),
+        (-number / _START).exp(),
     )
     return torch.stack(columns, dim=2)
 

@@ -38,9 +38,9 @@ def worked_sums(
     `max_total`. There are no spaces and no signs of numbers: they would be tokens of their own, or
     one token with the sign before them, for a tokenizer that has a token for each digit.
 
-    With a `slip_rate` a demonstration forgets the ten at so many of the steps that carry or borrow
-    (`47+8=45`, `52-7=55`) and goes on from there, unless a later sum would leave the range: a
-    policy that is taught such steps makes this mistake itself. Problems and answers stay the same.
+    With a `slip_rate` a demonstration's sum is wrong at so many of its steps, by 1 to 9 in either
+    direction, and it goes on from there: a policy that is taught such steps slips now and then
+    itself, and knows better. Problems and answers stay the same.
 
     Raises:
         UserError: an option is out of range.
@@ -97,13 +97,13 @@ def _sums(first: int, terms: Sequence[str]) -> list[int]:
 def _slipped_sums(
     first: int, terms: Sequence[str], max_total: int, rng: Random, rate: float
 ) -> list[int]:
-    """The partial sums of one who now and then forgets to carry or to borrow."""
+    """The partial sums of one who now and then gets a sum wrong by 1 to 9."""
     sums = [first]
     for index, term in enumerate(terms):
         total = sums[-1] + int(term)
-        units = sums[-1] % 10 + int(term[1:]) % 10 * (-1 if int(term) < 0 else 1)
-        slipped = total - 10 * (units // 10)  # 1 where it carries, -1 where it borrows
-        if slipped != total and rng.random() < rate:
+        if rng.random() < rate:
+            # A slip after which a later sum would leave the range would show in its digits.
+            slipped = total + rng.choice((1, -1)) * rng.randint(1, 9)
             rest = _sums(slipped, terms[index + 1 :])
             if 0 <= min(rest) <= max(rest) <= max_total:
                 total = slipped

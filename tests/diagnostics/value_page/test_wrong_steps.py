@@ -58,6 +58,25 @@ def values(*changes: tuple[int, float], start: float = 0.25, num: int = 11) -> l
     return row
 
 
+@pytest.mark.parametrize(
+    ("response", "places", "is_right"),
+    [
+        ("47+8=55;55-3=52. Answer: 52", [6, 14], [True, True]),
+        ("47+8=53;53-3=50. Answer: 50", [6], [False]),  # the second digit of the sum
+        ("47+8=55;56-3=53. Answer: 53", [6, 9], [True, False]),  # a number copied wrongly
+        ("47+8=55;55-3=5. Answer: 5", [6, 14], [True, False]),  # ends too early
+        ("47+8=55. Answer: 55", [6], [True]),  # a term left out is no wrong step
+    ],
+)
+def test_a_wrong_sum_is_found_at_its_first_wrong_token(
+    scripts: dict[str, ModuleType], response: str, places: list[int], is_right: list[bool]
+) -> None:
+    steps = list(scripts["wrong_steps"].written_steps("47+8-3=", [*response, END]))
+    assert [step.place for step in steps] == places
+    assert [step.is_right for step in steps] == is_right
+    assert {step.is_marked for step in steps} == {None}
+
+
 def test_marked_and_unmarked_first_wrong_steps_are_counted_apart(
     scripts: dict[str, ModuleType],
 ) -> None:

@@ -135,7 +135,7 @@ def estimate_memory(
     if critic is not None:
         critic = copy.deepcopy(critic)
         head = plan_head(critic, str(critic.name_or_path), config.critic).head
-        # seven columns of log-probs are nothing beside the states, and made-up inputs have none
+        # the columns of log-probs are nothing beside the states, and made-up inputs have none
         write_head(critic, replace(head, num_logprob_columns=None))
         networks.append(_Network("critic", config.critic, critic, config))
     has_reference = config.algorithm.kl.coef > 0
