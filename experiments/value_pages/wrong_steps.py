@@ -155,7 +155,7 @@ def values_at_ends(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
                 kind = "right"
             elif wrong is None:
                 kind = "wrong, without a wrong step"
-            elif "-" in tokens:
+            elif CHECKED.search(group["prompt"]) and "-" in tokens:
                 kind = "wrong, with a check -"
             else:
                 kind = "wrong, with no check -"
