@@ -3,7 +3,8 @@
     python experiments/bench/iterations.py [--system ppo|grpo] [--case NAME] [--repeats 5]
     python experiments/bench/iterations.py --system grpo --case smollm2 --repeats 3
 
-The second needs `make smollm2`: a pretrained model, bf16 autocast on both sides, GRPO alone.
+The second needs `make smollm2`: a pretrained model, GRPO alone, on both sides in bf16 autocast
+where the processor is fast in it.
 
 Each side is a process of its own (`side_vapo.py`, `side_trl.py`), TRL's in an environment of its
 own that is made on first use under build/peers. They take turns, one iteration each; the first
@@ -33,6 +34,7 @@ from turns import Side
 from vapo.config.schema import NewModelConfig
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.new_model import make_tokenizer
+from vapo.networks.precision import choose_precision
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -117,6 +119,12 @@ def model_folders(case: Case) -> tuple[Path, Path]:
     return folder / "policy", folder / "reward_model"
 
 
+def is_bf16(case: Case) -> bool:
+    """A pretrained model is computed in what `trainer.precision` auto takes here, on both sides."""
+    found = choose_precision(torch.device("cpu"), case.hidden_size)
+    return case.is_pretrained and found.name == "bf16-mixed"
+
+
 def make_settings(system: str, case: Case, threads: int) -> dict[str, Any]:
     draw = random.Random(0)
     group_size = case.group_size if system == "grpo" else 1
@@ -126,7 +134,7 @@ def make_settings(system: str, case: Case, threads: int) -> dict[str, Any]:
         "system": system,
         "policy": str(policy),
         "reward_model": str(reward_model),
-        "bf16": case.is_pretrained,
+        "bf16": is_bf16(case),
         "prompts": [
             draw_prompt(draw, case, policy) for _ in range(case.num_responses // group_size)
         ],
@@ -158,7 +166,8 @@ def start_sides(system: str, case: Case, options: argparse.Namespace) -> dict[st
     if options.alone:
         return found
     python = peer_python("trl", TRL[system])
-    variants = {"bf16": {}} if case.is_pretrained else VARIANTS
+    precision = "bf16" if settings["bf16"] else "float32"
+    variants = {precision: {}} if case.is_pretrained else VARIANTS
     for index, (name, variant) in enumerate(variants.items()):
         log = SCRATCH / f"{tag}-trl{index}.log"
         found[name] = Side(python, HERE / "side_trl.py", settings | variant, log)
@@ -229,7 +238,7 @@ def measure(options: argparse.Namespace) -> Report:
         *("system", "model", "responses", "side", "response tokens", "CPU s", "wall s", "tokens/s"),
         "ours / it",
     )
-    precision = "bf16" if options.case and CASES[options.case].is_pretrained else "float32"
+    precision = "bf16" if options.case and is_bf16(CASES[options.case]) else "float32"
     return Report(TITLE, setting(options, precision), columns, rows, claims)
 
 

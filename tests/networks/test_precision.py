@@ -67,6 +67,16 @@ def test_a_precision_that_the_config_names_is_kept(
     assert not capsys.readouterr().err
 
 
+def test_a_named_bfloat16_is_kept_with_a_warning_where_it_is_emulated(
+    has_bf16: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = FitConfig(trainer=TrainerConfig(accelerator="cpu", precision="bf16-mixed"))
+    settle_precision(config)
+    assert config.trainer.precision == "bf16-mixed"
+    warned = "warning: trainer.precision=bf16-mixed: this processor" in capsys.readouterr().err
+    assert warned is not has_bf16
+
+
 def test_every_command_asks_the_policy_that_it_reads_or_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
