@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.config.fits import STATE_TRACKING
 from tests.rollout_fixtures import make_rollouts
-from tests.rollouts.test_dynamic_sampling import FakeSampler
+from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
@@ -130,7 +130,7 @@ def fixed_rollouts(
         config,
         prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
         scorer=NoScorer(),
-        make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
+        make_sampler=lambda module: ScriptedEngine(ScriptedStream(lambda request: "")),
         progress=progress,
         tokenizer=tiny_tokenizer(),
     )

@@ -69,12 +69,14 @@ def sample(
     seed: int = 7,
     **settings: Any,
 ) -> list[Rollout]:
+    from tests.rollouts.playing import sample_all  # which uses this file
+
     sampler = TransformersSampler(
         model, tiny_tokenizer(), max_concurrent_sequences=rows, device="cpu"
     )
     settings = {"max_response_tokens": 32, **settings}
-    return sampler.sample(
-        prompts, group_size=group_size, settings=SamplingSettings(**settings), seed=seed
+    return sample_all(
+        sampler, prompts, group_size=group_size, settings=SamplingSettings(**settings), seed=seed
     )
 
 

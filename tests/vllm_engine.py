@@ -79,7 +79,6 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
     """A sampler with the model's weights pushed."""
     sampler = EngineSampler(
         engine,
-        tiny_tokenizer(),
         end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
         weights=lambda: model.state_dict().items(),
         dtype=torch.float32,

@@ -23,8 +23,9 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rewards.verdicts import verdicts_of
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
@@ -124,19 +125,17 @@ def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> S
 def evaluate(
     prompts: Sequence[Prompt],
     *,
-    sampler: Sampler,
-    scorer: Scorer,
+    player: Player,
     config: EvaluationConfig,
     max_response_tokens: int,
     progress: Progress,
-    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> EvaluationResult:
     """Sample k responses to each held-out prompt by the evaluation's own settings, and score.
 
     The seed is the config's own, so that every evaluation draws the same random numbers.
     `max_response_tokens` is the training budget, used when the config sets none. Every rank
     must call this, with the same prompts. Sources of a mixture have the metrics of their own
-    prompts too, as `eval_NAME/...`. With a tokenizer the table shows the turns of episodes.
+    prompts too, as `eval_NAME/...`.
 
     Raises:
         UserError: there are no prompts.
@@ -145,26 +144,24 @@ def evaluate(
     if not prompts:
         raise UserError("data.heldout: no prompts to evaluate on")
     # of all ranks' prompts, so that every rank computes the same metrics
-    can_vote = {p.source: scorer.extracts_answers(p.source) for p in prompts}
+    can_vote = {p.source: player.scorer.extracts_answers(p.source) for p in prompts}
     prompts = prompts[rank() :: world_size()]
     settings = evaluation_settings(config, max_response_tokens)
     total = len(prompts) * config.k
     with progress.stage("evaluation", total=total, unit="responses") as advance:
-        rollouts = sampler.sample(
+        rollouts = player.play(
             prompts,
             group_size=config.k,
             settings=settings,
             seed=derive_seed(config.seed, "evaluation", rank()),
             advance=advance,
         )
-        with progress.stage("scoring", total=total, unit="responses") as advance_scoring:
-            verdicts = scorer.score(rollouts, advance=advance_scoring)
-            votes = None
-            if any(can_vote.values()):
-                votes = scorer.votes(rollouts, verdicts, group_size=config.k)
+        verdicts, votes = verdicts_of(rollouts), None
+        if any(can_vote.values()):
+            votes = player.scorer.votes(rollouts, verdicts, group_size=config.k)
     return EvaluationResult(
         _metrics_by_source(rollouts, verdicts, votes, can_vote, config.k),
-        _table(rollouts, verdicts, config.k, tokenizer)[: config.num_table_rows],
+        _table(rollouts, verdicts, config.k, player.tokenizer)[: config.num_table_rows],
         rollouts,
         verdicts,
         config.k,
@@ -244,7 +241,7 @@ def _table(
     rollouts: Sequence[Rollout],
     verdicts: Sequence[Verdict],
     k: int,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []
@@ -268,10 +265,10 @@ def _table(
     return rows
 
 
-def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What the table has of an episode beside, and in place of the response's text."""
     if not rollout.turns:
         return {}
-    shown = {} if tokenizer is None else {"response": shown_turns(rollout, tokenizer)}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
-    return {**shown, "num_turns": len(rollout.turns), "turn_rewards": rewards}
+    shown = shown_turns(rollout, tokenizer)
+    return {"response": shown, "num_turns": len(rollout.turns), "turn_rewards": rewards}

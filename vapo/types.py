@@ -115,6 +115,22 @@ class TurnSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """A verifier's judgement of one response.
+
+    `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
+    `reward` is the configured value (shaping is added later, see `rewards.overlong`).
+    `failure` names why there is no verdict (timeout, crash, garbled, nan); such a response
+    counts as incorrect and as a verifier failure.
+    """
+
+    is_correct: bool
+    reward: float
+    extracted: str | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One sampled response to one prompt, or one episode in an environment.
 
@@ -126,7 +142,8 @@ class Rollout:
     them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
     sampled. `failure` names why the environment failed (timeout, crash, ...): what the episode
     would have earned is not known then. `version` counts the weight updates before the first token
-    was sampled, None where nobody counts.
+    was sampled, None where nobody counts. `verdict` is what verifier or environment said of it,
+    None where nobody was asked.
     """
 
     prompt: Prompt
@@ -137,6 +154,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
     version: int | None = None
+    verdict: Verdict | None = None
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
@@ -162,22 +180,6 @@ class Rollout:
         if not self.turns:
             return len(self.response_ids)
         return sum(turn.num_sampled for turn in self.turns)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A verifier's judgement of one response.
-
-    `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`).
-    `failure` names why there is no verdict (timeout, crash, garbled, nan); such a response
-    counts as incorrect and as a verifier failure.
-    """
-
-    is_correct: bool
-    reward: float
-    extracted: str | None = None
-    failure: str | None = None
 
 
 @dataclass(frozen=True)

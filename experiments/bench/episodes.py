@@ -28,12 +28,13 @@ from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Environments
+from vapo.environments.data_row import data_row
 from vapo.environments.selection import make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.environment_inputs import data_row
-from vapo.rollouts.episode_sampler import EpisodeSampler
+from vapo.rollouts.player import Player
 from vapo.types import Prompt
 
 POLICY = "models/windy_walk/policy"
@@ -83,7 +84,7 @@ def in_rounds(
         keys = [(i, 0) for i in range(len(prompts))]
         ids = {key: list(prompts[key[0]].prompt_ids) for key in keys}
         for key in keys:
-            environments.reset(key, data_row(prompts[key[0]]))
+            environments.begin(key, data_row(prompts[key[0]]))
         live, turn = answered(environments, keys), 0
         while live:
             for key in live:
@@ -129,10 +130,11 @@ def main() -> None:
         max_concurrent_sequences=arguments.at_once,
         device="cpu",
     )
-    sampler = EpisodeSampler(engine, lambda: make_environments(config), config, tokenizer)
+    scorer = scorer_of(config)
+    player = Player(config, engine, scorer, tokenizer)
 
     def ours() -> int:
-        found = sampler.sample(prompts, group_size=1, settings=sampling, seed=0)
+        found = player.play(prompts, group_size=1, settings=sampling, seed=0)
         assert all(rollout.failure is None for rollout in found)
         return sum(rollout.num_sampled for rollout in found)
 
@@ -146,7 +148,7 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {"nobody waits": [], "in rounds": []}
     sides: list[tuple[str, Callable[[], int]]] = [("nobody waits", ours), ("in rounds", rounds)]
-    with closing(sampler):
+    with scorer:
         for _ in range(arguments.repeats):
             for name, side in sides:
                 start = time.perf_counter()

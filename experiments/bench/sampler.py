@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from all_responses import sample_all  # beside this file
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from vapo.config.schema import NewModelConfig
@@ -117,7 +118,9 @@ def compare(case: Case, repeats: int) -> str:
         start = time.perf_counter()
         num_theirs = generate(model, prompts, case, pad_id, eos_id)
         middle = time.perf_counter()
-        rollouts = sampler.sample(prompts, group_size=GROUP_SIZE, settings=settings, seed=seed)
+        rollouts = sample_all(
+            sampler, tokenizer, prompts, group_size=GROUP_SIZE, settings=settings, seed=seed
+        )
         end = time.perf_counter()
         if seed:  # the first round warms up
             speeds[0].append(num_theirs / (middle - start))

@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from all_responses import sample_all  # beside this file
 from sampler import CASES, GROUP_SIZE, make_model, make_prompts  # beside this file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.engines import ColocatedVllm
 from vapo.config.schema import NewModelConfig
@@ -75,7 +76,6 @@ def engines(
     )
     vllm = EngineSampler(
         engine,
-        tokenizer,
         end_ids=end_token_ids(model.generation_config, tokenizer),
         weights=access.weights,
         dtype=torch.float32,
@@ -87,12 +87,21 @@ def engines(
 
 
 def speed(
-    sampler: Sampler, prompts: list[Prompt], budget: int, seed: int
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[Prompt],
+    budget: int,
+    seed: int,
 ) -> tuple[float, list[Rollout]]:
     """Tokens a second, and what was sampled."""
     start = time.perf_counter()
-    rollouts = sampler.sample(
-        prompts, group_size=GROUP_SIZE, settings=SamplingSettings(budget), seed=seed
+    rollouts = sample_all(
+        sampler,
+        tokenizer,
+        prompts,
+        group_size=GROUP_SIZE,
+        settings=SamplingSettings(budget),
+        seed=seed,
     )
     num_tokens = sum(len(rollout.response_ids) for rollout in rollouts)
     return num_tokens / (time.perf_counter() - start), rollouts
@@ -126,6 +135,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, folder: str) -> None:
     model = load_causal_lm(folder, dtype="float32", attn_implementation="auto")
+    tokenizer = load_tokenizer(folder)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     ours, vllm, score = engines(
         folder,
@@ -144,7 +154,7 @@ def measure(options: argparse.Namespace, folder: str) -> None:
             speeds = []
             for seed in range(options.repeats + 1):
                 (theirs, _), (vllms, rollouts) = (
-                    speed(sampler, prompts, budget, seed) for sampler in (ours, vllm)
+                    speed(sampler, tokenizer, prompts, budget, seed) for sampler in (ours, vllm)
                 )
                 speeds.append((theirs, vllms))
             slow, fast = (statistics.median(column) for column in zip(*speeds[1:], strict=True))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests.config.fits import ROOT, fit_config
-from vapo.commands.sampled_trials import Sampled, sampled_trials
+from tests.tiny_model import tiny_model
+from vapo.commands.sampled_trials import StartPolicy, shown_trial
 from vapo.commands.trial_hints import Policy, hints
 from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
+from vapo.config import FitConfig
 from vapo.networks.loading import load_tokenizer
-from vapo.rewards.scorer import Scorer
-from vapo.rewards.verifier_output import VerifierOutput
+from vapo.rollouts.engines.selection import access_to
 from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"
@@ -119,17 +120,17 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
     """What an observation's template writes between two turns is not the policy's."""
     tokenizer = load_tokenizer(str(POLICY))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    start, said = (int(tokenizer.get_vocab()[token]) for token in ("<|im_start|>", "1"))
+    begin, said = (int(tokenizer.get_vocab()[token]) for token in ("<|im_start|>", "1"))
     prompt = Prompt("p", "1a34=", (said,), "1")
-    verdict = [Verdict(False, 0.0)]
+    verdict = Verdict(False, 0.0)
 
     def found(*turns: Turn) -> str | None:
-        ids = (start, said, said)
+        ids = (begin, said, said)
         rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns)
-        sampled = Sampled([rollout], tokenizer, frozenset([tokenizer.eos_token_id]))
-        with VerifierOutput() as output:
-            (one,) = sampled_trials(sampled, Mock(spec=Scorer, score=lambda _: verdict), output)
-        return one.foreign_end
+        ends = frozenset([int(tokenizer.eos_token_id)])
+        access = access_to(tiny_model(), torch.device("cpu"))
+        start = StartPolicy(FitConfig(), [], access, tokenizer, ends)
+        return shown_trial(rollout, verdict, start, "").foreign_end
 
     assert found(Turn(1, 2)) is None
     assert found(Turn(0, 3)) == "<|im_start|>"

@@ -45,7 +45,7 @@ def play(
     envs: ProcessEnvironments, texts: Sequence[str], key: EpisodeKey = (0,), **row: Any
 ) -> list[Reply]:
     """The replies of one episode, up to the one that ends it; it is given up after the texts."""
-    envs.reset(key, {"prompt": "", "answer": "", "seed": 0, **row})
+    envs.begin(key, {"prompt": "", "answer": "", "seed": 0, **row})
     replies = next_replies(envs, 1)
     for text in texts:
         if replies[-1].observation is None:

@@ -31,7 +31,7 @@ def test_a_reset_that_says_nothing_and_a_reward_of_numpy():
 def test_each_episode_has_an_object_of_its_own():
     with environments("Counts", args={"turns": 2}) as envs:
         for key in [(0, 0), (0, 1), (1, 0)]:
-            envs.reset(key, {"prompt": str(key)})
+            envs.begin(key, {"prompt": str(key)})
         begun = next_replies(envs, 3)
         for key in [(1, 0), (0, 0)]:
             envs.step(key, f"text {key}")
@@ -55,7 +55,7 @@ def test_twenty_slow_episodes_overlap():
     with environments("Counts", args={"turns": 2, "nap_s": 0.3}) as envs:
         start = time.monotonic()
         for i in range(20):
-            envs.reset((i,), {"prompt": ""})
+            envs.begin((i,), {"prompt": ""})
         num_ended = 0
         while num_ended < 20:
             for reply in envs.poll(1.0):
@@ -71,7 +71,7 @@ def test_poll_waits_no_longer_than_it_is_told():
     with environments("AsTold") as envs:
         start = time.monotonic()
         assert envs.poll(5.0) == []  # nothing was asked
-        envs.reset((0,), {"prompt": "nap 0.6"})
+        envs.begin((0,), {"prompt": "nap 0.6"})
         assert envs.poll(0.0) == []
         assert time.monotonic() - start < 0.5
         assert envs.poll(0.2) == []
@@ -116,7 +116,7 @@ def written(file: Path) -> str:
 def test_close_is_called_however_the_episode_ends(how: str, tmp_path: Path):
     file = tmp_path / "file"
     with environments("Closes") as envs:
-        envs.reset((0,), {"prompt": "", "file": str(file)})
+        envs.begin((0,), {"prompt": "", "file": str(file)})
         next_replies(envs, 1)
         if how == "ends":
             envs.step((0,), "end")
@@ -132,7 +132,7 @@ def test_close_is_called_however_the_episode_ends(how: str, tmp_path: Path):
 def test_a_close_that_hangs_holds_up_nobody(tmp_path: Path):
     start = time.monotonic()
     with environments("Closes") as envs:
-        envs.reset((0,), {"prompt": "hang", "file": str(tmp_path / "file")})
+        envs.begin((0,), {"prompt": "hang", "file": str(tmp_path / "file")})
         next_replies(envs, 1)
         envs.step((0,), "end")
         assert next_replies(envs, 1) == [Reply((0,), None, 0.0)]
@@ -145,13 +145,13 @@ def test_questions_that_cannot_be_asked_are_errors_of_the_caller():
         assert envs.capacity == 1
         with pytest.raises(ValueError, match="not waiting"):
             envs.step((0,), "x")
-        envs.reset((0,), {"prompt": "nap 0.3"})
+        envs.begin((0,), {"prompt": "nap 0.3"})
         with pytest.raises(ValueError, match="not waiting"):
             envs.step((0,), "x")
         with pytest.raises(ValueError, match="cannot begin"):
-            envs.reset((1,), {"prompt": ""})
+            envs.begin((1,), {"prompt": ""})
         envs.end((0,))
-        envs.reset((1,), {"prompt": ""})
+        envs.begin((1,), {"prompt": ""})
         assert next_replies(envs, 1) == [Reply((1,), "begun")]
 
 

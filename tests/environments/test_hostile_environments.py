@@ -39,7 +39,7 @@ def test_hangs_and_crashes_cost_their_own_episodes(asked: str):
     with environments("AsTold", timeout_s=0.6) as envs:
         for name in told:
             row = {"prompt": name if asked == "reset" else ""}
-            envs.reset((told.index(name),), row)
+            envs.begin((told.index(name),), row)
         if asked == "step":
             for reply in next_replies(envs, len(told)):
                 assert reply.failure is None
@@ -109,7 +109,7 @@ def test_the_longest_observation_comes_whole():
     """The process can write on only as somebody reads: its time limit may be over meanwhile."""
     with environments("AsTold", timeout_s=0.5) as envs:
         assert play(envs, [])[0].observation == "begun"
-        envs.reset((1,), {"prompt": ""})
+        envs.begin((1,), {"prompt": ""})
         next_replies(envs, 1)
         envs.step((1,), "longest")
         time.sleep(0.6)
@@ -133,7 +133,7 @@ def test_a_reply_that_never_ends():
     start = time.monotonic()
     with environments("AsTold", timeout_s=0.5) as envs:
         for key, size in enumerate([1, 200_000]):  # in 1.5 s less and more than is ever read
-            envs.reset((key,), {"prompt": f"endless {size}"})
+            envs.begin((key,), {"prompt": f"endless {size}"})
         slow, fast = next_replies(envs, 2)
     assert (slow.failure, fast.failure) == ("timeout", GARBLED)
     assert time.monotonic() - start < 4
@@ -144,7 +144,7 @@ def test_a_daemon_goes_with_its_episode(tmp_path: Path):
     files = [tmp_path / "first", tmp_path / "second"]
     with environments("AsTold") as envs:
         for key, file in enumerate(files):
-            envs.reset((key,), {"prompt": f"daemon {file}"})
+            envs.begin((key,), {"prompt": f"daemon {file}"})
         next_replies(envs, 2)
         first, second = (int(file.read_text()) for file in files)
         envs.end((0,))
@@ -164,7 +164,7 @@ def test_a_tree_of_forks_goes_with_its_episode(tmp_path: Path):
 
 def test_a_host_that_is_killed_is_started_again():
     with environments("AsTold") as envs:
-        envs.reset((7,), {"prompt": ""})
+        envs.begin((7,), {"prompt": ""})
         next_replies(envs, 1)
         assert play(envs, ["kill-host"])[1].failure == "crash"
         envs.step((7,), "on")
@@ -185,7 +185,7 @@ def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
 
 def test_a_reset_that_hangs_is_its_own_fault_and_the_host_stays():
     with environments("AsTold", timeout_s=0.5) as envs:
-        envs.reset((7,), {"prompt": ""})
+        envs.begin((7,), {"prompt": ""})
         next_replies(envs, 1)
         host = envs._host._process.process.pid
         assert play(envs, [], prompt="hang")[0].failure == "timeout"
@@ -197,7 +197,7 @@ def test_a_reset_that_hangs_is_its_own_fault_and_the_host_stays():
 def test_no_process_is_left_after_close():
     with environments("AsTold") as envs:
         pids = [int((play(envs, ["process"])[1].observation or "").split()[0]) for _ in range(2)]
-        envs.reset((8,), {"prompt": ""})
+        envs.begin((8,), {"prompt": ""})
         next_replies(envs, 1)
         host = envs._host._process.process.pid
     assert all(map(ends, [*pids, host]))
@@ -210,7 +210,7 @@ from tests.environments.open_environments import environments, next_replies
 if __name__ == "__main__":
     with environments("AsTold", timeout_s=600.0) as envs:
         for i, told in enumerate(["", "", f"daemon {sys.argv[1]}"]):
-            envs.reset((i,), {"prompt": told})
+            envs.begin((i,), {"prompt": told})
         next_replies(envs, 3)
         envs.step((0,), "process")
         reply = next_replies(envs, 1)[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from tests.environments.open_environments import environments
+from tests.rollouts.playing import AnsweringScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.episode_sampler import EpisodeSampler
 from vapo.types import FinishReason, Prompt
 
 
@@ -25,8 +25,7 @@ def test_slow_and_failing_environments_hold_up_nobody() -> None:
     start = time.monotonic()
     with environments("CountsOrDies", args={"turns": 2, "nap_s": 0.25}, max_processes=6) as envs:
         engine = ScriptedEngine(ScriptedStream(lambda request: "a"))
-        sampler = EpisodeSampler(engine, lambda: envs, config, tiny_tokenizer())
-        rollouts = sampler.sample(
+        rollouts = player_of(engine, AnsweringScorer(envs), config).play(
             asked, group_size=4, settings=SamplingSettings(max_response_tokens=500), seed=0
         )
     assert time.monotonic() - start < 3

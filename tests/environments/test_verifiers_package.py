@@ -58,7 +58,7 @@ def rows(name: str, number: int = 2, seed: int = 0, **options: Any) -> list[Row]
 
 
 def play(envs: ProcessEnvironments, row: Row, *texts: str) -> list[Reply]:
-    envs.reset((0,), {**row.metadata, "prompt": "rendered", "answer": row.answer, "seed": 0})
+    envs.begin((0,), {**row.metadata, "prompt": "rendered", "answer": row.answer, "seed": 0})
     replies = next_replies(envs, 1, within_s=30)
     for text in texts:
         if replies[-1].observation is None:
@@ -144,7 +144,7 @@ def test_a_tool_server_ends_with_an_episode_that_is_given_up():
         replies = play(envs, rows("look-up", 1)[0], CALL % "capital")
         server = int(re.findall(r"process (\d+)", replies[-1].observation or "")[0])
         assert ends(server)
-        envs.reset((1,), {**rows("look-up", 1)[0].metadata})
+        envs.begin((1,), {**rows("look-up", 1)[0].metadata})
         next_replies(envs, 1, within_s=30)
         envs.step((1,), CALL % "capital")
         text = next_replies(envs, 1, within_s=30)[0].observation or ""

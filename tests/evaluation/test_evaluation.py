@@ -1,4 +1,4 @@
-"""avg@k, pass@k, maj@k and their interval, by hand, with a stand-in sampler and scorer."""
+"""avg@k, pass@k, maj@k and their interval, by hand, with a stand-in for what plays rollouts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.rollouts.playing import judged
+from tests.tiny_model import tiny_tokenizer
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_interval
 from vapo.rewards.scorer import Scorer
+from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 
-class ScriptedSampler:
+class ScriptedPlayer(Player):
     """Responses are the words of each prompt's text, in turn; `cut` marks a truncated one."""
 
-    def __init__(self) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         self.calls: list[dict] = []
+        self.scorer, self.tokenizer = scorer, tiny_tokenizer()
 
-    def sample(self, prompts, *, group_size, settings, seed, advance=lambda n: None):
+    def play(self, prompts, *, group_size, settings, seed, advance=lambda n: None, first=0):
         self.calls.append({"settings": settings, "seed": seed, "group_size": group_size})
         rollouts = []
         for prompt in prompts:
@@ -34,14 +38,7 @@ class ScriptedSampler:
                 ids = tuple(range(2, 2 + len(word)))
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason))
                 advance(1)
-        return rollouts
-
-    def sync(self, weights):
-        raise AssertionError("an evaluation does not change weights")
-
-    def sleep(self): ...
-
-    def close(self): ...
+        return judged(rollouts, self.scorer)
 
 
 class EqualityScorer(Scorer):
@@ -49,8 +46,7 @@ class EqualityScorer(Scorer):
 
     def __init__(self): ...
 
-    def score(self, rollouts, *, advance=lambda n: None, shuffle_seed=None):
-        advance(len(rollouts))
+    def score(self, rollouts, *, advance=lambda n: None):
         return [
             Verdict(
                 is_correct=rollout.response_text == rollout.prompt.answer,
@@ -92,11 +88,10 @@ class CountingProgress(Progress):
 
 def run(texts: list[str], answers: str, **options):
     prompts = [Prompt(f"p{i}", t, (2,), a) for i, (t, a) in enumerate(zip(texts, answers))]  # noqa: B905
-    sampler, progress = ScriptedSampler(), CountingProgress()
+    sampler, progress = ScriptedPlayer(EqualityScorer()), CountingProgress()
     result = evaluate(
         prompts,
-        sampler=sampler,
-        scorer=EqualityScorer(),
+        player=sampler,
         config=EvaluationConfig(k=len(texts[0].split()), **options),
         max_response_tokens=50,
         progress=progress,
@@ -211,8 +206,7 @@ def test_without_answers_there_is_no_majority():
     prompts = [Prompt("p", "a a b", (2,), "a")]
     metrics = evaluate(
         prompts,
-        sampler=ScriptedSampler(),
-        scorer=NoAnswers(),
+        player=ScriptedPlayer(NoAnswers()),
         config=EvaluationConfig(k=3),
         max_response_tokens=50,
         progress=CountingProgress(),
@@ -244,7 +238,7 @@ def test_num_prompts_takes_the_first():
 def test_progress_counts_responses():
     _, _, progress = run(FIVE, "aaaaa")
     assert progress.totals["evaluation"] == (20, "responses")
-    assert progress.done == {"evaluation": 20, "scoring": 20}
+    assert progress.done == {"evaluation": 20}
 
 
 def test_table_rows_start_with_one_response_of_each_prompt():
@@ -291,8 +285,7 @@ def test_no_prompts():
     with pytest.raises(UserError, match="no prompts"):
         evaluate(
             [],
-            sampler=ScriptedSampler(),
-            scorer=EqualityScorer(),
+            player=ScriptedPlayer(EqualityScorer()),
             config=EvaluationConfig(),
             max_response_tokens=5,
             progress=CountingProgress(),

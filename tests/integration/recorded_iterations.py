@@ -19,9 +19,10 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import make_sampler
+from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
-from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch
+from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Verdict
 
 
 def recorded_fit(*args: str) -> list[dict[str, Any]]:
@@ -68,6 +69,7 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
             | {
                 "prompt": Prompt(**row["prompt"]),
                 "finish_reason": FinishReason(row["finish_reason"]),
+                "verdict": Verdict(**row["verdict"]),
             }
         )
         for row in recorded["rollouts"]
@@ -78,7 +80,7 @@ def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: i
     """The rollouts, judged again."""
     return make_rollout_batch(
         rollouts,
-        continuer.scorer.score(rollouts),
+        continuer.player.scorer.score(rollouts),
         group_size=group_size,
         rewards=continuer.config.rewards,
         max_response_tokens=continuer.config.rollouts.max_response_tokens,
@@ -96,4 +98,4 @@ def continuer_of(config: FitConfig) -> Iterator[Continuer]:
     ):
         stage = Progress(enabled=False).stage
         settings = sampling_settings(config.rollouts)
-        yield Continuer(config, settings, sampler, scorer, tokenizer, stage)
+        yield Continuer(config, settings, Player(config, sampler, scorer, tokenizer), stage)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
+from tests.rollouts.playing import InstantScorer
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
@@ -26,7 +28,7 @@ from vapo.networks.build import check_frozen
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.value_pretraining import ValuePretraining
@@ -42,20 +44,11 @@ NUM_TOKENS = 30  # of the tiny vocabulary, special tokens left out
 class ScriptedSampler:
     """Responses of random tokens, the longest of them cut; log-probs of about a flat policy."""
 
-    def sample(
-        self, prompts: Sequence[Prompt], *, group_size: int, settings: Any, seed: int, **_: Any
-    ) -> list[Rollout]:
-        draw = random.Random(seed)
-        most = settings.max_response_tokens
-        rollouts = []
-        for prompt in prompts:
-            for j in range(group_size):
-                length = most if j % 4 == 3 else draw.randint(1, most - 1)
-                ids = tuple(draw.randrange(2, NUM_TOKENS) for _ in range(length))
-                logprobs = tuple(-3.6 + draw.uniform(-0.5, 0.5) for _ in ids)
-                finish = FinishReason.LENGTH if length == most else FinishReason.STOP
-                rollouts.append(Rollout(prompt, ids, str(j), logprobs, finish))
-        return rollouts
+    end_ids = frozenset([1])
+
+    @contextmanager
+    def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[ScriptedTurns]:
+        yield ScriptedTurns(settings.max_response_tokens, seed)
 
     def sync(self, weights: Any) -> None: ...
 
@@ -64,23 +57,51 @@ class ScriptedSampler:
     def close(self) -> None: ...
 
 
-class ScriptedScorer(Scorer):
+class ScriptedTurns:
+    """See `TurnStream`: a response is a function of the seed, its prompt and sample."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.most, self.seed = most, seed
+        self.requests: list[TurnRequest] = []
+
+    @property
+    def num_open(self) -> int:
+        return len(self.requests)
+
+    def submit(self, request: TurnRequest) -> None:
+        self.requests.append(request)
+
+    def step(self) -> list[SampledTurn]:
+        requests, self.requests = self.requests, []
+        return [self.turn(request) for request in requests]
+
+    def forget(self, key: tuple[int, int]) -> None: ...
+
+    def turn(self, request: TurnRequest) -> SampledTurn:
+        draw = random.Random(f"{self.seed}, {request.key}")
+        length = self.most if request.key[1] % 4 == 3 else draw.randint(1, self.most - 1)
+        length = min(length, request.max_tokens)
+        ids = tuple(draw.randrange(2, NUM_TOKENS) for _ in range(length))
+        logprobs = tuple(-3.6 + draw.uniform(-0.5, 0.5) for _ in ids)
+        return SampledTurn(request, ids, logprobs, has_ended=length < self.most)
+
+
+class ScriptedScorer(InstantScorer):
     """Right by chance, more often for some prompts than for others; never when cut."""
 
     def __init__(self, rewards: Any) -> None:
+        super().__init__()
         self.rewards = rewards
 
     def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
-            draw = random.Random(str(rollout.response_ids))
+            draw = random.Random(rollout.response_text)
             share = 0.2 + 0.15 * (int(rollout.prompt.prompt_id) % 5)
             is_correct = rollout.finish_reason is FinishReason.STOP and draw.random() < share
             reward = self.rewards.correct if is_correct else self.rewards.incorrect
             verdicts.append(Verdict(is_correct, reward))
         return verdicts
-
-    def close(self) -> None: ...
 
 
 class NoRecords(RunLogger):

@@ -90,7 +90,7 @@ def test_summary_says_what_tools_read(run: Path) -> None:
 def test_profile_writes_a_trace_of_one_iteration(run: Path) -> None:
     with gzip.open(run / "trace_rank0.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
-    assert {"rollout", "scoring", "logprobs_values", "advantages", "training"} <= names
+    assert {"rollout", "logprobs_values", "advantages", "training"} <= names
     assert "critic_update" in names
 
 
@@ -99,7 +99,7 @@ def test_stages_fill_the_iteration(history: dict[str, list[tuple[int, float]]]) 
         return dict(history[key])
 
     total = values("time/iteration_s")
-    stages = ("rollout", "scoring", "logprobs_values", "advantages", "training", "evaluation")
+    stages = ("rollout", "logprobs_values", "advantages", "training", "evaluation")
     others = ("weight_sync", "trace", "value_page", "idle")
     for step, seconds in total.items():
         parts = [values(f"time/{s}_s").get(step, 0.0) for s in (*stages, *others)]

@@ -48,13 +48,13 @@ def no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The engines that runs make."""
     made: list[Any] = []
-    make = actor_access.make_rollout_sampler
+    make = actor_access.make_sampler
 
     def make_and_keep(*args: Any) -> Any:
         made.append(make(*args))
         return made[-1]
 
-    monkeypatch.setattr(actor_access, "make_rollout_sampler", make_and_keep)
+    monkeypatch.setattr(actor_access, "make_sampler", make_and_keep)
     return made
 
 

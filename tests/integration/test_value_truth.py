@@ -202,6 +202,6 @@ def measured_by_one(
         points, tokens = measure_truth(batch, continuer, seed=seed, note=print)
         access = load_policy(config)
         networks = load_forward_networks(
-            config, access.model, continuer.tokenizer, None, access.device
+            config, access.model, continuer.player.tokenizer, None, access.device
         )
         return with_values(points, evaluate_rollouts(batch, networks).old_values), tokens

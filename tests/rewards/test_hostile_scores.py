@@ -110,7 +110,7 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(
 def test_a_score_that_is_no_number_is_a_failure(
     folder: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    def call(self: RewardModel, rollouts: Any, *, advance: Any) -> list[float | str]:
+    def call(self: RewardModel, rollouts: Any) -> list[float | str]:
         return [0.5, value]
 
     monkeypatch.setattr(RewardModel, "__call__", call)

@@ -14,6 +14,7 @@ from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
+from vapo.rewards.verdicts import shuffled
 from vapo.types import Verdict
 
 DIGIT = r"(\d+)"
@@ -80,12 +81,12 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
     rollouts = [rollout("42" if i < 20 else "0", answer="42") for i in range(64)]
     with scorer("exact") as exact:
         plain = exact.score(rollouts)
-        shuffled = exact.score(rollouts, shuffle_seed=3)
-        assert shuffled == exact.score(rollouts, shuffle_seed=3)
-        assert shuffled != exact.score(rollouts, shuffle_seed=4)
-    assert shuffled != plain
-    assert sorted(v.reward for v in shuffled) == sorted(v.reward for v in plain)
-    assert sum(v.is_correct for v in shuffled[:20]) < 15  # the relation to the text is gone
+    dealt = shuffled(list(plain), 3)
+    assert dealt == shuffled(list(plain), 3)
+    assert dealt != shuffled(list(plain), 4)
+    assert shuffled(list(plain), None) == plain != dealt
+    assert sorted(v.reward for v in dealt) == sorted(v.reward for v in plain)
+    assert sum(v.is_correct for v in dealt[:20]) < 15  # the relation to the text is gone
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.test_evaluation import CountingProgress, ScriptedSampler
+from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.schema import (
@@ -45,8 +45,7 @@ def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> d
     prompts = [Prompt(f"p{i}", t, (2,), "42", source=s) for i, (t, s) in enumerate(pairs)]
     return evaluate(
         prompts,
-        sampler=ScriptedSampler(),
-        scorer=judge,
+        player=ScriptedPlayer(judge),
         config=EvaluationConfig(k=len(texts[0].split())),
         max_response_tokens=50,
         progress=CountingProgress(),

@@ -10,7 +10,7 @@ import pytest
 from tests.rewards.hostile_verifiers import GARBAGE
 from tests.rewards.processes import ends, is_running
 from tests.rewards.rollouts_for_tests import hostile, rollout
-from vapo.rewards.worker_pool import GARBLED, read_reply
+from vapo.rewards.worker_process import GARBLED, read_reply
 
 
 @pytest.mark.parametrize("told", ["hang", "abort", "return"])

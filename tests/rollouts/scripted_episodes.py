@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tests.tiny_model import tiny_tokenizer
 from vapo.environments.contract import EpisodeKey, Reply
+from vapo.environments.data_row import data_row
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.types import Rollout
+from vapo.types import Prompt
 
 Answer = Callable[[Mapping[str, Any], Sequence[str]], Reply]
 """From the row and the texts so far to the reply; its key is filled in."""
@@ -62,6 +63,7 @@ class ScriptedEnvironments:
 
     answer: Answer
     capacity: int = 8
+    gives_verdicts: bool = False
     takes: Callable[[EpisodeKey], int] = lambda key: 1
     rows: dict[EpisodeKey, Mapping[str, Any]] = field(default_factory=dict)
     texts: dict[EpisodeKey, list[str]] = field(default_factory=dict)
@@ -71,14 +73,15 @@ class ScriptedEnvironments:
     most_open: int = 0
     is_closed: bool = False
 
-    def reset(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
+    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
         assert key not in self.rows
-        self.rows[key], self.texts[key] = row, []
+        self.rows[key], self.texts[key] = data_row(prompt), []
         self.most_open = max(self.most_open, len(self.rows))
         assert len(self.rows) <= self.capacity
         self._ask(key)
 
-    def step(self, key: EpisodeKey, text: str) -> None:
+    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
+        assert has_ended, "half a turn is not shown to an environment"
         self.texts[key].append(text)
         self._ask(key)
 
@@ -106,7 +109,7 @@ class ScriptedEnvironments:
 
 
 class ScriptedEngine:
-    """A `TurnSampler` whose stream is scripted."""
+    """A `Sampler` whose stream is scripted."""
 
     end_ids = frozenset([END])
 
@@ -117,9 +120,6 @@ class ScriptedEngine:
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[ScriptedStream]:
         yield self.stream
-
-    def sample(self, *args: Any, **options: Any) -> list[Rollout]:
-        raise AssertionError("episodes are sampled turn by turn")
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
 

@@ -2,71 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from tests.rollouts.playing import InstantScorer, player_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.errors import UserError
 from vapo.rollouts.answer_now import answer_token_ids, answered_half_way, half_way
-from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.types import Prompt, Rollout, Verdict
+from vapo.rollouts.engines.transformers.turns import TransformersTurns
+from vapo.types import Rollout, Verdict
 
 
-class Recorder:
+class Recorder(InstantScorer):
     """Judges nothing, and keeps what it was given."""
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
-        self.rollouts = list(rollouts)
-        return [Verdict(False, -1.0)] * len(rollouts)
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: list[Rollout] = []
+
+    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+        self.judged += rollouts
+        return super().score(rollouts)
 
 
 class Engine(TransformersSampler):
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Rollout]:
-        self.seen, self.settings = list(prompts), settings
-        return super().sample(
-            prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
-        )
+    """Remembers the first turns that it was asked for."""
+
+    @contextmanager
+    def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[TransformersTurns]:
+        self.seen: dict[tuple[int, int], TurnRequest] = {}
+        with super().turns(settings, seed=seed) as stream:
+            submit = stream.submit
+
+            def submit_and_keep(request: TurnRequest) -> None:
+                self.seen[request.key] = request
+                submit(request)
+
+            stream.submit = submit_and_keep  # type: ignore[method-assign]
+            yield stream
 
 
 def test_the_engine_continues_half_a_response_and_the_text() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     rollouts = sample(model, ragged_prompts(4), group_size=2)
     engine = Engine(model, tokenizer, max_concurrent_sequences=8, device="cpu")
-    scorer: Any = Recorder()
+    scorer = Recorder()
     ids = answer_token_ids("z;", tokenizer, max_response_tokens=32)
     found = answered_half_way(
         rollouts,
         ids,
-        sampler=engine,
-        scorer=scorer,
-        tokenizer=tokenizer,
+        player=player_of(engine, scorer),
         settings=SamplingSettings(max_response_tokens=32),
         seed=1,
     )
     assert len(found) == len(rollouts) == 8
     longest = max(half_way(rollout) for rollout in rollouts)
-    assert engine.settings.max_response_tokens == min(16, 32 - longest - 2)
-    for rollout, asked, judged in zip(rollouts, engine.seen, scorer.rollouts, strict=True):
+    most = min(16, 32 - longest - 2)
+    judged = {rollout.prompt.prompt_ids: rollout for rollout in scorer.judged}
+    assert len(scorer.judged) == 8
+    texts = {rollout.response_text for rollout in scorer.judged}
+    for i, rollout in enumerate(rollouts):
+        asked = engine.seen[i, 0]
         cut = len(rollout.response_ids) // 2
         kept = (*rollout.response_ids[:cut], *ids)
-        assert asked.prompt_ids == (*rollout.prompt.prompt_ids, *kept)
-        assert judged.prompt is rollout.prompt  # the verifier and the critic know no other
-        assert judged.response_ids[: cut + 2] == kept
-        assert len(judged.response_ids) > cut + 2
+        assert asked.ids == (*rollout.prompt.prompt_ids, *kept)
+        assert asked.max_tokens == most
+        verified = judged[rollout.prompt.prompt_ids].prompt  # a verifier knows no other
+        assert (verified.prompt_id, verified.answer) == (rollout.prompt.prompt_id, "1")
         half = tokenizer.decode(list(rollout.response_ids[:cut]), skip_special_tokens=True)
-        assert judged.response_text.startswith(f"{half}z;")
-        assert len(judged.rollout_logprobs) == len(judged.response_ids)
+        assert any(text.startswith(f"{half}z;") for text in texts)
 
 
 @pytest.mark.parametrize(

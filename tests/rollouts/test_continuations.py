@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from tests.config.fits import fit_config
+from tests.rollouts.playing import sample_all
+from tests.rollouts.scripted_episodes import ScriptedStream
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.points import true_value_interval
@@ -21,8 +23,9 @@ from vapo.networks.new_model import make_tokenizer
 from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.continuations import Continuations, Continuer, Prefix
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rollouts.engines.contract import SampledTurn, Sampler, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.player import Player
 from vapo.types import FinishReason, Prompt, Rollout
 
 
@@ -43,7 +46,8 @@ def continued(
 ) -> Continuations:
     with Scorer(config.rewards, max_response_tokens=most, data=config.data) as scorer:
         settings = SamplingSettings(max_response_tokens=most)
-        continuer = Continuer(config, settings, sampler, scorer, tokenizer, no_stage)
+        player = Player(config, sampler, scorer, tokenizer)
+        continuer = Continuer(config, settings, player, no_stage)
         return continuer.sample(rollouts, prefixes, num_continuations=k, seed=3)
 
 
@@ -127,12 +131,21 @@ def chance(position: str, keys: str, answer: str, hazard: float) -> float:
 class ScriptedPolicy:
     """Writes checked steps without checks: `aC5bF2;2`. From any prefix its value is known."""
 
-    def sample(self, prompts, *, group_size, settings, seed, advance=lambda n: None):
-        rng = Random(seed)
-        return [self._respond(prompt, rng) for prompt in prompts for _ in range(group_size)]
+    end_ids = frozenset([1])
 
-    def _respond(self, prompt: Prompt, rng: Random) -> Rollout:
-        text = str(TOKENIZER.decode(list(prompt.prompt_ids)))
+    @contextmanager
+    def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[ScriptedStream]:
+        rng = Random(seed)
+
+        class Stream(ScriptedStream):
+            def turn(_, request: TurnRequest) -> SampledTurn:
+                ids = self._respond(request.ids, rng)
+                return SampledTurn(request, ids, (0.0,) * len(ids), True)
+
+        yield Stream(lambda request: "")
+
+    def _respond(self, before: tuple[int, ...], rng: Random) -> tuple[int, ...]:
+        text = str(TOKENIZER.decode(list(before)))
         problem, _, start = text.partition("=")
         position, keys = self.state(problem, start)
         written = ""
@@ -141,8 +154,7 @@ class ScriptedPolicy:
             fails = rng.random() < hazard_of(problem)
             position = rng.choice(POSITIONS.replace(right, "")) if fails else right
             written += f"{label}{key}{position}"
-        ids = (*TOKENIZER.encode(f"{written};{position}"), 1)
-        return Rollout(prompt, ids, f"{written};{position}", (0.0,) * len(ids), FinishReason.STOP)
+        return (*TOKENIZER.encode(f"{written};{position}"), 1)
 
     @staticmethod
     def state(problem: str, start: str) -> tuple[str, list[tuple[str, str]]]:
@@ -170,7 +182,9 @@ def test_the_interval_covers_the_exact_value(k: int, tmp_path: Path) -> None:
     """Of 1,000 prefixes of a policy with known values 95 % +- 2 %."""
     policy: Any = ScriptedPolicy()
     settings = SamplingSettings(max_response_tokens=40)
-    rollouts = policy.sample(problems(400), group_size=1, settings=settings, seed=1)
+    rollouts = sample_all(
+        policy, problems(400), group_size=1, settings=settings, seed=1, tokenizer=TOKENIZER
+    )
     rng, exact = Random(2), []
     prefixes: list[Prefix] = []
     while len(prefixes) < 1000:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.rollouts.playing import AnsweringScorer, player_of
 from tests.rollouts.scripted_episodes import (
     ScriptedEngine,
     ScriptedEnvironments,
@@ -19,14 +20,12 @@ from tests.rollouts.scripted_episodes import (
 )
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeScorer, G, prompt_ids
 from tests.systems import system_config
-from tests.tiny_model import tiny_tokenizer
 from vapo.environments.contract import Reply
 from vapo.errors import StopRequested
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import SampledTurn, TurnRequest
-from vapo.rollouts.episode_sampler import EpisodeSampler
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
@@ -90,16 +89,13 @@ def source(
     )
     stream = stream or HeldStream(lambda request: str(request.key[1]))
     engine: Any = CountingEngine(stream)
-    if environments is not None:
-        engine = EpisodeSampler(engine, lambda: environments, config, tiny_tokenizer())
+    scorer = FakeScorer() if environments is None else AnsweringScorer(environments)
     train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
     collection = RolloutCollection(
         config,
         prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
-        scorer=FakeScorer(),
-        sampler=engine,
+        player=player_of(engine, scorer, config),
         progress=progress or Progress(enabled=False),
-        tokenizer=tiny_tokenizer(),
     )
     return RolloutSource(config, collection, Lineage(), collection.progress), stream
 
@@ -129,7 +125,7 @@ def test_each_iteration_has_its_own_prompts_and_no_rollout_twice() -> None:
         assert metrics["rollout/staleness_iterations"] <= 1
         assert metrics["rollout/ahead_s"] > 0
     made.cancel()
-    assert made.collection.sampler.thread.startswith("rollouts-ahead")  # type: ignore[attr-defined]
+    assert made.collection.player.sampler.thread.startswith("rollouts-ahead")  # type: ignore[attr-defined]
     keys = [(request.key, request.turn) for request in stream.requests]
     assert len(set(keys)) == len(keys)
 
@@ -193,7 +189,7 @@ def test_an_episode_under_way_goes_on_with_new_weights_and_says_so() -> None:
     made.next_batch(policy(1), last=LAST)
     wait_until(lambda: len(stream.open) == NUM_PROMPTS * G)  # of iteration 2, before any update
     made.before_update()  # waits for nothing
-    made.collection.sampler.sync([])
+    made.collection.player.sampler.sync([])
     taken: list[Any] = []
     trainer = threading.Thread(
         target=lambda: taken.append(made.next_batch(policy(2), last=LAST)), daemon=True
@@ -415,7 +411,7 @@ def test_dynamic_sampling_does_not_take_what_value_pretraining_sampled() -> None
 def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
     made, _ = source()
     made.next_batch(IterationStart(1, Phase.VALUE_PRETRAINING), last=LAST)
-    made.collection.sampler.sync([])
+    made.collection.player.sampler.sync([])
     start = IterationStart(2, Phase.POLICY_OPTIMIZATION)
     _, metrics = made.next_batch(start, last=LAST)
     assert metrics["rollout/staleness_iterations"] == 0
@@ -424,8 +420,7 @@ def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
 
 def test_without_staleness_there_is_no_thread() -> None:
     made, stream = source("training.max_staleness=0")
-    engine: Any = made.collection.sampler
-    engine.sample = lambda *args, **options: pytest.fail("sampled") if engine.thread else []
-    with pytest.raises(ValueError, match="0 groups"):
-        made.next_batch(policy(1), last=LAST)
-    assert not stream.requests
+    engine: Any = made.collection.player.sampler
+    made.next_batch(policy(1), last=LAST)
+    assert engine.thread == threading.current_thread().name
+    assert len(stream.requests) == NUM_PROMPTS * G

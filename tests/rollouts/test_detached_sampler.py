@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.tiny_model import ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
@@ -24,7 +25,8 @@ def engines() -> tuple[torch.nn.Module, TransformersSampler, DetachedTransformer
 
 
 def tokens(sampler: TransformersSampler) -> list[tuple[int, ...]]:
-    rollouts = sampler.sample(
+    rollouts = sample_all(
+        sampler,
         ragged_prompts(6),
         group_size=4,
         settings=SamplingSettings(max_response_tokens=16),

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollouts.playing import InstantScorer, judged
+from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
 from vapo.rollouts import dynamic_sampling
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.dynamic_sampling import Filling, Group, fill_with_mixed_groups
 from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.schedule import num_minibatches
@@ -91,34 +93,31 @@ def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:
     assert not shaped.is_mixed
 
 
-class FakeSampler:
+class FakePlayer(Player):
     """Remembers what it was asked for."""
 
     def __init__(self) -> None:
+        self.scorer = FakeScorer()
+        self.sampler = ScriptedEngine(ScriptedStream(lambda request: ""))
+        self.tokenizer = tiny_tokenizer()
         self.calls: list[tuple[list[str], int, SamplingSettings, int]] = []
 
-    def sample(
-        self, prompts: Any, *, group_size: int, settings: Any, seed: int, advance: Any = None
+    def play(
+        self, prompts: Any, *, group_size: int, settings: Any, seed: int, **_: Any
     ) -> list[Rollout]:
         self.calls.append(([p.prompt_id for p in prompts], group_size, settings, seed))
-        return [
+        rollouts = [
             Rollout(p, (3, 1), str(j), (-1.0, -1.0), FinishReason.STOP)
             for p in prompts
             for j in range(group_size)
         ]
+        return judged(rollouts, self.scorer)
 
-    def sleep(self) -> None: ...
 
-
-class FakeScorer(Scorer):
+class FakeScorer(InstantScorer):
     """Even prompts have one right response of two; odd ones are all right if divisible by 3."""
 
-    def __init__(self) -> None:
-        pass
-
-    def score(
-        self, rollouts: Sequence[Rollout], *, advance: Any = None, shuffle_seed: Any = None
-    ) -> list[Verdict]:
+    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
             number = int(rollout.prompt.prompt_id)
@@ -128,7 +127,7 @@ class FakeScorer(Scorer):
         return verdicts
 
 
-def collection(system: str, *overrides: str) -> tuple[RolloutCollection, FakeSampler]:
+def collection(system: str, *overrides: str) -> tuple[RolloutCollection, FakePlayer]:
     config = system_config(
         system,
         f"components.group_sampling.num_prompts={NUM_PROMPTS}",
@@ -136,15 +135,13 @@ def collection(system: str, *overrides: str) -> tuple[RolloutCollection, FakeSam
         *([] if system == "remax" else ["training.minibatch_size=4"]),
         *overrides,
     )
-    sampler = FakeSampler()
+    sampler = FakePlayer()
     train = [Prompt(str(i), str(i), (2,), "1") for i in range(40)]
     made = RolloutCollection(
         config,
         prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
-        scorer=FakeScorer(),
-        sampler=sampler,  # type: ignore[arg-type]
+        player=sampler,
         progress=Progress(enabled=False),
-        tokenizer=tiny_tokenizer(),
     )
     return made, sampler
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.rollouts.serving import FakeEngine
 from tests.rollouts.test_transformers_turns import make
@@ -22,10 +23,9 @@ from tests.rollouts.turns_contract import (
 from tests.rollouts.turns_contract import ids_of as turn_ids
 from tests.tiny_model import ragged_prompts, sample, tiny_model
 from tests.vllm_engine import make_vllm_sampler
-from vapo.errors import UserError
 from vapo.rollouts.engines import engine_turns
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request
+from vapo.rollouts.engines.engine import Generated, Request, sampled
 from vapo.rollouts.engines.transformers.engine import TransformersEngine
 
 
@@ -49,7 +49,7 @@ def engine_of(model, rows):
 def sample_with_engine(model, prompts, *, group_size=4, rows=8, seed=7, **settings):
     sampler = make_vllm_sampler(engine_of(model, rows), model)
     how = SamplingSettings(**{"max_response_tokens": 32, **settings})
-    return sampler.sample(prompts, group_size=group_size, settings=how, seed=seed)
+    return sample_all(sampler, prompts, group_size=group_size, settings=how, seed=seed)
 
 
 class TestResponses(SamplerContract):
@@ -93,7 +93,7 @@ def test_a_batch_beside_an_open_stream_and_two_streams():
     model = tiny_model()
     sampler = make_vllm_sampler(engine_of(model, 4), model)
     prompts = ragged_prompts(4)
-    alone = ids_of(sampler.sample(prompts, group_size=2, settings=SETTINGS, seed=3))
+    alone = ids_of(sample_all(sampler, prompts, group_size=2, settings=SETTINGS, seed=3))
     with sampler.turns(SETTINGS, seed=7) as stream:
         wanted = turn_ids(play(stream, first_requests(3)))
     with sampler.turns(SETTINGS, seed=8) as stream:
@@ -102,7 +102,7 @@ def test_a_batch_beside_an_open_stream_and_two_streams():
         for request in first_requests(3):
             other.submit(request)
         other.step()
-        beside = sampler.sample(prompts, group_size=2, settings=SETTINGS, seed=3)
+        beside = sample_all(sampler, prompts, group_size=2, settings=SETTINGS, seed=3)
         assert ids_of(beside) == alone
         assert turn_ids(play(stream, first_requests(3))) == wanted
         rest = turn_ids(play(other, []))
@@ -125,7 +125,7 @@ def test_open_turns_go_on_with_new_weights():
         while stream.num_open:
             found += stream.step()
     assert {turn.request.key for turn in found} == {request.key for request in requests}
-    again = sampler.sample(ragged_prompts(4), group_size=2, settings=SETTINGS, seed=3)
+    again = sample_all(sampler, ragged_prompts(4), group_size=2, settings=SETTINGS, seed=3)
     direct = sample(model, ragged_prompts(4), group_size=2, seed=3, max_response_tokens=8)
     assert ids_of(again) == ids_of(direct)
 
@@ -163,7 +163,7 @@ def test_streams_of_several_processes_name_their_episodes_differently():
             stream.submit(request)
         stream.step()
         names += [request.episode for request in engine.open.values()]
-        stream.close()
+        stream.drop()
     assert len(names) == 8
     assert len(set(names)) == 8
 
@@ -178,18 +178,8 @@ def test_a_stream_that_ends_early_leaves_nothing_behind():
         stream.step()
     assert engine.results(["any"]) == {}
     once = [Request((2, 3, 4), seed=5)]
-    first = engine.generate(once, SETTINGS, end_ids=frozenset([1]))
-    assert engine.generate(once, SETTINGS, end_ids=frozenset([1])) == first
-
-
-def test_an_engine_in_parts_has_no_turns():
-    model = tiny_model()
-    sampler = make_vllm_sampler(Parts(engine_of(model, 4)), model)
-    with (
-        pytest.raises(UserError, match="tensor_parallel_size=1"),
-        sampler.turns(SETTINGS, seed=7),
-    ):
-        pass
+    first = sampled(engine, once, SETTINGS, end_ids=frozenset([1]))
+    assert sampled(engine, once, SETTINGS, end_ids=frozenset([1])) == first
 
 
 def test_equal_prompts_of_a_batch_share_their_prefill():
@@ -197,7 +187,7 @@ def test_equal_prompts_of_a_batch_share_their_prefill():
     model.register_forward_hook(lambda module, _, output: shapes.append(output.logits.shape[0]))
     engine = TransformersEngine(model, max_rows=16, device=torch.device("cpu"))
     requests = [Request((2 + seed % 2, 3, 4), seed=seed) for seed in range(8)]
-    engine.generate(requests, SETTINGS, end_ids=frozenset([1]))
+    sampled(engine, requests, SETTINGS, end_ids=frozenset([1]))
     assert shapes[0] == 2
 
 

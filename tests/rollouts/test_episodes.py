@@ -12,6 +12,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from tests.rollouts.playing import AnsweringScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedEnvironments, ScriptedStream
 from tests.tiny_model import tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
@@ -21,12 +22,12 @@ from vapo.environments.contract import Reply
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
 from vapo.networks.token_inputs import rollout_inputs
-from vapo.rewards.scorer import episode_verdict, scorer_of
+from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer, Prefix, check_replayed, first_tokens
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.episode_sampler import EpisodeSampler
 from vapo.rollouts.observations import ObservationTokens
+from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -62,8 +63,8 @@ def play(
     **options: Any,
 ) -> list[Rollout]:
     engine = ScriptedEngine(stream or ScriptedStream(lambda request: f"t{request.turn}"))
-    sampler = EpisodeSampler(engine, lambda: environments, config(**options), tiny_tokenizer())
-    return sampler.sample(
+    player = player_of(engine, AnsweringScorer(environments), config(**options))
+    return player.play(
         asked,
         group_size=group_size,
         settings=SamplingSettings(max_response_tokens=budget),
@@ -89,8 +90,8 @@ def test_an_episodes_tokens_are_those_that_the_engine_read_and_gave() -> None:
 
 
 def test_rewards_stand_on_the_turns_last_sampled_tokens() -> None:
-    rollouts = play(ScriptedEnvironments(counting), prompts("2", "1"))
-    verdicts = [episode_verdict(r, EnvironmentConfig(correct_above=1.2)) for r in rollouts]
+    rollouts = play(ScriptedEnvironments(counting), prompts("2", "1"), correct_above=1.2)
+    verdicts = verdicts_of(rollouts)
     assert [v.is_correct for v in verdicts] == [True, False]
     batch = make_rollout_batch(
         rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
@@ -110,7 +111,12 @@ def test_the_rows_columns_reach_the_environment_and_a_seed_that_groups_share() -
     environments = ScriptedEnvironments(counting)
     seen: list[Mapping[str, Any]] = []
     reset = environments.reset
-    environments.reset = lambda key, row: (seen.append(row), reset(key, row))[1]  # type: ignore[method-assign, func-returns-value]
+
+    def reset_and_keep(key: Any, prompt: Prompt) -> None:
+        reset(key, prompt)
+        seen.append(environments.rows[key])
+
+    environments.reset = reset_and_keep  # type: ignore[method-assign]
     play(environments, [prompt], group_size=2)
     assert seen[0] == seen[1]
     assert {key: seen[0][key] for key in ("secret", "more", "prompt", "answer", "id")} == {
@@ -198,7 +204,7 @@ def test_rewards_whose_sum_is_beyond_float32_are_a_failure_of_their_episode() ->
     rollouts = play(ScriptedEnvironments(answer), prompts("3", "2"))
     assert [r.failure is None for r in rollouts] == [False, True]
     assert "add up to more than float32 holds" in (rollouts[0].failure or "")
-    verdicts = [episode_verdict(r, EnvironmentConfig()) for r in rollouts]
+    verdicts = verdicts_of(rollouts)
     batch = make_rollout_batch(
         rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
     )
@@ -282,8 +288,8 @@ def test_sampled_tokens_are_never_tokenized_again() -> None:
         return Reply(KEY, None, 1.0) if len(texts) == 2 else Reply(KEY, "ab")
 
     stream, environments = TwoTokens(lambda request: ""), ScriptedEnvironments(answer)
-    sampler = EpisodeSampler(ScriptedEngine(stream), lambda: environments, config(), tokenizer)
-    (episode,) = sampler.sample(
+    scorer = AnsweringScorer(environments)
+    (episode,) = player_of(ScriptedEngine(stream), scorer, config(), tokenizer).play(
         [Prompt("p", "a", (0,), "")],
         group_size=1,
         settings=SamplingSettings(max_response_tokens=20),
@@ -345,25 +351,26 @@ def config_with_chat() -> FitConfig:
     return made
 
 
-def begun(budget: int = 60, **options: Any) -> tuple[EpisodeSampler, Rollout]:
-    """A sampler, and an episode of three turns that it has played."""
+def begun(budget: int = 60, **options: Any) -> tuple[Player, Rollout]:
+    """A player, and an episode of three turns that it has played."""
     environments = ScriptedEnvironments(counting)
     engine = ScriptedEngine(ScriptedStream(lambda request: f"t{request.turn}"))
-    sampler = EpisodeSampler(engine, lambda: environments, config(**options), tiny_tokenizer())
+    player = player_of(engine, AnsweringScorer(environments), config(**options))
     settings = SamplingSettings(max_response_tokens=budget)
-    (episode,) = sampler.sample(prompts("3"), group_size=1, settings=settings, seed=3)
-    return sampler, episode
+    (episode,) = player.play(prompts("3"), group_size=1, settings=settings, seed=3)
+    return player, episode
 
 
 @pytest.mark.parametrize(("num_tokens", "num_turns"), [(2, 0), (7, 1), (12, 2)])
 def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_turns: int) -> None:
-    sampler, episode = begun()
+    player, episode = begun()
     start = first_tokens(episode, num_tokens)
     assert start.turns == episode.turns[:num_turns]
     settings = SamplingSettings(max_response_tokens=60)
-    again = sampler.sample_on([start], group_size=2, settings=settings, seed=3)
+    again = player.play_on([start], group_size=2, settings=settings, seed=3)
     assert [replace(r, version=None) for r in again] == [episode, episode]
-    asked = [r for r in sampler._engine.stream.requests[3:] if r.key == KEY]  # type: ignore[attr-defined]
+    engine: Any = player.sampler
+    asked = [r for r in engine.stream.requests[3:] if r.key == KEY]
     assert [request.turn for request in asked] == list(range(num_turns, 3))
     assert asked[0].ids == (*episode.prompt.prompt_ids, *episode.response_ids[:num_tokens])
 
@@ -375,10 +382,10 @@ def test_an_episode_does_not_go_on_from_within_a_turn() -> None:
 
 
 def test_an_environment_that_answers_differently_is_found_out() -> None:
-    sampler, episode = begun()
+    player, episode = begun()
     other = replace(episode, response_ids=(*ids("o9"), *episode.response_ids[2:]))
     settings = SamplingSettings(max_response_tokens=60)
-    (failed,) = sampler.sample_on([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
+    (failed,) = player.play_on([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
     assert failed.failure is not None
     with pytest.raises(UserError, match="could not begin"):
         check_replayed([failed])
@@ -387,14 +394,12 @@ def test_an_environment_that_answers_differently_is_found_out() -> None:
 def test_continuations_of_episodes_are_worth_what_comes_after_the_prefix() -> None:
     """Turns earn 0.5, 0.5 and 1; gamma 0.5 a sampled token: 2 tokens from a turn's first to its
     last, 3 more to the next one's."""
-    sampler, episode = begun()
+    player, episode = begun()
     made = config()
     continuer = Continuer(
         made,
         SamplingSettings(max_response_tokens=60),
-        sampler,
-        scorer_of(made),
-        tiny_tokenizer(),
+        player,
         Progress(enabled=False).stage,
     )
     prefixes = [Prefix(0, 2), Prefix(0, 12)]
@@ -416,7 +421,7 @@ def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
 
 def test_a_batch_of_failures_alone_is_a_batch() -> None:
     rollouts = play(ScriptedEnvironments(counting), prompts("1", "1"), budget=2)
-    verdicts = [episode_verdict(rollout, EnvironmentConfig()) for rollout in rollouts]
+    verdicts = verdicts_of(rollouts)
     batch = make_rollout_batch(
         rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
     )
@@ -429,23 +434,21 @@ def test_a_batch_of_failures_alone_is_a_batch() -> None:
 
 
 def test_prefixes_whose_continuations_were_lost_are_not_whole() -> None:
-    sampler, episode = begun()
-    environments: Any = sampler._environments
-    lost = iter([False, False, True, False, False, False])
+    player, episode = begun()
+    scorer: Any = player.scorer
+    lost = iter([True, False, False, False])  # most tokens first
 
     def answer(row: Mapping[str, Any], texts: Sequence[str]) -> Reply:
         if len(texts) == 0 and next(lost):
             return Reply(KEY, failure="timeout")
         return counting(row, texts)
 
-    environments.answer = answer
+    scorer.answering.answer = answer
     made = config()
     continuer = Continuer(
         made,
         SamplingSettings(max_response_tokens=60),
-        sampler,
-        scorer_of(made),
-        tiny_tokenizer(),
+        player,
         Progress(enabled=False).stage,
     )
     prefixes = [Prefix(0, 2), Prefix(0, 12)]

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import ids_of
 from tests.rollouts.serving import LIMITS, FakeEngine, serving, url
 from tests.rollouts.test_engine_turns import engine_of
@@ -25,7 +26,7 @@ from tests.rollouts.turns_contract import ids_of as turn_ids
 from tests.tiny_model import ragged_prompts, sample, save_tiny_folder, tiny_model
 from tests.vllm_engine import make_vllm_sampler, real_server
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Generated, Request
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
 from vapo.rollouts.engines.remote import RemoteEngine
 from vapo.rollouts.engines.server import EngineServer
 from vapo.rollouts.engines.server_requests import Limits
@@ -65,7 +66,7 @@ def test_responses_are_the_trainers_own_engines():
     settings = SamplingSettings(max_response_tokens=32)
     with served(engine_of(model, 4)) as first, served(engine_of(model, 4)) as second:
         sampler = make_vllm_sampler(RemoteEngine([first, second], timeout_s=20), model)
-        rollouts = sampler.sample(prompts, group_size=4, settings=settings, seed=7)
+        rollouts = sample_all(sampler, prompts, group_size=4, settings=settings, seed=7)
     assert ids_of(rollouts) == ids_of(sample(model, prompts))
 
 
@@ -80,7 +81,7 @@ def test_the_command_serves_the_transformers_engine(tmp_path):
     ):
         remote = RemoteEngine([first, second], timeout_s=20)
         with pytest.raises(EngineError, match="no weights yet"):
-            remote.generate([Request((2, 3), 1)], SETTINGS, end_ids=END_IDS)
+            sampled(remote, [Request((2, 3), 1)], SETTINGS, end_ids=END_IDS)
         sampler = make_vllm_sampler(remote, model)
         with sampler.turns(SETTINGS, seed=7) as stream:
             for request in first_requests(6):
@@ -192,7 +193,7 @@ def test_a_server_that_is_lost_before_the_weights_are_sent():
         servers[1].refuse()
         until(lambda: not answers(servers[1]))
         remote.load([("w", torch.ones(2))])
-        assert len(remote.generate(list(numbered(3).values()), SETTINGS, end_ids=END_IDS)) == 3
+        assert len(sampled(remote, list(numbered(3).values()), SETTINGS, end_ids=END_IDS)) == 3
         assert servers[0].engine.weights
 
 
@@ -203,7 +204,7 @@ def test_without_any_server_the_error_comes():
             server.refuse()
         until(lambda: not any(map(answers, servers)))
         with pytest.raises(EngineError, match="is `vapo rollout-server` running there"):
-            remote.generate([Request((2, 3), 1)], SETTINGS, end_ids=END_IDS)
+            sampled(remote, [Request((2, 3), 1)], SETTINGS, end_ids=END_IDS)
 
 
 def test_the_engines_own_error_is_not_tried_elsewhere():
@@ -211,7 +212,7 @@ def test_the_engines_own_error_is_not_tried_elsewhere():
         servers, remote = two(stack)
         servers[0].engine.fails_at = 0
         with pytest.raises(EngineError, match="out of memory"):
-            remote.generate(list(numbered(4).values()), SETTINGS, end_ids=END_IDS)
+            sampled(remote, list(numbered(4).values()), SETTINGS, end_ids=END_IDS)
 
 
 def test_turns_of_an_episode_go_to_one_server(monkeypatch):

@@ -30,7 +30,7 @@ from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 from vapo.rollouts.engines.access_token import is_loopback
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Generated, Request
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
 from vapo.rollouts.engines.remote import RemoteEngine
 from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.engines.server import EngineServer
@@ -98,7 +98,7 @@ def test_the_client_sends_the_token_of_its_environment(
         remote = RemoteEngine([url(server)], timeout_s=WAIT_S)
         remote.load([("w", torch.ones(2)), ("v", torch.zeros(1))])
         request = Request((2, 3), 5)
-        (generated,) = remote.generate([request], SamplingSettings(4), end_ids=frozenset([1]))
+        (generated,) = sampled(remote, [request], SamplingSettings(4), end_ids=frozenset([1]))
     assert generated == Generated((5,), (-0.5,))
     assert engine.weights is not None
     assert {name: tensor.tolist() for name, tensor in engine.weights.items()} == {

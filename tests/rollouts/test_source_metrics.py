@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.test_evaluation import EqualityScorer, ScriptedSampler
+from tests.evaluation.test_evaluation import EqualityScorer, ScriptedPlayer
 from vapo.config.schema import EvaluationConfig, RewardConfig
 from vapo.evaluation import evaluate
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
@@ -77,8 +77,7 @@ def test_evaluation_of_each_source() -> None:
     def metrics(prompts: list[Prompt]) -> dict[str, float]:
         result: Any = evaluate(
             prompts,
-            sampler=ScriptedSampler(),
-            scorer=EqualityScorer(),
+            player=ScriptedPlayer(EqualityScorer()),
             config=EvaluationConfig(k=2),
             max_response_tokens=9,
             progress=Progress(enabled=False),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from tests.rollouts.playing import InstantScorer, player_of, sample_all
 from tests.systems import estimated, system_config
 from tests.tiny_model import ALPHABET, ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
 from vapo.rollouts import step_values
 from vapo.rollouts.batch import make_rollout_batch, with_loss_on
 from vapo.rollouts.collection import RolloutCollection
@@ -42,48 +42,43 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.open: dict[str, Request] = {}
 
-    def generate(
-        self, requests: Sequence[Request], settings: Any, *, end_ids: Any, advance: Any
-    ) -> list[Generated]:
-        self.requests += requests
-        return [
-            Generated(ids("1." if i % K < (len(r.prompt_ids) - 2) % (K + 1) else "0."), (-0.5, -1))
-            for i, r in enumerate(requests)
-        ]
+    is_shared = False
 
+    def submit(self, requests: Mapping[str, Request], settings: Any, *, end_ids: Any) -> None:
+        self.open |= requests
 
-class ScriptedSampler:
-    """The same script as a `Sampler`."""
+    def results(self, names: Any) -> dict[str, Generated]:
+        found = {}
+        for i, (name, request) in enumerate(self.open.items()):
+            is_right = i % K < (len(request.prompt_ids) - 2) % (K + 1)
+            found[name] = Generated(ids("1." if is_right else "0."), (-0.5, -1))
+        self.requests += self.open.values()
+        self.open = {}
+        return found
 
-    def __init__(self, engine: ScriptedEngine) -> None:
-        self.engine = engine
+    def abort(self, names: Any) -> None: ...
 
-    def sample(self, prompts: Sequence[Prompt], *, group_size: int, **rest: Any) -> list[Rollout]:
-        asked = [p for p in prompts for _ in range(group_size)]
-        requests = [Request(p.prompt_ids, rest["seed"], p.max_response_tokens) for p in asked]
-        found = self.engine.generate(requests, None, end_ids=None, advance=None)
-        return [
-            Rollout(p, made.ids, "", made.logprobs, FinishReason.STOP)
-            for p, made in zip(asked, found, strict=True)
-        ]
-
-    def sync(self, weights: Iterable[Any]) -> None: ...
+    def leave(self) -> None: ...
 
     def sleep(self) -> None: ...
 
-    def close(self) -> None: ...
+
+def sampler_of(engine: ScriptedEngine) -> Sampler:
+    return EngineSampler(
+        engine,  # type: ignore[arg-type]
+        end_ids=frozenset({EOS}),
+        weights=list,
+        dtype=torch.float32,
+        check=None,  # type: ignore[arg-type]
+    )
 
 
-class LastCharacter(Scorer):
+class LastCharacter(InstantScorer):
     """Right is a response that ends with 1."""
 
-    def __init__(self) -> None:
-        pass
-
-    def score(
-        self, rollouts: Sequence[Rollout], *, advance: Any = None, shuffle_seed: Any = None
-    ) -> list[Verdict]:
+    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         return [self.judged(rollout.response_text) for rollout in rollouts]
 
     def judged(self, text: str) -> Verdict:
@@ -95,19 +90,9 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine()
 
 
-@pytest.fixture(params=["transformers", "vllm"])
-def sampler(request: pytest.FixtureRequest, engine: ScriptedEngine) -> Sampler:
-    """Both engines' ways of asking: prompts, or requests with a budget each."""
-    if request.param == "transformers":
-        return ScriptedSampler(engine)
-    return EngineSampler(
-        engine,  # type: ignore[arg-type]
-        TOKENIZER,
-        end_ids=frozenset({EOS}),
-        weights=list,
-        dtype=torch.float32,
-        check=None,  # type: ignore[arg-type]
-    )
+@pytest.fixture
+def sampler(engine: ScriptedEngine) -> Sampler:
+    return sampler_of(engine)
 
 
 def vine_config(*overrides: str) -> FitConfig:
@@ -142,7 +127,7 @@ def continued(
 ) -> tuple[RolloutBatch, dict[str, float]]:
     own = SamplingSettings(**{"max_response_tokens": BUDGET, **settings})
     stage = Progress(enabled=False).stage
-    continuer = Continuer(config, own, sampler, LastCharacter(), TOKENIZER, stage)
+    continuer = Continuer(config, own, player_of(sampler, LastCharacter(), config), stage)
     return with_step_values(batch, continuer, seed=5)
 
 
@@ -165,7 +150,8 @@ def test_values_are_of_the_place_before_each_step(sampler: Sampler, engine: Scri
     torch.testing.assert_close(advantages(batch, config), expected, rtol=0, atol=1e-6)
     asked = [(r.prompt_ids, r.max_tokens) for r in engine.requests]
     prefixes = [(ids("7="), 10), (ids("7=a;"), 8), (ids("7=a;bc;"), 5)]
-    assert asked == [prefix for prefix in prefixes for _ in range(K)]
+    longest_first = reversed(prefixes)
+    assert asked == [prefix for prefix in longest_first for _ in range(K)]
 
 
 def test_no_step_starts_behind_the_last_token(sampler: Sampler) -> None:
@@ -264,7 +250,7 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
     config = system_config("vineppo", *kind, f"rollouts.max_response_tokens={BUDGET}")
     settings = SamplingSettings(max_response_tokens=BUDGET, greedy=greedy)
     prompts = ragged_prompts(6)
-    rollouts = engine.sample(prompts, group_size=1, settings=settings, seed=1)
+    rollouts = sample_all(engine, prompts, group_size=1, settings=settings, seed=1)
 
     class Parity(LastCharacter):
         def judged(self, text: str) -> Verdict:
@@ -278,14 +264,14 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
         max_response_tokens=BUDGET,
     )
     stage = Progress(enabled=False).stage
-    continuer = Continuer(config, settings, engine, Parity(), TOKENIZER, stage)
+    continuer = Continuer(config, settings, player_of(engine, Parity(), config), stage)
     batch, _ = with_step_values(batch, continuer, seed=5)
     assert batch.step_values is not None
     if greedy:
         own = batch.rewards[:, None] * batch.response_mask
         torch.testing.assert_close(batch.step_values, own, rtol=0, atol=0)
         return
-    again = engine.sample(prompts[:1], group_size=9, settings=settings, seed=5)
+    again = sample_all(engine, prompts[:1], group_size=9, settings=settings, seed=5)
     mean = sum(verdict.reward for verdict in Parity().score(again)) / 9
     assert float(batch.step_values[0, 0]) == pytest.approx(mean, abs=1e-6)
     starts = batch.step_starts
@@ -304,10 +290,8 @@ def collection(engine: ScriptedEngine, *overrides: str) -> RolloutCollection:
     return RolloutCollection(
         config,
         prompts=PromptSplit(TrainingSet.of(train), [], PromptReport(40, 0, 0, 0)),
-        scorer=LastCharacter(),
-        sampler=ScriptedSampler(engine),
+        player=player_of(sampler_of(engine), LastCharacter(), config),
         progress=Progress(enabled=False),
-        tokenizer=TOKENIZER,
     )
 
 
@@ -321,7 +305,7 @@ def test_an_iterations_batch_has_its_steps_values(engine: ScriptedEngine) -> Non
     expected = (2 * right / K - 1)[:, None] * batch.response_mask
     torch.testing.assert_close(batch.step_values, expected, rtol=0, atol=1e-6)
     seeds = [r.seed for r in engine.requests]
-    assert len(set(seeds)) == 2, "continuations draw from another stream than the responses"
+    assert len(set(seeds)) == len(seeds), "continuations draw from other streams than responses"
     again = ScriptedEngine()
     collection(again).sample_batch(3, Phase.POLICY_OPTIMIZATION)
     assert [r.seed for r in again.requests] == seeds, "a resumed run samples the same"

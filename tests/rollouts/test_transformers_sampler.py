@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.responses import NonFiniteLogitsError
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def test_progress_adds_up_to_the_responses(model, rows):
         model, tiny_tokenizer(), max_concurrent_sequences=rows, device="cpu"
     )
     steps: list[int] = []
-    sampler.sample(
+    sample_all(
+        sampler,
         ragged_prompts(6),
         group_size=4,
         settings=SamplingSettings(32),

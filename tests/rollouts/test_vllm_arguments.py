@@ -13,7 +13,7 @@ from tests.rollouts.serving import WAIT_S
 from vapo.config.engines import ColocatedVllm
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request
+from vapo.rollouts.engines.engine import Request, sampled
 from vapo.rollouts.engines.stepped import SteppedEngine
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
@@ -74,6 +74,6 @@ def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
     colocated.__dict__.update(fakes)
     requests = [Request((2,), seed) for seed in range(2)]
     with pytest.raises(UserError, match="the client has left"):
-        colocated.generate(requests, SamplingSettings(4), end_ids=frozenset())
+        sampled(colocated, requests, SamplingSettings(4), end_ids=frozenset())
     assert len(added) == 2
     assert sorted(aborted) == added

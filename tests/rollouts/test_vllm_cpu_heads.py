@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import ids_of, largest_gap
 from tests.tiny_model import ragged_prompts
 from tests.tiny_model import sample as sample_with_transformers
@@ -68,12 +69,12 @@ def test_the_default_policy_decodes_like_its_trainer():
         sampler = make_vllm_sampler(engine, model)
         prompts = ragged_prompts(24)
         settings = SamplingSettings(48, greedy=True)
-        greedy = sampler.sample(prompts, group_size=1, settings=settings, seed=0)
+        greedy = sample_all(sampler, prompts, group_size=1, settings=settings, seed=0)
         expected = sample_with_transformers(
             model, prompts, group_size=1, greedy=True, max_response_tokens=48
         )
         assert ids_of(greedy) == ids_of(expected)
-        drawn = sampler.sample(prompts, group_size=8, settings=SamplingSettings(48), seed=0)
+        drawn = sample_all(sampler, prompts, group_size=8, settings=SamplingSettings(48), seed=0)
         assert largest_gap(model, drawn) < 1e-4
     finally:
         engine.close()

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import SamplerContract, ids_of, largest_gap
 from tests.tiny_model import ragged_prompts
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_check, make_engine, make_vllm_sampler, vllm_model
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Request
-from vapo.rollouts.engines.responses import NonFiniteLogitsError
+from vapo.rollouts.engines.engine import EngineError, Request, sampled
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 
 pytestmark = pytest.mark.vllm
@@ -45,8 +46,12 @@ def sample(engine):
 
     def sample(model, prompts, *, group_size=4, rows=64, seed=7, **settings):
         settings = {"max_response_tokens": 32, **settings}
-        return make_vllm_sampler(engine, model).sample(
-            prompts, group_size=group_size, settings=SamplingSettings(**settings), seed=seed
+        return sample_all(
+            make_vllm_sampler(engine, model),
+            prompts,
+            group_size=group_size,
+            settings=SamplingSettings(**settings),
+            seed=seed,
         )
 
     return sample
@@ -81,7 +86,8 @@ def test_vllms_own_n_is_the_same_requests_with_seeds_counted_up(engine, model):
 
     make_vllm_sampler(engine, model)
     prompt = ragged_prompts(1)[0]
-    ours = engine.generate(
+    ours = sampled(
+        engine,
         [Request(prompt.prompt_ids, seed=40 + j) for j in range(4)],
         SamplingSettings(16),
         end_ids=frozenset([1]),
@@ -116,8 +122,11 @@ def test_a_groups_prompt_is_computed_once(engine, model):
 
     scheduler.schedule = counting
     try:
-        engine.generate(
-            [Request(prompt, seed=j) for j in range(8)], SamplingSettings(1), end_ids=frozenset()
+        sampled(
+            engine,
+            [Request(prompt, seed=j) for j in range(8)],
+            SamplingSettings(1),
+            end_ids=frozenset(),
         )
     finally:
         del scheduler.schedule
@@ -131,13 +140,14 @@ def test_more_prompt_tokens_than_one_step_takes(engine, model):
     requests = [
         Request(tuple(draw.randrange(2, 38) for _ in range(100)), seed) for seed in range(64)
     ]
-    generated = engine.generate(requests, SamplingSettings(4), end_ids=frozenset())
+    generated = sampled(engine, requests, SamplingSettings(4), end_ids=frozenset())
     assert [len(result.ids) for result in generated] == [4] * 64
 
 
 def test_progress_shows_while_it_runs(engine, model):
     steps: list[int] = []
-    make_vllm_sampler(engine, model).sample(
+    sample_all(
+        make_vllm_sampler(engine, model),
         ragged_prompts(6),
         group_size=4,
         settings=SamplingSettings(32),
@@ -159,7 +169,7 @@ def test_diverged_weights_are_no_engine_error(engine):
     sampler._check = lambda engine, sums: 0.0  # type: ignore[assignment]
     sampler.sync(model.state_dict().items())
     with pytest.raises(NonFiniteLogitsError, match="made-up:0"):
-        sampler.sample(ragged_prompts(1), group_size=1, settings=SamplingSettings(4), seed=0)
+        sample_all(sampler, ragged_prompts(1), group_size=1, settings=SamplingSettings(4), seed=0)
 
 
 # ---- weights --------------------------------------------------------------------------------
@@ -179,7 +189,7 @@ def test_greedy_decoding_is_the_trainers_after_a_sync_and_not_before(engine, mod
     settings = SamplingSettings(32, greedy=True)
 
     def greedy(sampler):
-        return ids_of(sampler.sample(prompts, group_size=1, settings=settings, seed=0))
+        return ids_of(sample_all(sampler, prompts, group_size=1, settings=settings, seed=0))
 
     def trainers(model):
         return ids_of(sample_with_transformers(model, prompts, group_size=1, greedy=True))
@@ -295,7 +305,7 @@ before = state()
 engine = make_engine(Path(sys.argv[1]))
 after = {"create": state()}
 sampler = make_vllm_sampler(engine, model)
-sampler.sample(ragged_prompts(3), group_size=2, settings=SamplingSettings(8), seed=0)
+sample_all(sampler, ragged_prompts(3), group_size=2, settings=SamplingSettings(8), seed=0)
 after["sample"] = state()
 sampler.close()
 after["close"] = state()
@@ -334,7 +344,9 @@ def test_a_step_that_fails_is_one_error_and_no_partial_batch(engine, model):
     core.step_fn = failing
     try:
         with pytest.raises(EngineError, match=r"Tried to allocate 2 GiB; .*--ckpt_path last"):
-            sampler.sample(ragged_prompts(6), group_size=4, settings=SamplingSettings(32), seed=0)
+            sample_all(
+                sampler, ragged_prompts(6), group_size=4, settings=SamplingSettings(32), seed=0
+            )
     finally:
         core.step_fn = step
         engine._engine.abort_request(list(engine._engine.output_processor.request_states), True)
@@ -349,7 +361,9 @@ def test_a_step_that_hangs_is_one_error(engine, model):
     start = time.monotonic()
     try:
         with pytest.raises(EngineError, match=r"no token for 0\.5 s .*timeout_s"):
-            sampler.sample(ragged_prompts(2), group_size=1, settings=SamplingSettings(4), seed=0)
+            sample_all(
+                sampler, ragged_prompts(2), group_size=1, settings=SamplingSettings(4), seed=0
+            )
     finally:
         core.step_fn, engine._timeout_s = step, 600.0
         engine._engine.abort_request(list(engine._engine.output_processor.request_states), True)
@@ -360,4 +374,4 @@ def test_a_step_that_hangs_is_one_error(engine, model):
 def test_more_than_the_engine_holds_is_an_error_before_sampling(engine, model):
     sampler = make_vllm_sampler(engine, model)
     with pytest.raises(UserError, match="128 positions"):
-        sampler.sample(ragged_prompts(1), group_size=1, settings=SamplingSettings(128), seed=0)
+        sample_all(sampler, ragged_prompts(1), group_size=1, settings=SamplingSettings(128), seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import ids_of, largest_gap
 from tests.tiny_model import ragged_prompts, save_tiny_folder
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_vllm_sampler, real_server, vllm_model
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Request
+from vapo.rollouts.engines.engine import EngineError, Request, sampled
 from vapo.rollouts.engines.remote import RemoteEngine
 
 
@@ -52,9 +53,27 @@ def scripted(*lines: bytes) -> Iterator[str]:
         server.server_close()
 
 
-def generate(engine: RemoteEngine, num: int, **options: Any) -> Any:
+def generate(engine: RemoteEngine, num: int) -> Any:
     requests = [Request((2, 3), seed) for seed in range(num)]
-    return engine.generate(requests, SamplingSettings(4), end_ids=frozenset([1]), **options)
+    return sampled(engine, requests, SamplingSettings(4), end_ids=frozenset([1]))
+
+
+@contextmanager
+def at_first_results(engine: RemoteEngine, call: Callable[[], None]) -> Iterator[None]:
+    """Call this when the first results have come."""
+    results = engine.results
+
+    def once(names: Any) -> Any:
+        if found := results(names):
+            engine.results = results  # type: ignore[method-assign]
+            call()
+        return found
+
+    engine.results = once  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.results = results  # type: ignore[method-assign]
 
 
 def test_shares_come_back_in_order_and_progress_adds_up() -> None:
@@ -65,12 +84,10 @@ def test_shares_come_back_in_order_and_progress_adds_up() -> None:
         b'{"generated": 2}\n',
     )
     second = b'{"responses": [[0, [7], [-0.1]]]}\n', b'{"generated": 1}\n'
-    steps: list[int] = []
     with scripted(*first) as a, scripted(*second) as b:
-        generated = generate(RemoteEngine([a, b], timeout_s=5), 3, advance=steps.append)
+        generated = generate(RemoteEngine([a, b], timeout_s=5), 3)
     assert [result.ids for result in generated] == [(5,), (6, 1), (7,)]
     assert generated[1].logprobs == (-1.0, -2.0)
-    assert sum(steps) == 3
 
 
 @pytest.mark.parametrize(
@@ -108,12 +125,12 @@ def test_weights_responses_hangs_and_death(tmp_path: Path) -> None:
             model.model.layers[1].mlp.down_proj.weight.mul_(-1)
         sampler = make_vllm_sampler(engine, model)
         settings = SamplingSettings(32, greedy=True)
-        greedy = sampler.sample(prompts, group_size=1, settings=settings, seed=0)
+        greedy = sample_all(sampler, prompts, group_size=1, settings=settings, seed=0)
         expected = sample_with_transformers(model, prompts, group_size=1, greedy=True)
         assert ids_of(greedy) == ids_of(expected)
-        drawn = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        drawn = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
         assert largest_gap(model, drawn) < 1e-4
-        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
         assert ids_of(again) == ids_of(drawn)
         with pytest.raises(EngineError, match="max_logprob_gap"):
             sampler.sync((n, t * 1.05) for n, t in model.state_dict().items())
@@ -123,26 +140,24 @@ def test_weights_responses_hangs_and_death(tmp_path: Path) -> None:
             RemoteEngine([url], timeout_s=2)
         process.send_signal(signal.SIGCONT)
         sampler.sync(model.state_dict().items())
-        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
         assert ids_of(again) == ids_of(drawn)
 
-        def leave(num: int) -> None:
+        def leave() -> None:
             raise KeyboardInterrupt
 
         long = [Request((2, 3, 4), seed) for seed in range(256)]
-        with pytest.raises(KeyboardInterrupt):
-            engine.generate(long, SamplingSettings(100), end_ids=frozenset([1]), advance=leave)
-        again = sampler.sample(prompts, group_size=4, settings=SamplingSettings(32), seed=3)
+        with pytest.raises(KeyboardInterrupt), at_first_results(engine, leave):
+            sampled(engine, long, SamplingSettings(100), end_ids=frozenset([1]))
+        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
         assert ids_of(again) == ids_of(drawn)
 
         long = [Request((2, 3, 4), seed) for seed in range(256)]
 
-        def kill_on_progress(num: int) -> None:
-            process.kill()
-
         start = time.monotonic()
-        with pytest.raises(EngineError, match="rollout server"):
-            engine.generate(
-                long, SamplingSettings(100), end_ids=frozenset([1]), advance=kill_on_progress
-            )
+        with (
+            pytest.raises(EngineError, match="rollout server"),
+            at_first_results(engine, process.kill),
+        ):
+            sampled(engine, long, SamplingSettings(100), end_ids=frozenset([1]))
         assert time.monotonic() - start < 60

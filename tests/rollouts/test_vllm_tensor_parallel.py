@@ -5,13 +5,16 @@ Two real parts: `test_two_sharded_processes` in tests/integration/test_vllm_fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request
+from vapo.rollouts.engines.engine import Generated, Request, sampled
 from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
 
 OF_RANKS = {
@@ -20,52 +23,95 @@ OF_RANKS = {
     2: [Request((2,), 0), Request((3,), 1)],
     3: [Request((4,), 2), Request((5,), 3), Request((6,), 4)],
 }
+SETTINGS, NONE = SamplingSettings(4), frozenset[int]()
 
 
 class Part:
-    """Answers each request with its seed, three at a time."""
+    """Answers each request with its seed, one at a step, the oldest first."""
 
-    max_tokens, has_weights = 64, True
+    max_tokens, has_weights, is_shared = 64, True, False
 
     def __init__(self) -> None:
         self.seen: list[Request] = []
+        self.open: dict[str, Request] = {}
+        self.asked: list[set[str]] = []
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        settings: SamplingSettings,
-        *,
-        end_ids: frozenset[int],
-        advance: Callable[[int], None],
-    ) -> list[Generated]:
-        self.seen.extend(requests)
-        for start in range(0, len(requests), 3):
-            advance(len(requests[start : start + 3]))
-        return [Generated((request.seed,), (-0.5,)) for request in requests]
+    def submit(self, requests: Mapping[str, Request], settings: Any, *, end_ids: Any) -> None:
+        self.seen += requests.values()
+        self.open |= requests
+
+    def results(self, names: Collection[str]) -> dict[str, Generated]:
+        assert set(names) == self.open.keys()
+        self.asked.append(set(names))
+        name = next(iter(self.open))
+        return {name: Generated((self.open.pop(name).seed,), (-0.5,))}
+
+    def abort(self, names: Collection[str]) -> None:
+        for name in names:
+            del self.open[name]
 
 
-def on_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[TensorParallelEngine, Part]:
-    def gather(asked: list[list[Request]], mine: list[Request], group: list[int]) -> None:
-        assert mine == OF_RANKS[rank]
-        assert rank in group
-        asked[:] = [OF_RANKS[other] for other in group]
+def on_ranks(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[int, TensorParallelEngine], Any]
+) -> tuple[list[Any], list[Part]]:
+    """What `work` returns on each of four ranks, threads that exchange in groups of two."""
+    own, parts = threading.local(), [Part() for _ in range(4)]
+    barriers = [threading.Barrier(2, timeout=20) for _ in range(2)]
+    boards: list[dict[int, Any]] = [{}, {}]
 
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    def gather(found: list[Any], mine: Any, group: list[int]) -> None:
+        assert own.rank in group
+        pair = group[0] // 2
+        boards[pair][own.rank] = mine
+        barriers[pair].wait()
+        found[:] = [boards[pair][rank] for rank in group]
+        barriers[pair].wait()
+
+    monkeypatch.setattr(dist, "get_rank", lambda: own.rank)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    part = Part()
-    return TensorParallelEngine(part, 2), part  # type: ignore[arg-type]
+
+    def run(rank: int) -> Any:
+        own.rank = rank
+        return work(rank, TensorParallelEngine(parts[rank], 2))  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(run, range(4))), parts
 
 
-@pytest.mark.parametrize("rank", OF_RANKS)
-def test_a_rank_keeps_its_own_responses(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, part = on_rank(rank, monkeypatch)
-    steps: list[int] = []
-    generated = engine.generate(
-        OF_RANKS[rank], SamplingSettings(4), end_ids=frozenset([1]), advance=steps.append
+def test_a_rank_keeps_its_own_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with fewer requests, or none, step on until the others of their group leave."""
+    found, parts = on_ranks(
+        monkeypatch,
+        lambda rank, engine: sampled(engine, OF_RANKS[rank], SETTINGS, end_ids=NONE),
     )
-    assert [result.ids for result in generated] == [(r.seed,) for r in OF_RANKS[rank]]
-    group = (0, 1) if rank < 2 else (2, 3)
-    assert part.seen == [request for other in group for request in OF_RANKS[other]]
-    assert sum(steps) == len(OF_RANKS[rank])
+    for rank, part in enumerate(parts):
+        assert [result.ids for result in found[rank]] == [(r.seed,) for r in OF_RANKS[rank]]
+        group = (0, 1) if rank < 2 else (2, 3)
+        assert part.seen == [request for other in group for request in OF_RANKS[other]]
+        assert part.asked == parts[group[0]].asked, "the parts sample in step"
+        assert not part.open
+
+
+def test_requests_come_and_go_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second turn is asked for once the first is there, and a request is given up."""
+
+    def work(rank: int, engine: TensorParallelEngine) -> list[tuple[int, ...]]:
+        found: dict[str, Generated] = {}
+        engine.submit({"first": Request((2,), rank)}, SETTINGS, end_ids=NONE)
+        engine.submit({"dropped": Request((3,), 50 + rank)}, SETTINGS, end_ids=NONE)
+        while "first" not in found:
+            found |= engine.results(["first"])
+        engine.abort(["dropped"])
+        engine.submit({"second": Request((4,), 10 + rank)}, SETTINGS, end_ids=NONE)
+        while "second" not in found:
+            found |= engine.results(["second"])
+        engine.leave()
+        return [found[name].ids for name in ("first", "second")]
+
+    found, parts = on_ranks(monkeypatch, work)
+    assert found == [[(rank,), (10 + rank,)] for rank in range(4)]
+    for rank, part in enumerate(parts):
+        assert part.asked == parts[rank - rank % 2].asked
+        assert not part.open

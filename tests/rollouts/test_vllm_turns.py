@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import ids_of
 from tests.rollouts.turns_contract import (
     SETTINGS,
@@ -69,5 +70,7 @@ def test_weights_are_taken_while_turns_are_sampled(engine):
         assert any(len(turn.ids) > 30 for turn in later)
         again = alone(stream, next_request(later[0]))
         check_logprobs(model, again)
-    first = sampler.sample(prompts, group_size=1, settings=SETTINGS, seed=3)
-    assert ids_of(sampler.sample(prompts, group_size=1, settings=SETTINGS, seed=3)) == ids_of(first)
+    first = sample_all(sampler, prompts, group_size=1, settings=SETTINGS, seed=3)
+    assert ids_of(sample_all(sampler, prompts, group_size=1, settings=SETTINGS, seed=3)) == ids_of(
+        first
+    )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import EOS
 from tests.tiny_model import ragged_prompts
 from vapo.errors import UserError
@@ -32,7 +33,7 @@ def observed(key: Key, turn: int) -> tuple[int, ...]:
 def first_requests(num: int, *, group_size: int = 2) -> list[TurnRequest]:
     prompts = ragged_prompts(num)
     return [
-        TurnRequest((i, j), 0, prompt.prompt_ids, 8)
+        TurnRequest((i, j), 0, prompt.prompt_ids, 8, prompt.prompt_id)
         for i, prompt in enumerate(prompts)
         for j in range(group_size)
     ]
@@ -109,7 +110,7 @@ class TurnContract:
 
     def test_first_turns_are_the_samplers_responses(self, turn_sampler, model):
         sampler = turn_sampler(model, rows=5)
-        rollouts = sampler.sample(ragged_prompts(5), group_size=2, settings=SETTINGS, seed=7)
+        rollouts = sample_all(sampler, ragged_prompts(5), group_size=2, settings=SETTINGS, seed=7)
         with self.stream(sampler) as stream:
             found = play(stream, first_requests(5), num=1)
         assert [found[(i, j), 0].ids for i in range(5) for j in range(2)] == [
@@ -193,8 +194,8 @@ class TurnContract:
 
     def test_turns_that_cannot_be_sampled(self, turn_sampler, model):
         with self.stream(turn_sampler(model, rows=4)) as stream:
-            with pytest.raises(UserError, match=r"3 \(sample 1, turn 2\) .* 128 positions"):
-                stream.submit(TurnRequest((3, 1), 2, (5,) * 125, 8))
+            with pytest.raises(UserError, match=r"prompt p3, turn 2 .* 128 positions"):
+                stream.submit(TurnRequest((3, 1), 2, (5,) * 125, 8, "p3"))
             with pytest.raises(UserError, match="nothing to continue"):
                 stream.submit(TurnRequest((3, 1), 2, (), 8))
             assert stream.num_open == 0

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from tests.config.fits import fit_config
 from tests.poisoned import NoScorer, PoisonedModule
 from tests.rollout_fixtures import make_rollouts
-from tests.rollouts.test_dynamic_sampling import FakeSampler
+from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import resolve
@@ -178,7 +178,7 @@ class Run:
             config,
             prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
             scorer=NoScorer(),
-            make_sampler=lambda module: FakeSampler(),  # type: ignore[arg-type, return-value]
+            make_sampler=lambda module: ScriptedEngine(ScriptedStream(lambda request: "")),
             progress=Progress(),
             tokenizer=tiny_tokenizer(),
             kept=KeptRollouts(RunDir(self.folder, identity_of(config)), prompts),

@@ -20,7 +20,7 @@ from vapo.config.flattening import to_yaml
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings
-from vapo.rewards.worker_pool import Worker
+from vapo.rewards.worker_process import Worker
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import make_plan
 from vapo.sweep.recording import Parent

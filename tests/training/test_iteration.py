@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeSampler, G, collection
+from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
 from vapo.advantages.baselines import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.critic import Critic
@@ -43,7 +43,7 @@ class PlainNetworks:
         )
 
 
-def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakeSampler]:
+def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakePlayer]:
     made, sampler = collection("vapo", *overrides)
     networks = PlainNetworks()
     rollouts = RolloutSource(made.config, made, Lineage(), Progress(enabled=False))

@@ -18,9 +18,10 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
+from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.player import Player
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -90,24 +91,25 @@ def _sample(
     k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
     num_tokens = 0
     with (
-        closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler,
+        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
         scorer_of(config) as scorer,
         progress.stage(
             "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
         ) as advance,
     ):
+        player = Player(config, sampler, scorer, tokenizer)
         for start in range(0, len(train), size):
             chunk: list[Prompt] = train[start : start + size]
             missing = [i for i in range(start, start + len(chunk)) if i not in file.num_correct]
             if not missing:
                 continue
-            rollouts = sampler.sample(
+            rollouts = player.play(
                 chunk,
                 group_size=k,
                 settings=sampling_settings(config.rollouts),
                 seed=derive_seed(config.seed, "pass rates", start),
             )
-            verdicts = scorer.score(rollouts)
+            verdicts = verdicts_of(rollouts)
             for i, prompt in enumerate(chunk):
                 file.append(start + i, prompt, verdicts[i * k : (i + 1) * k])
             file.flush()

@@ -31,7 +31,8 @@ from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.answer_now import answer_token_ids
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import make_sampler
+from vapo.rollouts.player import Player
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.sweep.report.gates import console_text, figure, markdown
 from vapo.system.atomic_files import write_text, write_whole
@@ -129,13 +130,11 @@ def measured(
     """Sample the start policy, say what the probes cost at most, and run them; with the number
     of held-out responses."""
     config, tokenizer = setting.config, inputs.tokenizer
-    with closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler:
+    with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
         start = sample_start(
             config,
             inputs.heldout,
-            sampler,
-            setting.scorer,
-            tokenizer,
+            Player(config, sampler, setting.scorer, tokenizer),
             setting.progress,
             answer_ids=inputs.answer_ids,
         )

@@ -131,7 +131,7 @@ def given_trials(
     """Judge one response after the other."""
     for given, one in zip(responses, asked, strict=True):
         judge = judges[one.source]
-        (reply,) = judge.replies([(given.response, one.answer, one.metadata)], lambda n: None)
+        reply = judge.reply((given.response, one.answer, one.metadata))
         yield Trial(
             prompt_id=one.prompt_id,
             problem=one.problem,

@@ -98,7 +98,7 @@ def measure_step_starts(
         Prefix(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
         if measuring.is_measured(group) and rollout.failure is None
-        for start in step_starts(rollout, config.value_truth.segments, continuer.tokenizer)
+        for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
     ]
     if not prefixes:  # all episodes were lost to their environment
         return Measured(found, 0)

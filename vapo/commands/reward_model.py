@@ -26,11 +26,11 @@ from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.rollouts.player import Player
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Stage
 from vapo.system.quiet import quiet_libraries
@@ -76,13 +76,14 @@ def run(config: RewardModelConfig) -> None:
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
-    with recorded_run(config, "reward-model", prompts) as (progress, scorer, logger):
+    with recorded_run(config, sampling, "reward-model", prompts) as (progress, scorer, logger):
         with closing(make_sampler(sampling, access_to(policy, device), tokenizer)) as sampler:
-            how = (config, sampler, scorer, progress.stage)
+            player = Player(sampling, sampler, scorer, tokenizer)
+            how = (config, player, progress.stage)
             train = scored_responses(prompts.training, config.num_steps, "train", *how)
             heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
         train = with_unfinished(train, config, tokenizer, scorer.score)
-        del policy, sampler, how
+        del policy, sampler, player, how
         train_supervised(
             SupervisedModule(
                 critic,
@@ -117,8 +118,7 @@ def scored_responses(
     num_batches: int,
     purpose: str,
     config: RewardModelConfig,
-    sampler: Sampler,
-    scorer: Scorer,
+    player: Player,
     stage: Stage,
 ) -> list[Scored]:
     """The policy's responses for so many batches, with their verdicts."""
@@ -130,8 +130,7 @@ def scored_responses(
     )
     rollouts, verdicts = sample_and_score(
         prompts,
-        sampler,
-        scorer,
+        player,
         stage,
         group_size=config.group_size,
         settings=sampling_settings(config.rollouts),

@@ -38,8 +38,8 @@ from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import check_engine, make_sampler
+from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     one_table,
@@ -168,12 +168,13 @@ def sample_parts(
     if not missing:
         return parts
     with (
-        closing(make_rollout_sampler(config, load_policy(config), tokenizer)) as sampler,
+        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
         scorer_of(config) as scorer,
         progress.stage("rollouts", total=len(missing), unit="parts") as advance,
     ):
         settings = sampling_settings(config.rollouts)
-        continuer = Continuer(config, settings, sampler, scorer, tokenizer, progress.stage)
+        player = Player(config, sampler, scorer, tokenizer)
+        continuer = Continuer(config, settings, player, progress.stage)
         for number in missing:
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
@@ -209,11 +210,10 @@ def sample_part(
         groups: the number of each prompt's group in the file.
         number: the chunk's, which with the seed decides what is sampled.
     """
-    config, tokenizer = continuer.config, continuer.tokenizer
+    config, tokenizer = continuer.config, continuer.player.tokenizer
     rollouts, verdicts = sample_and_score(
         prompts,
-        continuer.sampler,
-        continuer.scorer,
+        continuer.player,
         continuer.stage,
         group_size=group_size,
         settings=continuer.settings,

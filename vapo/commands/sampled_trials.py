@@ -17,24 +17,25 @@ from vapo.networks.precision import settle_precision
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
+from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.devices import set_threads
-from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
-from vapo.types import Rollout
+from vapo.types import Prompt, Rollout, Verdict
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Responses that are not judged yet."""
+class StartPolicy:
+    """The config's policy and the training prompts that it is tried on."""
 
-    rollouts: list[Rollout]
+    config: FitConfig
+    prompts: list[Prompt]
+    access: ActorAccess
     tokenizer: PreTrainedTokenizerBase
     end_ids: frozenset[int]
 
@@ -47,17 +48,11 @@ class Sampled:
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
     quiet_libraries()
-    return Scorer(
-        replace(config.rewards, num_workers=1),
-        max_response_tokens=config.rollouts.max_response_tokens,
-        data=config.data,
-        output=output,
-        environment=config.environment,
-    )
+    return scorer_of(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
-def sample(config: FitConfig, num: int) -> Sampled:
-    """One response to each of the first `num` prompts, sampled as in training."""
+def load_start(config: FitConfig, num: int) -> StartPolicy:
+    """Load the policy and the first `num` prompts of training."""
     set_threads(config.trainer)
     settle_precision(config)
     check_engine(config)
@@ -66,42 +61,44 @@ def sample(config: FitConfig, num: int) -> Sampled:
     chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
-    with (
-        closing(make_rollout_sampler(config, access, tokenizer)) as sampler,
-        Progress() as progress,
-        progress.stage("sampling", total=num, unit="responses") as advance,
-    ):
-        rollouts = sampler.sample(
-            chosen,
-            group_size=1,
-            settings=sampling_settings(config.rollouts),
-            seed=derive_seed(config.seed, "try"),
-            advance=advance,
-        )
-    return Sampled(rollouts, tokenizer, end_ids)
+    return StartPolicy(config, chosen, access, tokenizer, end_ids)
 
 
-def sampled_trials(sampled: Sampled, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
-    """Judge one response after the other."""
-    tokenizer = sampled.tokenizer
-    for rollout in sampled.rollouts:
-        (verdict,) = scorer.score([rollout])
-        prompt = rollout.prompt
-        yield Trial(
-            prompt_id=prompt.prompt_id,
-            problem=_decoded(tokenizer, prompt.prompt_ids),
-            answer=prompt.answer,
-            response=shown_turns(rollout, tokenizer)
-            if rollout.turns
-            else _decoded(tokenizer, rollout.response_ids),
-            response_text=rollout.response_text,
-            output=output.take(),
-            num_prompt_tokens=len(prompt.prompt_ids),
-            num_response_tokens=rollout.num_sampled,
-            finish_reason=str(rollout.finish_reason),
-            foreign_end=_foreign_end(sampled, rollout),
-            **vars(verdict),
-        )
+def sampled_trials(start: StartPolicy, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
+    """Play one response after the other, sampled as in training."""
+    config, tokenizer = start.config, start.tokenizer
+    with closing(make_sampler(config, start.access, tokenizer)) as sampler:
+        player = Player(config, sampler, scorer, tokenizer)
+        for number, prompt in enumerate(start.prompts):
+            (rollout,) = player.play(
+                [prompt],
+                group_size=1,
+                settings=sampling_settings(config.rollouts),
+                seed=derive_seed(config.seed, "try"),
+                first=number,
+            )
+            assert rollout.verdict is not None
+            yield shown_trial(rollout, rollout.verdict, start, output.take())
+
+
+def shown_trial(rollout: Rollout, verdict: Verdict, start: StartPolicy, printed: str) -> Trial:
+    """What is shown of a response, with what was printed while it was judged."""
+    prompt, tokenizer = rollout.prompt, start.tokenizer
+    return Trial(
+        prompt_id=prompt.prompt_id,
+        problem=_decoded(tokenizer, prompt.prompt_ids),
+        answer=prompt.answer,
+        response=shown_turns(rollout, tokenizer)
+        if rollout.turns
+        else _decoded(tokenizer, rollout.response_ids),
+        response_text=rollout.response_text,
+        output=printed,
+        num_prompt_tokens=len(prompt.prompt_ids),
+        num_response_tokens=rollout.num_sampled,
+        finish_reason=str(rollout.finish_reason),
+        foreign_end=_foreign_end(start, rollout),
+        **vars(verdict),
+    )
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
@@ -110,9 +107,9 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
     )
 
 
-def _foreign_end(sampled: Sampled, rollout: Rollout) -> str | None:
+def _foreign_end(start: StartPolicy, rollout: Rollout) -> str | None:
     """The first special token that the policy sampled and that does not end a turn."""
-    special = set(sampled.tokenizer.all_special_ids) - sampled.end_ids
+    special = set(start.tokenizer.all_special_ids) - start.end_ids
     tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
     found = next((token for token, is_own in tokens if is_own and token in special), None)
-    return None if found is None else _decoded(sampled.tokenizer, (found,))
+    return None if found is None else _decoded(start.tokenizer, (found,))

@@ -26,8 +26,8 @@ from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
-from vapo.rollouts.engines.selection import access_to, check_engine, sampling_config
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.rollouts.player import Player
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -70,7 +70,7 @@ def run(config: SftConfig) -> None:
         decay_fraction=config.decay_fraction,
     )
     export_dir = Path(config.export_dir)
-    with recorded_run(config, "sft", prompts) as (progress, scorer, logger):
+    with recorded_run(config, sampling, "sft", prompts) as (progress, scorer, logger):
         train_supervised(
             module,
             batches,
@@ -81,13 +81,10 @@ def run(config: SftConfig) -> None:
             precision=config.trainer.precision,
         )
         save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
-        with closing(
-            make_rollout_sampler(sampling, access_to(model, device), tokenizer)
-        ) as sampler:
+        with closing(make_sampler(sampling, access_to(model, device), tokenizer)) as sampler:
             result = evaluate(
                 prompts.heldout,
-                sampler=sampler,
-                scorer=scorer,
+                player=Player(sampling, sampler, scorer, tokenizer),
                 config=config.evaluation,
                 max_response_tokens=config.rollouts.max_response_tokens,
                 progress=progress,

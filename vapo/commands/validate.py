@@ -38,8 +38,8 @@ from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
+from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
 from vapo.system.devices import pick_device, set_threads
@@ -74,7 +74,7 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    with closing(make_rollout_sampler(config, access, tokenizer)) as sampler:
+    with closing(make_sampler(config, access, tokenizer)) as sampler:
         result, batch, measured = sample_heldout(
             config, prompts, sampler, tokenizer, value_truth, judges_values
         )
@@ -123,25 +123,17 @@ def sample_heldout(
         Progress() as progress,
         scorer_of(config) as scorer,
     ):
+        player = Player(config, sampler, scorer, tokenizer)
         result = evaluate(
             prompts.heldout,
-            sampler=sampler,
-            scorer=scorer,
+            player=player,
             config=config.evaluation,
             max_response_tokens=budget,
             progress=progress,
-            tokenizer=tokenizer,
         )
         batch = heldout_batch(config, result)
         settings = evaluation_settings(config.evaluation, budget)
-        collection = RolloutCollection(
-            config,
-            prompts=prompts,
-            scorer=scorer,
-            sampler=sampler,
-            progress=progress,
-            tokenizer=tokenizer,
-        )
+        collection = RolloutCollection(config, prompts=prompts, player=player, progress=progress)
         if value_truth is not None:
             measured = measure_truth(
                 batch,

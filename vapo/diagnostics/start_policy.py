@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import num_steps
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.gates import Interval, clustered_interval
 from vapo.functional.metrics import first_token_reward_weight
-from vapo.rewards.scorer import Scorer
 from vapo.rollouts.answer_now import answered_half_way
 from vapo.rollouts.batch import make_rollout_batch, without_failed
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.engines.contract import Sampler, sampling_settings
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import Prompt, RolloutBatch
@@ -43,9 +42,7 @@ class StartPolicy:
 def sample_start(
     config: FitConfig,
     prompts: Sequence[Prompt],
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
+    player: Player,
     progress: Progress,
     *,
     answer_ids: tuple[int, ...] | None,
@@ -55,8 +52,7 @@ def sample_start(
     k, settings, guess = config.evaluation.k, sampling_settings(config.rollouts), None
     rollouts, verdicts = sample_and_score(
         prompts,
-        sampler,
-        scorer,
+        player,
         progress.stage,
         group_size=k,
         settings=settings,
@@ -67,9 +63,7 @@ def sample_start(
             guesses = answered_half_way(
                 rollouts,
                 answer_ids,
-                sampler=sampler,
-                scorer=scorer,
-                tokenizer=tokenizer,
+                player=player,
                 settings=settings,
                 seed=derive_seed(config.seed, "guesses of gates"),
                 advance=advance,

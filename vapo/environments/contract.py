@@ -1,10 +1,15 @@
-"""The environments of many episodes: asked without waiting, their replies taken as they come."""
+"""What answers the turns of many episodes: asked without waiting, replies taken as they come.
+
+A verifier is an environment of one turn: it says nothing at first, and its reply to the response is
+a verdict, with which the episode ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from vapo.types import Prompt, Verdict
 
 EpisodeKey = tuple[int, ...]
 """Names an episode among those that are open."""
@@ -16,13 +21,15 @@ class Reply:
 
     `observation` None: the episode has ended. `failure` names why there is no answer (timeout,
     crash, garbled, error: ...): the episode has ended there, and what it would have earned is not
-    known.
+    known. `verdict` is a verifier's, which may itself have failed: then the response counts as
+    incorrect.
     """
 
     key: EpisodeKey
     observation: str | None = None
     reward: float = 0.0
     failure: str | None = None
+    verdict: Verdict | None = None
 
 
 class Environments(Protocol):
@@ -32,12 +39,16 @@ class Environments(Protocol):
     that is a `Reply` with a `failure`.
     """
 
-    def reset(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
+    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
         """Begin an episode on a row of the data."""
         ...
 
-    def step(self, key: EpisodeKey, text: str) -> None:
-        """Give the episode what the policy wrote in its turn."""
+    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
+        """Give the episode what the policy wrote in its turn.
+
+        Args:
+            has_ended: whether the policy ended it; only of `gives_verdicts` others are asked for.
+        """
         ...
 
     def end(self, key: EpisodeKey) -> None:
@@ -46,6 +57,11 @@ class Environments(Protocol):
 
     def poll(self, timeout_s: float) -> list[Reply]:
         """The replies that have come; waits at most so long for the first, 0: not at all."""
+        ...
+
+    @property
+    def gives_verdicts(self) -> bool:
+        """Whether an episode is one turn, and the reply to it a verdict."""
         ...
 
     @property

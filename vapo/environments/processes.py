@@ -21,11 +21,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from vapo.environments.contract import EpisodeKey, Reply
+from vapo.environments.data_row import data_row
 from vapo.environments.host_process import HostProcess
 from vapo.environments.settings import MAX_OBSERVATION_CHARS, HostSettings, Order
 from vapo.system.child_process import printable, reward_problem
 from vapo.system.shown_text import redacted, visible
 from vapo.system.supervised_process import limit_sending, ticketed_reply
+from vapo.types import Prompt
 
 MAX_REPLY_BYTES = 12 * MAX_OBSERVATION_CHARS + 4096
 """JSON takes up to 12 bytes for a character."""
@@ -63,6 +65,8 @@ class ProcessEnvironments:
         UserError: what the settings name cannot be imported or called.
     """
 
+    gives_verdicts = False
+
     def __init__(
         self,
         settings: HostSettings,
@@ -85,8 +89,12 @@ class ProcessEnvironments:
     def capacity(self) -> int:
         return self._capacity
 
-    def reset(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
-        """Begin an episode on a row of the data.
+    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
+        """See `Environments.reset`. Raises: as `begin`."""
+        self.begin(key, data_row(prompt))
+
+    def begin(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
+        """Begin an episode on what the environment is given.
 
         Raises:
             ValueError: the key is in use, or as many episodes are open as may be.
@@ -102,7 +110,7 @@ class ProcessEnvironments:
             self._host.open(episode.number, theirs)
         self._ask(episode, "reset", dict(row))
 
-    def step(self, key: EpisodeKey, text: str) -> None:
+    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         """Give the episode what the policy wrote in its turn.
 
         Raises:

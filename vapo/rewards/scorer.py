@@ -1,4 +1,4 @@
-"""Rollouts -> verdicts with their rewards, whatever the verifier does.
+"""Responses -> verdicts with their rewards, whatever the verifier does, while others are sampled.
 
 `vapo.rollouts.batch` makes tensors of them.
 """
@@ -6,22 +6,28 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from random import Random
-from typing import Any
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vapo.config.environments import EnvironmentConfig, environment_name
 from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
+from vapo.environments.contract import Environments
+from vapo.environments.judged_responses import JudgedResponses, OnVerdict
+from vapo.environments.selection import make_environments
 from vapo.errors import UserError
-from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker_pool import WorkerPool
 from vapo.system.shown_text import visible
-from vapo.types import FinishReason, Rollout, Verdict
+from vapo.types import Rollout, Verdict
+
+if TYPE_CHECKING:
+    from vapo.rewards.model_judge import ModelJudge
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -33,14 +39,16 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(AbstractContextManager["Scorer"]):
-    """Judges rollouts with the configured verifier; with `data`, each source's with its own.
+    """What answers a policy's turns: the configured verifier, which judges a response, or the
+    environment. With `data`, each source of a mixture has a verifier of its own.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
     `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
-    Episodes of an `environment` have their rewards from it, and no verifier is asked.
+    Episodes of an `environment` have their rewards from it, and no verifier is asked; it is
+    started at once.
 
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
@@ -57,6 +65,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         data: DataConfig | None = None,
         output: VerifierOutput | None = None,
         environment: EnvironmentConfig | None = None,
+        start_environments: Callable[[], Environments] | None = None,
     ) -> None:
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
@@ -67,8 +76,11 @@ class Scorer(AbstractContextManager["Scorer"]):
             )
         self.judges: list[_Judge] = []
         self.by_source: dict[str, _Judge] = {}
-        if environment is not None and environment.is_used:
+        self._environments: Environments | None = None
+        if environment is not None and environment.is_used and start_environments is not None:
             self.judges.append(_Judge(rewards, output, environment))
+            self._start_environments = start_environments
+            self._environments = start_environments()
             return
         by_source = {} if data is None else rewards_by_source(rewards, data)
         if all(own is rewards for own in by_source.values()):
@@ -85,26 +97,65 @@ class Scorer(AbstractContextManager["Scorer"]):
             self.close()
             raise
 
-    def score(
-        self,
-        rollouts: Sequence[Rollout],
-        *,
-        advance: Callable[[int], None] = lambda n: None,
-        shuffle_seed: int | None = None,
-    ) -> list[Verdict]:
-        """One verdict per rollout, in their order; `advance(n)` reports n more as done.
+    def environments(
+        self, *, own: bool = False, num_responses: int | None = None
+    ) -> AbstractContextManager[Environments]:
+        """What answers the turns of a loop: the verifiers, or the environment.
 
-        With `shuffle_seed` the verdicts are permuted over the batch, all sources together (the
-        negative control `rewards.shuffle`: same rewards, no relation to the responses).
+        Args:
+            own: another loop may be open at the same time, in a thread that waits for this one.
+            num_responses: of a batch; a reward model judges so many together at the latest, else
+                when there is nothing to sample.
         """
-        verdicts: dict[int, Verdict] = {}
+        if self._environments is None:
+            return closing(JudgedResponses(self, num_responses))
+        if own:
+            return closing(self._start_environments())
+        return nullcontext(self._environments)
+
+    def submit(
+        self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
+    ) -> Callable[[], None]:
+        """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
+        judge = self._judge_of(rollout.prompt.source)
+        return judge.submit(rollout, on_verdict, num_responses)
+
+    def pump(self, timeout_s: float) -> None:
+        """Hand out the verdicts that have come; waits at most so long for the first."""
+        for judge in self.judges:
+            judge.pump(timeout_s)
+
+    def score(
+        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
+    ) -> list[Verdict]:
+        """One verdict per rollout, in their order; `advance(n)` reports n more as done."""
+        found: dict[int, Verdict] = {}
+
+        def on_verdict(row: int, verdict: Verdict) -> None:
+            found[row] = verdict
+            advance(1)
+
+        withdrawals = [
+            self.submit(rollout, partial(on_verdict, row)) for row, rollout in enumerate(rollouts)
+        ]
+        try:
+            while len(found) < len(rollouts):
+                self.pump(WAIT_S)
+        finally:
+            for row in range(len(withdrawals)):
+                if row not in found:
+                    withdrawals[row]()
+        verdicts = [found[row] for row in range(len(rollouts))]
+        self.check([replace(r, verdict=v) for r, v in zip(rollouts, verdicts, strict=True)])
+        return verdicts
+
+    def check(self, rollouts: Sequence[Rollout]) -> None:
+        """Warn of responses of a batch that a verifier, or their environment, failed on.
+
+        Raises: UserError: on all of them, which is not the responses' fault.
+        """
         for judge, rows in self._shares(rollouts):
-            found = judge.score([rollouts[row] for row in rows], advance)
-            verdicts |= zip(rows, found, strict=True)
-        ordered = [verdicts[row] for row in range(len(rollouts))]
-        if shuffle_seed is not None:
-            Random(f"shuffle/{shuffle_seed}").shuffle(ordered)
-        return ordered
+            judge.check([rollouts[row] for row in rows])
 
     def extracts_answers(self, source: str = "") -> bool:
         """Whether this source's verifier extracts a response's answer, so that answers can vote."""
@@ -134,7 +185,9 @@ class Scorer(AbstractContextManager["Scorer"]):
         return votes
 
     def close(self) -> None:
-        """End the verifier processes; a second call does nothing."""
+        """End verifier processes and environments; a second call does nothing."""
+        if self._environments is not None:
+            self._environments.close()
         for judge in self.judges:
             if judge.pool is not None:
                 judge.pool.close()
@@ -153,32 +206,25 @@ class Scorer(AbstractContextManager["Scorer"]):
                 yield judge, rows
 
 
-def scorer_of(config: FitConfig) -> Scorer:
-    """The scorer of a run: its verifiers, or its environment's own rewards.
+def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
+    """The scorer of a run: its verifiers, or its environment.
 
-    Raises: UserError as `Scorer`.
+    Raises: UserError as `Scorer`, and as `make_environments`.
     """
     return Scorer(
         config.rewards,
         max_response_tokens=config.rollouts.max_response_tokens,
         data=config.data,
+        output=output,
         environment=config.environment,
+        start_environments=partial(
+            make_environments, config, output=None if output is None else output.descriptor
+        ),
     )
 
 
-def episode_verdict(rollout: Rollout, environment: EnvironmentConfig) -> Verdict:
-    """What the environment has said of an episode: the sum of its rewards.
-
-    It is correct where the environment ended it with more than `environment.correct_above`.
-    """
-    reward = sum(turn.reward for turn in rollout.turns)
-    has_ended = rollout.failure is None and rollout.finish_reason is FinishReason.STOP
-    is_correct = has_ended and reward > environment.correct_above
-    return Verdict(is_correct=is_correct, reward=reward, failure=rollout.failure)
-
-
 class _Judge:
-    """One verifier: its worker processes, its reward model, or what an environment has said."""
+    """One verifier: its worker processes or its reward model. Of an environment only a name."""
 
     def __init__(
         self,
@@ -189,14 +235,14 @@ class _Judge:
         self.config = rewards
         self._environment = environment
         self._texts: TextJudge | None = None
+        self._model: ModelJudge | None = None
         self._warns = output is None  # else every failure is shown beside its response
         if environment is not None:
             return
         if isinstance(rewards, RewardModelVerifier):
-            from vapo.rewards.reward_model import RewardModel
+            from vapo.rewards.model_judge import ModelJudge
 
-            self._reward_model = RewardModel(rewards.reward_model_path)
-            self._threshold = rewards.reward_model_threshold
+            self._model = ModelJudge(rewards.reward_model_path, rewards.reward_model_threshold)
         else:
             self._texts = TextJudge(rewards, output)
 
@@ -208,59 +254,44 @@ class _Judge:
     def pool(self) -> WorkerPool | None:
         return None if self._texts is None else self._texts.pool
 
-    def score(self, rollouts: Sequence[Rollout], advance: Callable[[int], None]) -> list[Verdict]:
-        if self._environment is not None:
-            verdicts = [episode_verdict(rollout, self._environment) for rollout in rollouts]
-            advance(len(rollouts))
-        else:
-            replies = self._replies(rollouts, advance)
-            verdicts = [Verdict(**verdict_fields(self.config, reply)) for reply in replies]
-        if self._warns:
-            self._check_failures(rollouts, verdicts)
-        return verdicts
-
-    def _replies(
-        self, rollouts: Sequence[Rollout], advance: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
+    def submit(
+        self, rollout: Rollout, on_verdict: OnVerdict, num_responses: int | None
+    ) -> Callable[[], None]:
+        on_reply, prompt = partial(self._judged, on_verdict), rollout.prompt
         if self._texts is None:
-            return self._ask_model(self._reward_model, rollouts, advance)
-        tasks = [(r.response_text, r.prompt.answer, r.prompt.metadata) for r in rollouts]
-        return self._texts.replies(tasks, advance)
+            assert self._model is not None, "an environment judges its episodes itself"
+            return self._model.submit(rollout, on_reply, num_responses)
+        text = rollout.response_text, prompt.answer, prompt.metadata
+        number = self._texts.submit(text, on_reply)
+        return partial(self._texts.forget, () if number is None else (number,))
 
-    def _ask_model(
-        self,
-        model: Callable[..., list[float | str]],
-        rollouts: Sequence[Rollout],
-        advance: Callable[[int], None],
-    ) -> list[dict[str, Any]]:
-        replies: list[dict[str, Any]] = []
-        for score in model(rollouts, advance=advance):
-            if isinstance(score, str):
-                replies.append({"failure": score})
-            elif not math.isfinite(score):
-                replies.append({"failure": "nan"})
-            else:
-                is_correct = score > self._threshold
-                replies.append({"is_correct": is_correct, "reward": score})
-        return replies
+    def _judged(self, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
+        on_verdict(Verdict(**verdict_fields(self.config, reply)))
 
-    def _check_failures(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> None:
-        failed = [i for i, verdict in enumerate(verdicts) if verdict.failure is not None]
-        if not failed:
+    def pump(self, timeout_s: float) -> None:
+        if self._texts is not None:
+            self._texts.pump(timeout_s)
+        elif self._model is not None:
+            self._model.pump(is_idle=timeout_s > 0)
+
+    def check(self, rollouts: Sequence[Rollout]) -> None:
+        reasons = [(r.verdict.failure, r.prompt) for r in rollouts if r.verdict is not None]
+        failed = [(failure, prompt) for failure, prompt in reasons if failure is not None]
+        if not failed or not self._warns:
             return
-        first = f"{verdicts[failed[0]].failure}, prompt {rollouts[failed[0]].prompt.prompt_id}"
-        if len(failed) == len(verdicts) >= FEWEST_WITHOUT_VERDICT:
+        first = f"{failed[0][0]}, prompt {failed[0][1].prompt_id}"
+        if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
             name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
             if self._environment is not None:
                 name = f"environment {environment_name(self._environment)}"
             raise UserError(
-                f"the {name} gave no verdict on any of {len(verdicts)} responses; "
+                f"the {name} gave no verdict on any of {len(rollouts)} responses; "
                 f"the first: {first}"
             )
         logger.warning(
             "no verdict for %d of %d responses (%s); the first: %s",
             len(failed),
-            len(verdicts),
+            len(rollouts),
             "counted as incorrect" if self._environment is None else "they are not trained on",
             visible(first, keep=""),
         )

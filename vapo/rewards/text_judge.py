@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vapo.config.data_rules import source_name, sources_of
@@ -12,15 +12,16 @@ from vapo.rewards.math_verify_package import check_math_verify
 from vapo.rewards.own_function import FUNCTION_KEY
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
-from vapo.rewards.worker import Settings, Task
-from vapo.rewards.worker_pool import WorkerPool
+from vapo.rewards.worker import Settings
+from vapo.rewards.worker_pool import OnReply, WorkerPool
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
 
 Text = tuple[str, str, Mapping[str, Any]]
 """Response text, reference answer, metadata."""
 
-Advance = Callable[[int], None]
+WAIT_S = 0.5
+"""For a reply, before whoever waits looks around again."""
 
 
 class TextJudge:
@@ -39,26 +40,38 @@ class TextJudge:
         self.pool = None if rewards.verifier == "exact" else _start_pool(rewards, output)
         self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
 
-    def replies(self, tasks: Sequence[Text], advance: Advance) -> list[dict[str, Any]]:
-        """For each text a judgement, or the `failure` that there is none."""
+    def submit(self, text: Text, on_reply: OnReply) -> int | None:
+        """Ask for a judgement, which `pump` hands out, or the `failure` that there is none.
+
+        Returns: the number by which it may be forgotten; None: the reply has been handed out.
+        """
+        response, answer, metadata = text
         if self.pool is None:
-            advance(len(tasks))
-            return [vars(exact(text, answer, {})) for text, answer, _ in tasks]
-        kept: list[Task] = [
-            (text[-MAX_RESPONSE_CHARS:], answer, dict(metadata) if self._needs_metadata else {})
-            for text, answer, metadata in tasks
-        ]
+            on_reply(vars(exact(response, answer, {})))
+            return None
+        kept = dict(metadata) if self._needs_metadata else {}
         if self._output is not None:  # a process that replaces another prints its imports again
             self.pool.wait_until_ready()
             self._output.take()
-        replies: dict[int, dict[str, Any]] = {}
+        return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply)
 
-        def on_reply(index: int, reply: dict[str, Any]) -> None:
-            replies[index] = reply
-            advance(1)
+    def forget(self, numbers: Collection[int]) -> None:
+        """See `WorkerPool.forget`."""
+        if self.pool is not None:
+            self.pool.forget(numbers)
 
-        self.pool.run(kept, on_reply)
-        return [replies[index] for index in range(len(kept))]
+    def reply(self, text: Text) -> dict[str, Any]:
+        """A judgement, or the `failure` that there is none."""
+        found: list[dict[str, Any]] = []
+        self.submit(text, found.append)
+        while not found:
+            self.pump(WAIT_S)
+        return found[0]
+
+    def pump(self, timeout_s: float) -> None:
+        """See `WorkerPool.pump`."""
+        if self.pool is not None:
+            self.pool.pump(timeout_s)
 
     def close(self) -> None:
         if self.pool is not None:

@@ -10,117 +10,30 @@ for its end.
 
 from __future__ import annotations
 
-import os
-import secrets
+import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings, Task
-from vapo.system.child_process import reward_problem
-from vapo.system.shown_text import redacted, visible
-from vapo.system.supervised_process import (
-    MAX_START_FAILURES,
-    START_TIMEOUT_S,
-    SupervisedProcess,
-    ticketed_reply,
-)
+from vapo.rewards.worker_process import Worker
+from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S
 
 MAX_CHUNK = 16
-MAX_REPLY_BYTES = 2**16
-GARBLED = "garbled: something other than the worker wrote into its channel"
+_PUMP_S = 0.5
 
 
-class Worker(SupervisedProcess):
-    """One child process and the tasks that it has been given."""
-
-    def __init__(self, settings: Settings, output: int | None = None) -> None:
-        super().__init__("vapo.rewards.worker", output, passed=settings.passed)
-        self.ready = False
-        self.pending: deque[int] = deque()
-        self.deadline = time.monotonic() + START_TIMEOUT_S
-        self._received = b""
-        self._tickets = deque([secrets.token_hex(8)])
-        self.connection.send(replace(settings, ticket=self._tickets[0]))
-
-    def send(self, tasks: Sequence[Task]) -> None:
-        """Raises: OSError when it is gone, or does not take them within `SEND_TIMEOUT_S`."""
-        # Without a request: the end of the channel, or someone else's output. A child of a process
-        # that was killed holds the channel open a moment longer.
-        if self.has_sent() or self.process.poll() is not None:
-            raise ConnectionError
-        tickets = [secrets.token_hex(8) for _ in tasks]
-        self._tickets.extend(tickets)
-        self.connection.send(list(zip(tickets, tasks, strict=True)))
-
-    def has_sent(self) -> bool:
-        """Whether there is something to receive."""
-        return bool(self._received) or self.connection.poll()
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Replies that have come whole; never waits for the rest of one.
-
-        The last is `{"broken": why}` where no more can come: the process is gone, or what came
-        is not the reply to the task that it has.
-        """
-        try:
-            received = os.read(self.connection.fileno(), MAX_REPLY_BYTES)
-        except OSError:
-            received = b""
-        *lines, self._received = (self._received + received).split(b"\n")
-        replies: list[dict[str, Any]] = []
-        for line in lines:
-            ticket = self._tickets.popleft() if self._tickets else ""
-            reply = read_reply(line, ticket, is_first=not self.ready and not replies)
-            if reply is None:
-                return [*replies, {"broken": GARBLED}]
-            replies.append(reply)
-        if not received:
-            replies.append({"broken": "crash"})
-        elif len(self._received) > MAX_REPLY_BYTES:
-            replies.append({"broken": GARBLED})
-        return replies
+OnReply = Callable[[dict[str, Any]], None]
 
 
-def read_reply(line: bytes, ticket: str, *, is_first: bool = False) -> dict[str, Any] | None:
-    """Parse the reply in one line of the channel; None when it does not have this ticket.
-
-    The first is empty, or has a `failure`: whether the worker is ready.
-    """
-    reply = ticketed_reply(line, ticket)
-    if reply is None:
-        return None
-    if set(reply) == {"failure"}:
-        failure = reply["failure"]
-        return {"failure": visible(redacted(failure))} if isinstance(failure, str) else None
-    if is_first:
-        return None if reply else reply
-    if set(reply) == {"classes"}:
-        classes = reply["classes"]
-        are_indices = isinstance(classes, list) and all(
-            type(index) is int and 0 <= index < len(classes) for index in classes
-        )
-        return reply if are_indices else None
-    reward, extracted = reply.get("reward"), reply.get("extracted")
-    is_verdict = (
-        set(reply) == {"is_correct", "reward", "extracted"}
-        and isinstance(reply["is_correct"], bool)
-        and (reward is None or _is_reward(reward))
-        and (extracted is None or isinstance(extracted, str))
-    )
-    return reply if is_verdict else None
-
-
-def _is_reward(reward: Any) -> bool:
-    try:
-        return isinstance(reward, (int, float)) and reward_problem(float(reward)) is None
-    except OverflowError:  # an integer of hundreds of digits
-        return False
+class _Asked(NamedTuple):
+    task: Task
+    on_reply: OnReply
 
 
 class WorkerPool:
@@ -145,6 +58,9 @@ class WorkerPool:
         self._output = output
         self.num_start_failures = 0
         self.workers = [Worker(settings, output) for _ in range(num_workers)]
+        self._numbers = itertools.count()
+        self._asked: dict[int, _Asked] = {}  # queued, or given to a process
+        self._queue: deque[int] = deque()
         self._finalizer = weakref.finalize(self, _stop_all, self.workers)
         if wait_until_ready:
             self.wait_until_ready()
@@ -152,65 +68,103 @@ class WorkerPool:
     def close(self) -> None:
         self._finalizer()
 
-    def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
-        """Call `on_reply(index, reply)` once for each task, in the order of completion.
+    def submit(self, task: Task, on_reply: OnReply) -> int:
+        """Queue a task. `pump` calls `on_reply(reply)` once, when its reply is there.
 
         A task that hangs beyond the time limit, whose process dies, or during which anything
         else is written into the worker's channel gets the reply `{"failure": "timeout"}`,
         `"crash"` or `GARBLED`; the others are not affected.
+
+        Returns: its number.
         """
-        queue = deque(range(len(tasks)))
-        chunk = max(1, min(MAX_CHUNK, len(tasks) // (4 * len(self.workers))))
-        num_open = len(tasks)
+        number = next(self._numbers)
+        self._asked[number] = _Asked(task, on_reply)
+        self._queue.append(number)
+        return number
 
-        def finish(worker: Worker, reply: dict[str, Any]) -> None:
-            nonlocal num_open
-            num_open -= 1
-            on_reply(worker.pending.popleft(), reply)
+    def forget(self, numbers: Collection[int]) -> None:
+        """Nobody waits for the replies of these tasks any more."""
+        for number in numbers:
+            self._asked.pop(number, None)
+        self._queue = deque(number for number in self._queue if number in self._asked)
 
-        def give_up(worker: Worker, failure: str) -> None:
-            if worker.pending:
-                finish(worker, {"failure": failure})
-            queue.extendleft(reversed(worker.pending))
-            self._restart(worker)
+    def pump(self, timeout_s: float) -> None:
+        """Give tasks to processes that have none, and hand out the replies that have come.
 
-        def receive(worker: Worker) -> None:
-            for reply in worker.receive():
-                if "broken" in reply:
-                    give_up(worker, reply["broken"])
-                elif worker.ready:
-                    finish(worker, reply)
-                    worker.deadline = time.monotonic() + self.settings.timeout_s
-                else:
-                    self._mark_ready(worker, reply)
+        Waits at most so long for the first, 0: not at all; at once if nothing is queued or asked.
 
+        Raises: UserError: the processes die while they start, or the verifier cannot be built.
+        """
         try:
-            while num_open:
-                for worker in list(self.workers):
-                    if worker.ready and not worker.pending and queue:
-                        self._send(worker, tasks, queue, chunk)
-                for worker in self._readable():
-                    receive(worker)
-                for worker in self._overdue():
-                    if worker.connection.poll():  # it was in time, but this loop was delayed
-                        receive(worker)
-                    if worker in self._overdue():
-                        give_up(worker, "timeout")
-        finally:
-            for worker in list(self.workers):  # after an interrupt: no stale replies
+            self._send()
+            for worker in self._readable(timeout_s):
+                self._receive(worker)
+            for worker in self._overdue():
+                if worker.connection.poll():  # it was in time, but its reply was not taken
+                    self._receive(worker)
+                if worker in self._overdue():
+                    self._give_up(worker, "timeout")
+            self._send()
+        except BaseException:  # an interrupt may come between a reply and its task
+            for worker in list(self.workers):
                 if worker.pending:
-                    worker.pending.clear()
-                    self._restart(worker)
+                    self._take_back(worker)
+            raise
 
-    def _send(self, worker: Worker, tasks: Sequence[Task], queue: deque[int], chunk: int) -> None:
-        worker.pending.extend(queue.popleft() for _ in range(min(chunk, len(queue))))
-        worker.deadline = time.monotonic() + self.settings.timeout_s
+    def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
+        """Call `on_reply(index, reply)` once for each task, in the order of completion."""
+        num_left = len(tasks)
+
+        def finish(index: int, reply: dict[str, Any]) -> None:
+            nonlocal num_left
+            num_left -= 1
+            on_reply(index, reply)
+
+        numbers = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
         try:
-            worker.send([tasks[index] for index in worker.pending])
-        except OSError:  # it broke while idle: none of these tasks is to blame
-            queue.extendleft(reversed(worker.pending))
-            worker.pending.clear()
-            self._restart(worker)
+            while num_left:
+                self.pump(_PUMP_S)
+        finally:
+            self.forget(numbers)
+
+    def _receive(self, worker: Worker) -> None:
+        for reply in worker.receive():
+            if "broken" in reply:
+                self._give_up(worker, reply["broken"])
+            elif worker.ready:
+                self._finish(worker, reply)
+                worker.deadline = time.monotonic() + self.settings.timeout_s
+            else:
+                self._mark_ready(worker, reply)
+
+    def _finish(self, worker: Worker, reply: dict[str, Any]) -> None:
+        asked = self._asked.pop(worker.pending.popleft(), None)
+        if asked is not None:
+            asked.on_reply(reply)
+
+    def _give_up(self, worker: Worker, failure: str) -> None:
+        """Its first task has failed; the others are another's."""
+        if worker.pending:
+            self._finish(worker, {"failure": failure})
+        self._take_back(worker)
+
+    def _take_back(self, worker: Worker) -> None:
+        self._queue.extendleft(n for n in reversed(worker.pending) if n in self._asked)
+        worker.pending.clear()
+        self._restart(worker)
+
+    def _send(self) -> None:
+        """Give each free process some of the queue: few of a short one, so that all have work."""
+        for worker in list(self.workers):
+            if not worker.ready or worker.pending or not self._queue:
+                continue
+            chunk = max(1, min(MAX_CHUNK, len(self._queue) // (4 * len(self.workers))))
+            worker.pending.extend(self._queue.popleft() for _ in range(chunk))
+            worker.deadline = time.monotonic() + self.settings.timeout_s
+            try:
+                worker.send([self._asked[number].task for number in worker.pending])
+            except OSError:  # it broke while idle: none of these tasks is to blame
+                self._take_back(worker)
 
     def _active(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.pending or not worker.ready]
@@ -218,14 +172,14 @@ class WorkerPool:
     def _overdue(self) -> list[Worker]:
         return [worker for worker in self._active() if time.monotonic() > worker.deadline]
 
-    def _readable(self) -> list[Worker]:
+    def _readable(self, timeout_s: float) -> list[Worker]:
         """Workers with something to read, after waiting no longer than the next deadline."""
         active = self._active()
         if not active:
             return []
-        remaining = min(worker.deadline for worker in active) - time.monotonic()
+        remaining = max(0.0, min(worker.deadline for worker in active) - time.monotonic()) + 0.001
         by_connection = {worker.connection: worker for worker in active}
-        found = wait(list(by_connection), timeout=max(0.0, remaining) + 0.001)
+        found = wait(list(by_connection), timeout=min(remaining, timeout_s))
         return [worker for connection, worker in by_connection.items() if connection in found]
 
     def _mark_ready(self, worker: Worker, reply: dict[str, Any]) -> None:
@@ -249,7 +203,7 @@ class WorkerPool:
         """Until one process has its verifier. Raises: UserError: it cannot be made."""
         try:
             while not any(worker.ready for worker in self.workers):
-                for worker in self._readable():
+                for worker in self._readable(_PUMP_S):
                     for reply in worker.receive():
                         if "broken" in reply:
                             self._restart(worker)

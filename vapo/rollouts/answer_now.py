@@ -8,9 +8,9 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.changed_responses import with_response
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
+from vapo.rewards.verdicts import verdicts_of
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.player import Player
 from vapo.types import Rollout, Verdict
 
 _ANSWER_TOKENS = 16
@@ -49,9 +49,7 @@ def answered_half_way(
     rollouts: Sequence[Rollout],
     answer_ids: tuple[int, ...],
     *,
-    sampler: Sampler,
-    scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
+    player: Player,
     settings: SamplingSettings,
     seed: int,
     advance: Callable[[int], None] = lambda n: None,
@@ -61,25 +59,20 @@ def answered_half_way(
     The engine continues it from `answer_ids` for up to 16 tokens, within the response budget.
     """
     starts = [(*r.response_ids[: half_way(r)], *answer_ids) for r in rollouts]
-    room = settings.max_response_tokens - max(map(len, starts))
-    prompts = [
-        replace(
-            rollout.prompt,
-            prompt_id=f"{rollout.prompt.prompt_id}, half-way",
-            prompt_ids=(*rollout.prompt.prompt_ids, *start),
-        )
-        for rollout, start in zip(rollouts, starts, strict=True)
-    ]
-    found = sampler.sample(
-        prompts,
+    room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))
+    answered = player.play_on(
+        [
+            replace(
+                rollout,
+                prompt=replace(rollout.prompt, max_response_tokens=len(start) + room),
+                response_ids=start,
+                rollout_logprobs=(0.0,) * len(start),
+            )
+            for rollout, start in zip(rollouts, starts, strict=True)
+        ],
         group_size=1,
-        settings=replace(settings, max_response_tokens=min(_ANSWER_TOKENS, room)),
+        settings=settings,
         seed=seed,
         advance=advance,
     )
-    answered = []
-    for rollout, start, end in zip(rollouts, starts, found, strict=True):
-        ids = (*start, *end.response_ids)
-        logprobs = (0.0,) * len(start) + end.rollout_logprobs
-        answered.append(with_response(rollout, ids, logprobs, end.finish_reason, tokenizer))
-    return scorer.score(answered)
+    return verdicts_of(answered)

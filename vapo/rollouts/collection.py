@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import VineOptions
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.verdicts import shuffled, verdicts_of
 from vapo.rollouts.batch import make_rollout_batch, with_loss_on
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import (
@@ -23,9 +22,10 @@ from vapo.rollouts.dynamic_sampling import (
     fill_with_mixed_groups,
     groups_of,
 )
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings, sampling_settings
+from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.failure_metrics import failure_metrics
 from vapo.rollouts.mixture_metrics import source_metrics
+from vapo.rollouts.player import Player
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress, Stage
@@ -38,8 +38,6 @@ class RolloutCollection:
 
     Everything is a function of (seed, iteration) and the weights of the sampler.
 
-    Args:
-        tokenizer: the policy's, for the texts of episodes and the steps of responses.
     """
 
     def __init__(
@@ -47,18 +45,14 @@ class RolloutCollection:
         config: FitConfig,
         *,
         prompts: PromptSplit,
-        scorer: Scorer,
-        sampler: Sampler,
+        player: Player,
         progress: Progress,
-        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
         self.prompts = prompts
-        self.scorer = scorer
-        self.sampler = sampler
+        self.player = player
         self.progress = progress
-        self.tokenizer = tokenizer
 
     def sample_batch(self, iteration: int, phase: Phase) -> tuple[RolloutBatch, dict[str, float]]:
         """Sample and score the iteration's rollouts; also returns the metrics of sampling.
@@ -132,8 +126,7 @@ class RolloutCollection:
         size, keys = self.hyperparameters.group_size, attempt_keys(iteration, attempt)
         rollouts, verdicts = sample_and_score(
             self.attempt_prompts(iteration, attempt),
-            self.sampler,
-            self.scorer,
+            self.player,
             self.progress.stage,
             group_size=size,
             settings=sampling_settings(self.config.rollouts),
@@ -164,16 +157,14 @@ class RolloutCollection:
 
     def continuer(self, settings: SamplingSettings) -> Continuer:
         """What samples on from prefixes of responses that were sampled by `settings`."""
-        stage = self.progress.stage
-        return Continuer(self.config, settings, self.sampler, self.scorer, self.tokenizer, stage)
+        return Continuer(self.config, settings, self.player, self.progress.stage)
 
     def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
         rollouts, verdicts = sample_and_score(
             prompts,
-            self.sampler,
-            self.scorer,
+            self.player,
             self.progress.stage,
             group_size=1,
             settings=replace(sampling_settings(self.config.rollouts), greedy=True),
@@ -206,8 +197,7 @@ def attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
 
 def sample_and_score(
     prompts: Sequence[Prompt],
-    sampler: Sampler,
-    scorer: Scorer,
+    player: Player,
     stage: Stage,
     *,
     group_size: int,
@@ -218,9 +208,7 @@ def sample_and_score(
     """`group_size` responses to each prompt, groups contiguous, and their verdicts."""
     total = len(prompts) * group_size
     with stage("rollout", total=total, unit="responses") as advance:
-        rollouts = sampler.sample(
+        rollouts = player.play(
             prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
         )
-    with stage("scoring", total=total, unit="responses") as advance:
-        verdicts = scorer.score(rollouts, advance=advance, shuffle_seed=shuffle_seed)
-    return rollouts, verdicts
+    return rollouts, shuffled(verdicts_of(rollouts), shuffle_seed)

@@ -8,20 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.batch import make_rollout_batch, placed_rewards
-from vapo.rollouts.changed_responses import with_response
-from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.episode_sampler import EpisodeSampler
+from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
+from vapo.rollouts.player import Player
 from vapo.rollouts.segments import num_whole_turns
 from vapo.system.progress import Stage
-from vapo.types import Prompt, Rollout, RolloutBatch
+from vapo.types import Rollout, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -94,15 +92,12 @@ class Continuer:
 
     Args:
         settings: those by which the responses were sampled.
-        tokenizer: the policy's.
         stage: where progress is reported.
     """
 
     config: FitConfig
     settings: SamplingSettings
-    sampler: Sampler
-    scorer: Scorer
-    tokenizer: PreTrainedTokenizerBase
+    player: Player
     stage: Stage
 
     def sample(
@@ -126,29 +121,15 @@ class Continuer:
         starts, places = self._starts(rollouts, prefixes)
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
-            if isinstance(self.sampler, EpisodeSampler):
-                whole = self.sampler.sample_on(
-                    starts,
-                    group_size=num_continuations,
-                    settings=self.settings,
-                    seed=seed,
-                    advance=advance,
-                )
-                check_replayed(whole)
-            else:
-                found = self.sampler.sample(
-                    [_extended(start, self.settings) for start in starts],
-                    group_size=num_continuations,
-                    settings=self.settings,
-                    seed=seed,
-                    advance=advance,
-                )
-                whole = [
-                    _whole(starts[i // num_continuations], rollout, self.tokenizer)
-                    for i, rollout in enumerate(found)
-                ]
-        with self.stage("scoring_continuations", total=total, unit="responses") as advance:
-            verdicts = self.scorer.score(whole, advance=advance)
+            whole = self.player.play_on(
+                starts,
+                group_size=num_continuations,
+                settings=self.settings,
+                seed=seed,
+                advance=advance,
+            )
+        check_replayed(whole)
+        verdicts = verdicts_of(whole)
         rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
         batch = make_rollout_batch(
             [whole[row] for row in rows],
@@ -205,20 +186,3 @@ def check_replayed(rollouts: Sequence[Rollout]) -> None:
             f"{failed[0].prompt.prompt_id}): {failed[0].failure}; draw numbers from "
             "random.Random(row['seed']), or switch off what continues responses (value_truth)"
         )
-
-
-def _extended(start: Rollout, settings: SamplingSettings) -> Prompt:
-    """The prompt with the response so far, and the budget that is left."""
-    prompt, ids = start.prompt, start.response_ids
-    return replace(
-        prompt,
-        prompt_id=f"{prompt.prompt_id}, after {len(ids)} tokens",
-        prompt_ids=(*prompt.prompt_ids, *ids),
-        max_response_tokens=settings.max_response_tokens - len(ids),
-    )
-
-
-def _whole(start: Rollout, end: Rollout, tokenizer: PreTrainedTokenizerBase) -> Rollout:
-    ids = (*start.response_ids, *end.response_ids)
-    logprobs = start.rollout_logprobs[: len(start.response_ids)] + end.rollout_logprobs
-    return with_response(start, ids, logprobs, end.finish_reason, tokenizer)

@@ -35,8 +35,8 @@ class Orders(Protocol):
         """The prompts of an iteration; attempts above 0 are those of dynamic sampling."""
         ...
 
-    def judge(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
-        """The verdicts of an attempt's rollouts."""
+    def verdicts(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
+        """The verdicts of an attempt's rollouts, which they have."""
         ...
 
     def filling(self) -> Filling:
@@ -135,8 +135,8 @@ class ContinuousSampling:
             found = self._done.get(iteration) or self._open.get(iteration)
             if found is None:
                 return 0
-            judged = len(found.filling.sampled) * self._orders.group_size
-            return judged + (len(found.rollouts) - found.num_left if found.num_left else 0)
+            whole = len(found.filling.sampled) * self._orders.group_size
+            return whole + (len(found.rollouts) - found.num_left if found.num_left else 0)
 
     @property
     def finished(self) -> list[int]:
@@ -239,7 +239,7 @@ class ContinuousSampling:
         if found.num_left:
             return
         whole = [rollout for rollout in found.rollouts if rollout is not None]
-        verdicts = self._orders.judge(whole, iteration, found.attempt)
+        verdicts = self._orders.verdicts(whole, iteration, found.attempt)
         found.filling.add(groups_of(whole, verdicts, self._orders.group_size))
         found.attempt += 1
         with self._changed:

@@ -1,30 +1,14 @@
-"""What an environment is told: a prompt's row, a turn's text, and an episode's turns once more."""
+"""What an environment is told of turns: a turn's text, and those of an episode once more."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.system.seeding import derive_seed
-from vapo.types import Prompt, Rollout
-
-
-def data_row(prompt: Prompt) -> dict[str, Any]:
-    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
-
-    The same for every episode of the prompt, in training and evaluation of every run.
-    """
-    return {
-        **prompt.record,
-        **prompt.metadata,
-        "prompt": prompt.text,
-        "answer": prompt.answer,
-        "id": prompt.prompt_id,
-        "seed": derive_seed(0, "environment", prompt.source, prompt.prompt_id) % 2**31,
-    }
+from vapo.types import Rollout
 
 
 class Replayed(NamedTuple):
@@ -51,4 +35,4 @@ def replay_of(start: Rollout, tokenizer: PreTrainedTokenizerBase) -> deque[Repla
 
 def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """What an environment is given of a turn: its text, without special tokens."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if ids else ""

@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.environments import EnvironmentConfig
 from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
-from vapo.rollouts.environment_inputs import Replayed, data_row, replay_of, turn_text
+from vapo.rollouts.environment_inputs import Replayed, replay_of, turn_text
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.child_process import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout, Turn
+from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
 
 REPLAY = "replay"
 """What the failure of an episode begins with that could not be continued."""
@@ -40,23 +40,26 @@ def uncounted() -> None:
 class Episode:
     """One episode under way: sample j of prompt i by its `key`.
 
-    `ids` are the tokens behind the prompt so far, `num_observed` of them since the last sampled
-    one. `is_judged` says that a verifier judges the one turn that it has. `replay` is what its
-    environment has still to be told again of an episode that is continued: each observation that
-    must come, and what the policy said to it.
+    `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
+    one, or `num_begun` of a response that is continued. `text` is that of the last turn. `replay`
+    is what its environment has still to be told again of an episode that is continued: each
+    observation that must come, and what the policy said to it.
     """
 
     prompt: Prompt
     key: Key
-    is_judged: bool = False
+    is_response: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     num_observed: int = 0
+    num_begun: int = 0
+    text: str = ""
     replay: deque[Replayed] = field(default_factory=deque)
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
     failure: str | None = None
+    verdict: Verdict | None = None
 
     @property
     def last_id(self) -> int | None:
@@ -68,11 +71,13 @@ class Episode:
         self.logprobs.extend([0.0] * len(ids))
         self.num_observed += len(ids)
 
-    def act(self, turn: SampledTurn) -> None:
+    def act(self, turn: SampledTurn, tokenizer: PreTrainedTokenizerBase) -> None:
         self.ids.extend(turn.ids)
         self.logprobs.extend(turn.logprobs)
-        self.turns.append(Turn(self.num_observed, len(turn.ids), version=self.version))
-        self.num_observed = 0
+        num_sampled = self.num_begun + len(turn.ids)
+        self.turns.append(Turn(self.num_observed, num_sampled, version=self.version))
+        self.text = turn_text(self.ids[-num_sampled:], tokenizer) if num_sampled else ""
+        self.num_observed = self.num_begun = 0
 
     def earn(self, reward: float) -> None:
         """Put a reward on the last turn."""
@@ -81,15 +86,17 @@ class Episode:
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
         """The episode as it ended, without what was observed after its last turn."""
         ids = self.ids[: len(self.ids) - self.num_observed]
+        is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
         return Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
-            response_text=str(tokenizer.decode(ids, skip_special_tokens=True)) if ids else "",
+            response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
             rollout_logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=self.finish_reason,
-            turns=() if self.is_judged else tuple(self.turns),
+            turns=() if self.is_response else tuple(self.turns),
             failure=self.failure,
             version=self.turns[0].version if self.turns else None,
+            verdict=self.verdict,
         )
 
 
@@ -101,14 +108,14 @@ class EpisodeLoop:
 
     Args:
         stream: samples the turns.
-        environments: answers them; None: an episode is one turn.
+        environments: answers them; verifiers do it with a verdict.
         version: the weight updates so far, recorded with each turn; None: not counted.
     """
 
     def __init__(
         self,
         stream: TurnStream,
-        environments: Environments | None,
+        environments: Environments,
         *,
         config: EnvironmentConfig,
         settings: SamplingSettings,
@@ -134,24 +141,27 @@ class EpisodeLoop:
         """Play an episode as soon as there is room for one.
 
         Args:
-            start: the first turns of an episode and the observation behind them, to go on from.
-                The environment is told those turns again, and must answer as it did.
+            start: the first tokens of a response to go on from, or the first turns of an episode
+                and the observation behind them. The environment is told those turns again, and
+                must answer as it did.
         """
-        episode = Episode(prompt, key, is_judged=self._environments is None)
+        episode = Episode(prompt, key, is_response=self._environments.gives_verdicts)
         if start is not None:
             episode.ids, episode.logprobs = list(start.response_ids), list(start.rollout_logprobs)
-            episode.turns = list(start.turns)
-            episode.replay = replay_of(start, self._tokenizer)
-            episode.num_observed = len(episode.replay[-1].ids)
+            if episode.is_response:
+                episode.num_begun = len(episode.ids)
+            else:
+                episode.turns = list(start.turns)
+                episode.replay = replay_of(start, self._tokenizer)
+                episode.num_observed = len(episode.replay[-1].ids)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
         """Take what has come from engine and environments, and return the episodes that ended."""
         self._begin()
-        if self._environments is not None:
-            idle = self._stream.num_open == 0 and bool(self._open)
-            for reply in self._environments.poll(_WAIT_S if idle else 0.0):
-                self._take_reply(reply)
+        idle = self._stream.num_open == 0 and bool(self._open)
+        for reply in self._environments.poll(_WAIT_S if idle else 0.0):
+            self._take_reply(reply)
         for turn in self._stream.step():
             self._take_turn(turn)
         ended, self._ended = self._ended, []
@@ -162,25 +172,23 @@ class EpisodeLoop:
         self._waiting.clear()
         for key in self._open:
             self._stream.forget(key)
-            if self._environments is not None:
-                self._environments.end(key)
+            self._environments.end(key)
         self._open.clear()
 
     def _begin(self) -> None:
-        room = len(self._waiting)
-        if self._environments is not None:
-            room = self._environments.capacity - len(self._open)
+        room = self._environments.capacity - len(self._open)
         for _ in range(min(room, len(self._waiting))):
             episode = self._waiting.popleft()
             self._open[episode.key] = episode
-            if self._environments is None:
-                self._ask_engine(episode)
-            else:
-                self._environments.reset(episode.key, data_row(episode.prompt))
+            self._environments.reset(episode.key, episode.prompt)
 
     def _take_reply(self, reply: Reply) -> None:
         episode = self._open.get((reply.key[0], reply.key[1]))
         if episode is None:  # given up since
+            return
+        if reply.verdict is not None:
+            episode.verdict = reply.verdict
+            self._end(episode, episode.finish_reason)
             return
         if reply.failure is not None:
             episode.failure = reply.failure
@@ -221,7 +229,6 @@ class EpisodeLoop:
         elif expected.text is None:
             self._ask_engine(episode)
         else:
-            assert self._environments is not None
             self._environments.step(episode.key, expected.text)
 
     def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
@@ -233,32 +240,39 @@ class EpisodeLoop:
     def _ask_engine(self, episode: Episode) -> None:
         left = self._tokens_left(episode)
         if left < 1:
+            if episode.is_response:
+                raise ValueError(f"prompt {episode.prompt.prompt_id}: no token is left to sample")
             if not episode.turns:
                 episode.failure = "error: the first observation leaves no token of the budget"
             self._end(episode, FinishReason.LENGTH)
             return
         episode.version = self._version()
-        most = self._config.max_turn_tokens if self._environments is not None else None
+        most = self._config.max_turn_tokens
         self._stream.submit(
             TurnRequest(
                 episode.key,
                 len(episode.turns),
                 (*episode.prompt.prompt_ids, *episode.ids),
                 left if most is None else min(left, most),
+                episode.prompt.prompt_id,
             )
         )
 
     def _take_turn(self, turn: SampledTurn) -> None:
         episode = self._open[turn.request.key]
-        episode.act(turn)
-        if not turn.has_ended:  # half a turn is not shown to the environment
+        episode.act(turn, self._tokenizer)
+        reason = FinishReason.STOP
+        if not turn.has_ended:
             is_at_turns_limit = len(turn.ids) == self._config.max_turn_tokens
             by_turn = is_at_turns_limit and self._tokens_left(episode) > 0
-            self._end(episode, FinishReason.TURN_LENGTH if by_turn else FinishReason.LENGTH)
-        elif self._environments is None:
-            self._end(episode, FinishReason.STOP)
-        else:
-            self._environments.step(episode.key, turn_text(turn.ids, self._tokenizer))
+            reason = FinishReason.TURN_LENGTH if by_turn else FinishReason.LENGTH
+        if episode.is_response:
+            episode.finish_reason = reason
+            self._stream.forget(episode.key)  # no other turn follows
+        elif not turn.has_ended:  # half a turn is not shown to an environment
+            self._end(episode, reason)
+            return
+        self._environments.step(episode.key, episode.text, has_ended=turn.has_ended)
 
     def _tokens_left(self, episode: Episode) -> int:
         return episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
@@ -267,9 +281,20 @@ class EpisodeLoop:
         episode.finish_reason = reason
         del self._open[episode.key]
         self._stream.forget(episode.key)
-        if self._environments is not None:
-            self._environments.end(episode.key)
+        self._environments.end(episode.key)
+        if episode.verdict is None:
+            episode.verdict = self._verdict(episode)
         self._ended.append(episode)
+
+    def _verdict(self, episode: Episode) -> Verdict:
+        """What the environment has said of an episode: the sum of its rewards.
+
+        It is correct where the environment ended it with more than `environment.correct_above`.
+        """
+        reward = sum(turn.reward for turn in episode.turns)
+        has_ended = episode.failure is None and episode.finish_reason is FinishReason.STOP
+        is_correct = has_ended and reward > self._config.correct_above
+        return Verdict(is_correct=is_correct, reward=reward, failure=episode.failure)
 
 
 def played(loop: EpisodeLoop) -> Iterator[Episode]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from vapo.rewards.verdicts import shuffled, verdicts_of
 from vapo.rollouts.collection import RolloutCollection, attempt_keys
 from vapo.rollouts.dynamic_sampling import Filling
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.episode_sampler import episode_loop
 from vapo.rollouts.episodes import Episode, EpisodeLoop
-from vapo.system.distributed import rank
+from vapo.system.distributed import rank, world_size
 from vapo.system.seeding import derive_seed
 from vapo.types import Phase, Prompt, Rollout, Verdict
 
@@ -30,24 +30,23 @@ class CollectionOrders:
     def prompts(self, iteration: int, attempt: int) -> Sequence[Prompt]:
         return self.collection.attempt_prompts(iteration, attempt)
 
-    def judge(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
+        self.collection.player.scorer.check(rollouts)
         keys = attempt_keys(iteration, attempt)
         seed = self.collection.shuffle_seed("shuffled verdicts", *keys)
-        return self.collection.scorer.score(rollouts, shuffle_seed=seed)
+        return shuffled(verdicts_of(rollouts), seed)
 
     def filling(self) -> Filling:
         return self.collection.filling(self.phase)
 
     def loop(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
-        config, tokenizer = self.collection.config, self.collection.tokenizer
-        return episode_loop(
-            self.collection.sampler,
-            config,
-            tokenizer,
+        config, hyperparameters = self.collection.config, self.collection.hyperparameters
+        return self.collection.player.loop(
             sampling_settings(config.rollouts),
             seed=derive_seed(config.seed, "rollouts ahead", rank()),
+            num_responses=hyperparameters.num_prompts // world_size() * self.group_size,
             version=version,
         )
 
     def rollout(self, episode: Episode) -> Rollout:
-        return episode.rollout(self.collection.tokenizer)
+        return episode.rollout(self.collection.player.tokenizer)

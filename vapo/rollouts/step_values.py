@@ -30,9 +30,8 @@ def with_step_values(
     """
     options = continuer.config.algorithm
     assert isinstance(options, VineOptions)
-    starts = [
-        step_starts(one, options.vine_segments, continuer.tokenizer) for one in batch.rollouts
-    ]
+    tokenizer = continuer.player.tokenizer
+    starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
     rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
     # An engine may gather the actor's shards in each call, so a rank without a row takes a prefix.
     prefixes = [Prefix(row, start) for row in rows for start in starts[row]] or [Prefix(0, 0)]

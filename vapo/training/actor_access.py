@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.networks.token_inputs import TokenInputs
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import ActorAccess
-from vapo.rollouts.episode_sampler import make_rollout_sampler
+from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.system.sharding import gathered
 from vapo.training.callbacks.weight_sync import actor_weights
 from vapo.training.module import VapoModule
@@ -21,7 +20,7 @@ def sampler_maker(
     config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[VapoModule], Sampler]:
     """What makes the config's engine over a module's own actor."""
-    return lambda module: make_rollout_sampler(config, actor_access(module), tokenizer)
+    return lambda module: make_sampler(config, actor_access(module), tokenizer)
 
 
 def actor_access(module: VapoModule) -> ActorAccess:

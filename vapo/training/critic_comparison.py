@@ -7,8 +7,9 @@ engine, a verifier and prompts, so that what a config says of its critic holds h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -33,7 +34,7 @@ from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
 from vapo.training.trainer import make_short_trainer
-from vapo.types import Phase, Prompt, Rollout
+from vapo.types import Phase
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,9 @@ class Point:
 class _NoEngine:
     """Stored rollouts need no engine."""
 
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Rollout]:
+    end_ids: frozenset[int] = frozenset()
+
+    def turns(self, settings: SamplingSettings, *, seed: int) -> NoReturn:
         raise RuntimeError("a critic that is trained on stored rollouts samples none")
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -78,7 +73,7 @@ class _NoVerifier(Scorer):
     """Stored rollouts have their rewards; no process is started."""
 
     def __init__(self) -> None:
-        self.judges, self.by_source = [], {}
+        self.judges, self.by_source, self._environments = [], {}, None
 
 
 class CriticModule(VapoModule):

@@ -15,6 +15,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
@@ -48,7 +49,7 @@ class RolloutDataModule(L.LightningDataModule):
     """
 
     iteration: Iteration
-    sampler: Sampler
+    player: Player
     rollouts: RolloutSource
     loader: IterationLoader
 
@@ -90,7 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
             return []
         if hasattr(self, "loader") and self.loader.module is module:
             return self.loader
-        self.sampler = self.make_sampler(module)
+        self.player = Player(self.config, self.make_sampler(module), self.scorer, self.tokenizer)
         self.rollouts = self.rollout_source(module)
         self.loader = IterationLoader(self, module, self.iteration_runner(module))
         return self.loader
@@ -104,10 +105,8 @@ class RolloutDataModule(L.LightningDataModule):
         collection = RolloutCollection(
             self.config,
             prompts=self.prompts,
-            scorer=self.scorer,
-            sampler=self.sampler,
+            player=self.player,
             progress=self.progress,
-            tokenizer=self.tokenizer,
         )
         return RolloutSource(
             self.config, collection, module.lineage, self.progress, self.kept, self.stored
@@ -129,8 +128,8 @@ class RolloutDataModule(L.LightningDataModule):
         if hasattr(self, "rollouts"):
             self.rollouts.cancel()
         self.scorer.close()
-        if hasattr(self, "sampler"):
-            self.sampler.close()
+        if hasattr(self, "player"):
+            self.player.sampler.close()
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class IterationRunner:
         self.safe_point()
         measured = self.sample_truth(rollouts, start)
         if not self.rollouts.samples_ahead:
-            self.rollouts.collection.sampler.sleep()
+            self.rollouts.collection.player.sampler.sleep()
         metrics |= self.start_head(rollouts, start)
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()

@@ -110,8 +110,8 @@ class ProbeData(RolloutDataModule):
         """Stop what is sampled ahead, and the engine."""
         if hasattr(self, "rollouts"):
             self.rollouts.cancel()
-        if hasattr(self, "sampler"):
-            self.sampler.close()
+        if hasattr(self, "player"):
+            self.player.sampler.close()
 
 
 def run_probe(

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
-from vapo.config import RewardModelConfig, SftConfig
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
@@ -44,17 +44,16 @@ class SupervisedBatch:
 
 @contextmanager
 def recorded_run(
-    config: SftConfig | RewardModelConfig, command: str, prompts: PromptSplit
+    config: SftConfig | RewardModelConfig, sampling: FitConfig, command: str, prompts: PromptSplit
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
-    """Open the display, verifier and MLflow run of a supervised command; record its config."""
+    """Open the display, verifier and MLflow run of a supervised command; record its config.
+
+    Args:
+        sampling: the part of the config that sampling needs (`sampling_config`).
+    """
     with (
         Progress() as progress,
-        Scorer(
-            config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            data=config.data,
-            environment=config.environment if isinstance(config, SftConfig) else None,
-        ) as scorer,
+        scorer_of(sampling) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, command),

@@ -63,7 +63,7 @@ def measure_truth(
             if (number := getattr(truth, name)) is not None
         }
         truth = replace(truth, **share)
-    choice = choose_prefixes(batch.rollouts, truth, continuer.tokenizer, seed=seed)
+    choice = choose_prefixes(batch.rollouts, truth, continuer.player.tokenizer, seed=seed)
     note(choice.describe(batch.rollouts, truth, most))
     found = continuer.sample(
         batch.rollouts, choice.prefixes, num_continuations=truth.num_continuations, seed=seed
@@ -83,7 +83,7 @@ def measure_truth(
             baseline=baselines[prefix.row],
             is_of_steps=is_step,
             is_marked=own_mark(
-                config, batch.rollouts[prefix.row], prefix.num_tokens, continuer.tokenizer
+                config, batch.rollouts[prefix.row], prefix.num_tokens, continuer.player.tokenizer
             ),
         )
         for prefix, is_step, row, is_whole in zip(

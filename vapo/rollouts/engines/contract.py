@@ -1,8 +1,8 @@
-"""The sampler's contract: prompts or turns in, sampled tokens with their log-probs out."""
+"""The sampler's contract: turns in, sampled tokens with their log-probs out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,6 @@ from typing import Protocol
 from torch import Tensor
 
 from vapo.config.schema import RolloutConfig
-from vapo.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,15 @@ class TurnRequest:
     """One turn to sample of the episode `key` (prompt i, sample j).
 
     `ids` are all tokens before it: the prompt, and the earlier turns exactly as they were sampled
-    and observed. `turn` counts from 0; at most `max_tokens` tokens are sampled.
+    and observed. `turn` counts from 0; at most `max_tokens` tokens are sampled. `prompt_id` is
+    what messages call it by.
     """
 
     key: tuple[int, int]
     turn: int
     ids: tuple[int, ...]
     max_tokens: int
+    prompt_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,23 @@ class TurnStream(Protocol):
     """Turns of many episodes that are sampled together, each for as long as it takes.
 
     The tokens of a turn depend on the weights, its ids, the settings and (seed, i, j, turn) only,
-    not on what else is sampled beside it (up to floating point). The first turn of an episode has
-    the tokens that `Sampler.sample` gives to the same prompt, sample and seed.
+    not on what else is sampled beside it (up to floating point).
     """
 
     def submit(self, request: TurnRequest) -> None:
-        """Sample this turn as soon as there is room. One turn of an episode is open at a time."""
+        """Sample this turn as soon as there is room. One turn of an episode is open at a time.
+
+        Raises:
+            UserError: there are no tokens before it, or with its own more than the model takes.
+        """
         ...
 
     def step(self) -> list[SampledTurn]:
         """Sample on, for a short while, and return the turns that ended; without any, at once.
 
-        Raises: what `Sampler.sample` does.
+        Raises:
+            EngineError: the engine failed.
+            NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
         ...
 
@@ -94,23 +100,19 @@ class TurnStream(Protocol):
 
 
 class Sampler(Protocol):
-    """An engine that samples responses from the current policy."""
+    """An engine that samples turns from the current policy; a response is one turn."""
 
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Rollout]:
-        """Sample `group_size` responses to each prompt; groups contiguous, in the prompts' order.
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a response, or a turn."""
+        ...
 
-        The response of (prompt i, sample j) depends on the weights, the prompt, `settings` and
-        (seed, i, j) only, not on how rows are batched (up to floating point). `advance(n)` is
-        called as n more responses finish. Every rank must call this: an engine may gather the
-        actor's shards.
+    def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
+        """A stream of turns, which ends with the context.
+
+        Nothing in it is a collective of the ranks but entering and leaving it, so each rank may
+        have as many turns as its own episodes need. Every rank must enter it: an engine may gather
+        the actor's shards.
         """
         ...
 
@@ -123,26 +125,9 @@ class Sampler(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free memory until the next `sync` or `sample`; nothing to do for some engines."""
+        """Free memory until the next `sync` or `turns`; nothing to do for some engines."""
         ...
 
     def close(self) -> None:
         """Free the engine."""
-        ...
-
-
-class TurnSampler(Sampler, Protocol):
-    """An engine that also samples turns of episodes."""
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end a response, or a turn."""
-        ...
-
-    def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
-        """A stream of turns, which ends with the context.
-
-        Nothing in it is a collective of the ranks but entering and leaving it, so each rank may
-        have as many turns as its own episodes need. Every rank must enter it.
-        """
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -46,7 +48,7 @@ class Generated:
 
 
 class Engine(Protocol):
-    """Weights and KV cache of a model, and the loop that samples from it."""
+    """Weights and KV cache of a model; takes requests at any time and samples them together."""
 
     @property
     def max_tokens(self) -> int:
@@ -58,34 +60,11 @@ class Engine(Protocol):
         """Whether weights were loaded and have not been discarded since."""
         ...
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        settings: SamplingSettings,
-        *,
-        end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Generated]:
-        """Sample all responses, in the requests' order; fails as a whole with an `EngineError`."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks are one engine: each calls `results` as often as the others, until
+        all of them have nothing under way (`leave`)."""
         ...
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take new weights and forget what was computed with the old ones."""
-        ...
-
-    def sleep(self) -> None:
-        """Free device memory until the next `generate` or `load`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class StreamEngine(Engine, Protocol):
-    """An engine that takes requests at any time and samples them together.
-
-    `load` may come while requests are under way: they go on with the new weights.
-    """
 
     def submit(
         self,
@@ -107,3 +86,45 @@ class StreamEngine(Engine, Protocol):
     def abort(self, names: Collection[str]) -> None:
         """Drop requests, whether or not they are under way."""
         ...
+
+    def leave(self) -> None:
+        """The caller has nothing under way any more, and no other request to make."""
+        ...
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take new weights and forget what was computed with the old ones.
+
+        It may come while requests are under way: they go on with the new weights.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Free device memory until the next `submit` or `load`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def sampled(
+    engine: Engine,
+    requests: Sequence[Request],
+    settings: SamplingSettings,
+    *,
+    end_ids: frozenset[int],
+) -> list[Generated]:
+    """Sample all of these, in the requests' order; fails as a whole with an `EngineError`."""
+    batch = f"batch {secrets.token_hex(8)}"
+    named = {f"{batch}, {place}": request for place, request in enumerate(requests)}
+    left, found = set(named), dict[str, Generated]()
+    try:
+        engine.submit(named, settings, end_ids=end_ids)
+        while left:
+            done = engine.results(left)
+            found.update(done)
+            left.difference_update(done)
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to report
+            engine.abort(left)
+        raise
+    engine.leave()
+    return [found[name] for name in named]

@@ -6,8 +6,8 @@ import math
 import secrets
 
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.engines.engine import Request, StreamEngine
-from vapo.rollouts.engines.responses import (
+from vapo.rollouts.engines.engine import Engine, Request
+from vapo.rollouts.engines.turn_requests import (
     NonFiniteLogitsError,
     check_turn,
     draw_seed,
@@ -20,7 +20,7 @@ class EngineTurns:
 
     def __init__(
         self,
-        engine: StreamEngine,
+        engine: Engine,
         settings: SamplingSettings,
         *,
         seed: int,
@@ -68,7 +68,7 @@ class EngineTurns:
         waiting, self._waiting = self._waiting, {}
         if waiting:
             self._engine.submit(waiting, self._settings, end_ids=self._end_ids)
-        if not self._open:
+        if not self._open and not self._engine.is_shared:
             return []
         ended = []
         for name, tokens in self._engine.results(self._open.keys()).items():
@@ -88,7 +88,7 @@ class EngineTurns:
             if self._waiting.pop(name, None) is None:
                 self._engine.abort([name])
 
-    def close(self) -> None:
+    def drop(self) -> None:
         """Drop every open turn."""
         if names := [name for name in self._open if name not in self._waiting]:
             self._engine.abort(names)

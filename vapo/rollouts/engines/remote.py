@@ -51,7 +51,7 @@ class _Batch:
 
 
 class RemoteEngine(SteppedEngine):
-    """See `StreamEngine`. Each rank samples from its share of the servers; rank 0 feeds them all.
+    """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
 
     Turns of an episode go to one server, which may keep their caches. A server that says nothing
     for `timeout_s`, or cannot be reached, is lost: its requests go to the others, and it gets no

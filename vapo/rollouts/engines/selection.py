@@ -19,7 +19,7 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.access_token import access_token
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.engine import Engine, StreamEngine
+from vapo.rollouts.engines.engine import Engine
 from vapo.rollouts.engines.remote import RemoteEngine
 from vapo.rollouts.engines.sampler import EngineSampler, Weights
 from vapo.rollouts.engines.sync_check import Score, SyncCheck
@@ -70,6 +70,7 @@ def sampling_config(
         actor=ActorConfig(path=path),
         data=config.data,
         rollouts=config.rollouts,
+        rewards=config.rewards,
         evaluation=evaluation,
         trainer=config.trainer,
     )
@@ -147,7 +148,6 @@ def _make_engine_sampler(
     gap = options.max_logprob_gap
     sampler = EngineSampler(
         engine,
-        tokenizer,
         end_ids=end_token_ids(actor.model.generation_config, tokenizer),
         weights=actor.weights,
         dtype=dtype,
@@ -187,7 +187,7 @@ def make_colocated_engine(
     )
 
 
-def make_served_engine(config: FitConfig, device: torch.device) -> StreamEngine:
+def make_served_engine(config: FitConfig, device: torch.device) -> Engine:
     """Make the engine of the config for a process that serves it, without a trainer's weights."""
     path = config.actor.path
     if isinstance(config.rollouts, VllmEngine):

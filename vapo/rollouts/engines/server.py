@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Request, StreamEngine
+from vapo.rollouts.engines.engine import Engine, EngineError, Request
 from vapo.rollouts.engines.server_handler import Answers, RequestHandler, ServedEngine
 from vapo.rollouts.engines.server_requests import Limits
 
@@ -50,7 +50,7 @@ class EngineServer(ServedEngine):
     def __init__(
         self,
         address: tuple[str, int],
-        engine: StreamEngine,
+        engine: Engine,
         *,
         limits: Limits,
         token: str | None = None,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request, StreamEngine
+from vapo.rollouts.engines.engine import Engine, Generated, Request
 from vapo.rollouts.engines.server_requests import (
     GenerateBody,
     Limits,
@@ -42,7 +42,7 @@ Answers = queue.SimpleQueue[list[tuple[int, Generated]] | Exception]
 class ServedEngine(ThreadingTCPServer):
     """What a handler needs from its server, which all handlers share."""
 
-    engine: StreamEngine
+    engine: Engine
     limits: Limits
     token: str | None
     host_names: frozenset[str]

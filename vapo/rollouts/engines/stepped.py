@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
 
 
 class SteppedEngine(ABC):
-    """The `StreamEngine` over an engine's own steps; `generate` is written on it.
+    """The `Engine` over an engine's own steps.
 
     Several callers may have requests under way, also in several threads: a step that one of them
     makes samples for all, and each takes its own results.
     """
+
+    is_shared = False
 
     def __init__(self) -> None:
         self._results: dict[str, Generated] = {}
@@ -49,12 +51,12 @@ class SteppedEngine(ABC):
         *,
         end_ids: frozenset[int],
     ) -> None:
-        """See `StreamEngine.submit`."""
+        """See `Engine.submit`."""
         with self._turn():
             self._begin(requests, settings, end_ids)
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        """See `StreamEngine.results`."""
+        """See `Engine.results`."""
         with self._turn():
             if not any(name in names for name in self._results):
                 self._results.update(self._step())
@@ -62,7 +64,7 @@ class SteppedEngine(ABC):
             return {name: self._results.pop(name) for name in ready}
 
     def abort(self, names: Collection[str]) -> None:
-        """See `StreamEngine.abort`."""
+        """See `Engine.abort`."""
         with self._turn():
             self._drop([name for name in names if self._results.pop(name, None) is None])
 
@@ -76,28 +78,6 @@ class SteppedEngine(ABC):
         finally:
             self._in_use.release()
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        settings: SamplingSettings,
-        *,
-        end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Generated]:
-        """See `Engine.generate`."""
-        batch = next(self._numbers)
-        named = {f"batch {batch}, {place}": request for place, request in enumerate(requests)}
-        left, found = set(named), dict[str, Generated]()
-        try:
-            if left:
-                self.submit(named, settings, end_ids=end_ids)
-            while left:
-                if done := self.results(left):
-                    found.update(done)
-                    left.difference_update(done)
-                    advance(len(done))
-        except BaseException:
-            with suppress(Exception):  # the first error is the one to report
-                self.abort(left)
-            raise
-        return [found[name] for name in named]
+    def leave(self) -> None:
+        """Nobody else waits for its steps."""
+        return

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request
-from vapo.rollouts.engines.responses import NonFiniteLogitsError
+from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, sampled
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 
 # Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
@@ -80,7 +80,7 @@ class SyncCheck:
             EngineError: the engine does not have the weights.
             NonFiniteLogitsError: the trainer's own log-probs are not finite.
         """
-        written = engine.generate(self._requests, self._settings, end_ids=frozenset())
+        written = sampled(engine, self._requests, self._settings, end_ids=frozenset())
         scores = self._score(
             [(r.prompt_ids, g.ids) for r, g in zip(self._requests, written, strict=True)]
         )

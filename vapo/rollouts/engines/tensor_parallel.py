@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,12 +12,26 @@ from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Engine, Generated, Request
 
 
+@dataclass
+class _Asked:
+    """What a rank asks of its group before a step; `leaves`: it has nothing under way."""
+
+    requests: list[tuple[dict[str, Request], SamplingSettings, frozenset[int]]] = field(
+        default_factory=list
+    )
+    dropped: list[str] = field(default_factory=list)
+    leaves: bool = False
+
+
 class TensorParallelEngine:
     """See `Engine`, with every rank's own requests; all ranks of the group must call each method.
 
-    The parts sample in step: each runs all requests of its group, whose seeds make every part
-    draw the same tokens, and a rank keeps the responses to its own.
+    The parts sample in step: before each step the ranks tell each other what is new, and each part
+    runs all requests of its group, whose seeds make every part draw the same tokens. A rank keeps
+    the responses to its own, and goes on stepping until all of the group leave.
     """
+
+    is_shared = True
 
     def __init__(self, part: Engine, num_parts: int) -> None:
         """Every rank must call this at the same time, with a part of its own."""
@@ -27,6 +42,8 @@ class TensorParallelEngine:
             if dist.get_rank() in ranks:
                 self._group, self._place = group, dist.get_rank() - first
         self._num_parts = num_parts
+        self._asked = _Asked()
+        self._under_way: set[str] = set()  # of all ranks, each name with its rank's place
 
     @property
     def max_tokens(self) -> int:
@@ -36,30 +53,53 @@ class TensorParallelEngine:
     def has_weights(self) -> bool:
         return self._part.has_weights
 
-    def generate(
+    def submit(
         self,
-        requests: Sequence[Request],
+        requests: Mapping[str, Request],
         settings: SamplingSettings,
         *,
         end_ids: frozenset[int],
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Generated]:
-        """See `Engine.generate`; `advance` reports the group's progress as this rank's share."""
-        of_ranks: list[list[Request]] = [[] for _ in range(self._num_parts)]
-        dist.all_gather_object(of_ranks, list(requests), group=self._group)
-        together = [request for requests_of_rank in of_ranks for request in requests_of_rank]
-        finished = reported = 0
+    ) -> None:
+        """See `Engine.submit`; the next step takes them."""
+        self._asked.requests.append((dict(requests), settings, end_ids))
 
-        def advance_share(num: int) -> None:
-            nonlocal finished, reported
-            finished += num
-            share = finished * len(requests) // len(together)
-            advance(share - reported)
-            reported = share
+    def results(self, names: Collection[str]) -> dict[str, Generated]:
+        """See `Engine.results`: one step of the group, whatever is under way here."""
+        self._exchange()
+        if not self._under_way:
+            return {}
+        found = self._part.results(self._under_way)
+        self._under_way -= found.keys()
+        own = f"{self._place}: "
+        return {n.removeprefix(own): made for n, made in found.items() if n.startswith(own)}
 
-        generated = self._part.generate(together, settings, end_ids=end_ids, advance=advance_share)
-        first = sum(map(len, of_ranks[: self._place]))
-        return generated[first : first + len(requests)]
+    def abort(self, names: Collection[str]) -> None:
+        """See `Engine.abort`; the next step drops them."""
+        self._asked.dropped.extend(names)
+
+    def leave(self) -> None:
+        """See `Engine.leave`: steps on as long as another rank of the group needs it."""
+        self._asked.leaves = True
+        while not self._exchange():
+            if self._under_way:
+                self._under_way -= self._part.results(self._under_way).keys()
+            self._asked.leaves = True
+
+    def _exchange(self) -> bool:
+        """Tell the group what is new here and hear what is elsewhere; True if all leave."""
+        of_ranks = [_Asked() for _ in range(self._num_parts)]
+        dist.all_gather_object(of_ranks, self._asked, group=self._group)
+        self._asked = _Asked()
+        for place, asked in enumerate(of_ranks):
+            dropped = {f"{place}: {name}" for name in asked.dropped} & self._under_way
+            if dropped:
+                self._part.abort(dropped)
+                self._under_way -= dropped
+            for requests, settings, end_ids in asked.requests:
+                named = {f"{place}: {name}": request for name, request in requests.items()}
+                self._part.submit(named, settings, end_ids=end_ids)
+                self._under_way |= named.keys()
+        return all(asked.leaves for asked in of_ranks)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load`: whole tensors, of which each part takes its own."""

@@ -63,10 +63,8 @@ def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> Evalua
     with datamodule.rollouts.engine_free():
         return evaluate(
             datamodule.prompts.heldout,
-            sampler=datamodule.sampler,
-            scorer=datamodule.scorer,
+            player=datamodule.player,
             config=config.evaluation,
             max_response_tokens=config.rollouts.max_response_tokens,
             progress=progress,
-            tokenizer=datamodule.tokenizer,
         )

@@ -42,4 +42,4 @@ class WeightSync(Callback):
         datamodule.rollouts.before_update()
         if pl_module.phase is Phase.POLICY_OPTIMIZATION:
             with self.progress.stage("weight_sync"):
-                datamodule.sampler.sync(actor_weights(pl_module))
+                datamodule.player.sampler.sync(actor_weights(pl_module))

@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
 from vapo.rollouts.engines.contract import TurnRequest
-from vapo.rollouts.engines.responses import NonFiniteLogitsError
 from vapo.rollouts.engines.transformers.kv_cache import CachedRows, KeptRow, join_caches
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError, turn_name
 
 _ROOM = 64
 
@@ -22,12 +22,10 @@ _ROOM = 64
 class OpenTurn:
     """A turn that is being sampled: its row, and what has been written out of it so far.
 
-    `name` is what error messages call it; `kept` has the cache of tokens that `request.ids` begins
-    with, if it was kept.
+    `kept` has the cache of tokens that `request.ids` begins with, if it was kept.
     """
 
     request: TurnRequest
-    name: str
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     kept: KeptRow | None = None
@@ -128,7 +126,8 @@ class DecodingRows:
         self._step_logprobs.append(logprobs)
         self.num_alive, num_bad = torch.stack([self.is_alive.sum(), is_bad.sum()]).tolist()
         if num_bad:
-            raise NonFiniteLogitsError(self.turns[int(is_bad.nonzero()[0])].name)
+            request = self.turns[int(is_bad.nonzero()[0])].request
+            raise NonFiniteLogitsError(turn_name(request))
         if self.num_alive == num_before:
             return []
         return _indices(was_alive & ~self.is_alive)

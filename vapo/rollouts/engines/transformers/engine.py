@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.engine import EngineError, Generated, Request
-from vapo.rollouts.engines.responses import NonFiniteLogitsError
 from vapo.rollouts.engines.stepped import SteppedEngine
 from vapo.rollouts.engines.transformers.detached import take_weights
 from vapo.rollouts.engines.transformers.turns import TransformersTurns
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 
 _EPISODES = 4  # are known for each row; caches are kept of fewer
 _NO_LIMIT = 1 << 30  # positions of a model that names none
@@ -23,7 +23,7 @@ _Key = tuple[int, int]  # a number that equal prompts share, and one of its own
 
 
 class TransformersEngine(SteppedEngine):
-    """See `StreamEngine`: a request's tokens are those that the trainer's own engine would sample.
+    """See `Engine`: a request's tokens are those that the trainer's own engine would sample.
 
     `model` becomes the engine's. Requests with different settings are decoded beside each other,
     in turns; of each, at most `max_rows` together.
@@ -51,12 +51,13 @@ class TransformersEngine(SteppedEngine):
     ) -> None:
         stream = self._stream(settings, end_ids)
         groups: dict[tuple[int, ...], int] = {}
-        # As `TransformersSampler.sample`: longest first, and equal prompts share their prefill.
+        # As `Player.play`: longest first, and equal prompts share their prefill.
         for name, request in sorted(requests.items(), key=lambda r: -len(r[1].prompt_ids)):
             group = groups.setdefault(request.prompt_ids, next(self._numbers))
             key = self._key(request.episode, group)
             self._names[key], self._seeds[key] = name, request.seed
-            stream.submit(TurnRequest(key, 0, request.prompt_ids, request.budget(settings)))
+            ids, most = request.prompt_ids, request.budget(settings)
+            stream.submit(TurnRequest(key, 0, ids, most, f"of {len(ids)} tokens"))
             self._open[name] = key, stream
 
     def _step(self) -> dict[str, Generated]:
@@ -111,7 +112,6 @@ class TransformersEngine(SteppedEngine):
                 max_rows=self._max_rows,
                 device=self._device,
                 take_turns=nullcontext,
-                name=lambda request: f"of {len(request.ids)} tokens",
             )
         return self._streams[settings, end_ids]
 

@@ -1,13 +1,12 @@
 """Sampling from the live Hugging Face policy.
 
-The engine holds the actor's own module, so there are no weights to copy. Whole responses are
-sampled as the first turns of a stream (`turns.py`).
+The engine holds the actor's own module, so there are no weights to copy.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -15,17 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.networks.saved_tokenizers import end_token_ids
-from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
-from vapo.rollouts.engines.responses import (
-    check_lengths,
-    draw_seed,
-    make_rollouts,
-    requested_responses,
-    turn_name,
-)
+from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.transformers.decoding_attention import decoding_attention
 from vapo.rollouts.engines.transformers.turns import TransformersTurns
-from vapo.types import Prompt, Rollout
+from vapo.rollouts.engines.turn_requests import draw_seed
 
 
 class TransformersSampler:
@@ -63,56 +55,9 @@ class TransformersSampler:
         """The tokens that end a response, or a turn."""
         return self._stop_ids
 
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Rollout]:
-        """See `Sampler.sample`.
-
-        Raises:
-            UserError: a prompt is empty, or prompt and budget exceed the model's positions.
-            NonFiniteLogitsError: the policy gives no distribution to sample from.
-        """
-        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        check_lengths(prompts, settings.max_response_tokens, positions)
-        if not prompts:
-            return []
-        responses = {r.key: r for r in requested_responses(prompts, group_size)}
-        most = settings.max_response_tokens
-
-        def name(request: TurnRequest) -> str:
-            return prompts[request.key[0]].prompt_id
-
-        with self._stream(settings, seed, name) as stream:
-            # Longest prompts first: neighbours in the queue need little padding, and rows that
-            # tend to take longest do not start last. The sort is stable: groups stay together.
-            for r in sorted(responses.values(), key=lambda r: -len(r.prompt.prompt_ids)):
-                stream.submit(TurnRequest(r.key, 0, r.prompt.prompt_ids, r.prompt.budget(most)))
-            while stream.num_open:
-                ended = stream.step()
-                for turn in ended:
-                    stream.forget(turn.request.key)
-                    responses[turn.request.key].ids.extend(turn.ids)
-                    responses[turn.request.key].logprobs.extend(turn.logprobs)
-                if ended:
-                    advance(len(ended))
-        return make_rollouts(list(responses.values()), self._tokenizer, self._stop_ids)
-
-    def turns(
-        self, settings: SamplingSettings, *, seed: int
-    ) -> AbstractContextManager[TransformersTurns]:
-        """See `TurnSampler.turns`; steps must be in the thread that entered it."""
-        return self._stream(settings, seed, turn_name)
-
     @contextmanager
-    def _stream(
-        self, settings: SamplingSettings, seed: int, name: Callable[[TurnRequest], str]
-    ) -> Iterator[TransformersTurns]:
+    def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[TransformersTurns]:
+        """See `Sampler.turns`; steps must be in the thread that entered it."""
         # no_grad, not inference_mode: what a forward keeps inside the module (rotary tables)
         # must stay usable in the trainer's autograd.
         with (
@@ -130,7 +75,6 @@ class TransformersSampler:
                 max_rows=self._max_rows,
                 device=self._device,
                 take_turns=self._stepping,
-                name=name,
             )
 
     def _computing(self) -> AbstractContextManager[object]:

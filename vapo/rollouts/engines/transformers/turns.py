@@ -23,7 +23,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.engines.responses import check_turn, turn_name
 from vapo.rollouts.engines.transformers.decoding_rows import DecodingRows, OpenTurn, join_rows
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow
 from vapo.rollouts.engines.transformers.prefill import prefill, prefill_chunks
@@ -33,6 +32,7 @@ from vapo.rollouts.engines.transformers.token_sampling import (
     inverse_cdf,
     uniform_draws,
 )
+from vapo.rollouts.engines.turn_requests import check_turn
 
 _FREE_FRACTION = 0.25
 _STEP_FORWARDS = 8
@@ -57,14 +57,13 @@ class TransformersTurns:
         max_rows: int,
         device: torch.device,
         take_turns: Callable[[], AbstractContextManager[None]],
-        name: Callable[[TurnRequest], str] = turn_name,
     ) -> None:
         self.num_prefilled = 0
         self._model, self._settings, self._draw_seed = model, settings, draw_seed
         self._stop_ids = stop_ids
         self._stops = torch.tensor(sorted(stop_ids), device=device, dtype=torch.long)
         self._max_rows, self._device = max_rows, device
-        self._take_turns, self._name = take_turns, name
+        self._take_turns = take_turns
         self._ordered_at_first = ORDERED_AT_FIRST if device.type == "cpu" else None
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rows: DecodingRows | None = None
@@ -95,7 +94,7 @@ class TransformersTurns:
         check_turn(request, self._positions)
         if request.key in self._open:
             raise ValueError(f"a turn of episode {request.key} is open already")
-        turn = OpenTurn(request, self._name(request))
+        turn = OpenTurn(request)
         self._open[request.key] = self._queue[request.key] = turn
         self._num_arrived += 1
 
@@ -121,8 +120,9 @@ class TransformersTurns:
         """See `TurnStream.forget`."""
         self._kept.pop(key, None)
         turn = self._open.pop(key, None)
-        if turn is not None and self._queue.pop(key, None) is None:
-            assert self._rows is not None
+        if turn is None or self._queue.pop(key, None) is not None or self._rows is None:
+            return
+        if turn in self._rows.turns:  # not in them: its prefill has failed
             self._rows.drop(turn)
 
     def forget_kept(self) -> None:

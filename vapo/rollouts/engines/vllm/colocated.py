@@ -38,7 +38,7 @@ def check_options(options: ColocatedVllm) -> None:
 
 
 class ColocatedEngine(SteppedEngine):
-    """See `StreamEngine`. In a process group each rank has an engine for its own prompts.
+    """See `Engine`. In a process group each rank has an engine for its own prompts.
 
     A response is a request of its own, not one of vLLM's `n`: vLLM would make `n` such requests
     of it, with the seeds seed, seed + 1, ... Prompts are shared through the prefix cache either
