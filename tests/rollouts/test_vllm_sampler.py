@@ -282,6 +282,7 @@ import json, os, random, sys
 import numpy as np, torch
 from pathlib import Path
 from tests.tiny_model import ragged_prompts
+from tests.rollouts.playing import sample_all
 from tests.vllm_engine import make_engine, make_vllm_sampler, vllm_model
 from vapo.rollouts.engines.contract import SamplingSettings
 
