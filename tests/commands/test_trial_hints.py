@@ -10,7 +10,7 @@ import torch
 
 from tests.config.fits import ROOT, fit_config
 from tests.tiny_model import tiny_model
-from vapo.commands.sampled_trials import StartPolicy, shown_trial
+from vapo.commands.sampled_trials import TriedPolicy, shown_trial
 from vapo.commands.trial_hints import Policy, hints
 from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
 from vapo.config import FitConfig
@@ -129,7 +129,7 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
         rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns)
         ends = frozenset([int(tokenizer.eos_token_id)])
         access = access_to(tiny_model(), torch.device("cpu"))
-        start = StartPolicy(FitConfig(), [], access, tokenizer, ends)
+        start = TriedPolicy(FitConfig(), [], access, tokenizer, ends)
         return shown_trial(rollout, verdict, start, "").foreign_end
 
     assert found(Turn(1, 2)) is None

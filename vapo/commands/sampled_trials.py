@@ -30,7 +30,7 @@ from vapo.types import Prompt, Rollout, Verdict
 
 
 @dataclass(frozen=True)
-class StartPolicy:
+class TriedPolicy:
     """The config's policy and the training prompts that it is tried on."""
 
     config: FitConfig
@@ -51,7 +51,7 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     return scorer_of(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
-def load_start(config: FitConfig, num: int) -> StartPolicy:
+def load_tried(config: FitConfig, num: int) -> TriedPolicy:
     """Load the policy and the first `num` prompts of training."""
     set_threads(config.trainer)
     settle_precision(config)
@@ -61,10 +61,10 @@ def load_start(config: FitConfig, num: int) -> StartPolicy:
     chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
-    return StartPolicy(config, chosen, access, tokenizer, end_ids)
+    return TriedPolicy(config, chosen, access, tokenizer, end_ids)
 
 
-def sampled_trials(start: StartPolicy, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
+def sampled_trials(start: TriedPolicy, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
     """Play one response after the other, sampled as in training."""
     config, tokenizer = start.config, start.tokenizer
     with closing(make_sampler(config, start.access, tokenizer)) as sampler:
@@ -81,7 +81,7 @@ def sampled_trials(start: StartPolicy, scorer: Scorer, output: VerifierOutput) -
             yield shown_trial(rollout, rollout.verdict, start, output.take())
 
 
-def shown_trial(rollout: Rollout, verdict: Verdict, start: StartPolicy, printed: str) -> Trial:
+def shown_trial(rollout: Rollout, verdict: Verdict, start: TriedPolicy, printed: str) -> Trial:
     """What is shown of a response, with what was printed while it was judged."""
     prompt, tokenizer = rollout.prompt, start.tokenizer
     return Trial(
@@ -107,7 +107,7 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
     )
 
 
-def _foreign_end(start: StartPolicy, rollout: Rollout) -> str | None:
+def _foreign_end(start: TriedPolicy, rollout: Rollout) -> str | None:
     """The first special token that the policy sampled and that does not end a turn."""
     special = set(start.tokenizer.all_special_ids) - start.end_ids
     tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)

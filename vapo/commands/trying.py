@@ -39,13 +39,13 @@ def run(config: FitConfig, *, num: int | None = None, responses: Path | None = N
             trials = given_trials(given, asked, judges, output)
             return _show(trials, len(given), config, None)
     check_one_process("try", config)
-    from vapo.commands.sampled_trials import load_start, sampled_trials, start_scorer
+    from vapo.commands.sampled_trials import load_tried, sampled_trials, start_scorer
 
     num = DEFAULT_NUM if num is None else num
     with VerifierOutput() as output, ExitStack() as started:
         with _imports_shown(output):
             scorer = started.enter_context(start_scorer(config, output))
-        start = load_start(config, num)
+        start = load_tried(config, num)
         trials = sampled_trials(start, scorer, output)
         return _show(trials, num, config, start.policy)
 

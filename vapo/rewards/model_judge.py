@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from vapo.rewards.reward_model import RewardModel
+from vapo.rewards.worker_pool import OnReply
 from vapo.types import Rollout
-
-OnReply = Callable[[dict[str, Any]], None]
 
 
 class ModelJudge:

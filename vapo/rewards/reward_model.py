@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -65,9 +65,7 @@ class RewardModel:
         self._forbidden_ids = self._special_ids - harmless | ends
 
     @torch.no_grad()
-    def __call__(
-        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[float | str]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float | str]:
         """The score of each rollout, which may be NaN; or a text with the reason for no score."""
         rows: dict[int, list[int]] = {}
         scores: list[float | str] = [math.nan] * len(rollouts)
@@ -76,7 +74,6 @@ class RewardModel:
                 rows[index] = self._input_ids(rollout)
             except UnsafeTextError as error:
                 scores[index] = str(error)
-        advance(len(rollouts) - len(rows))
         for batch in _batches({index: len(row) for index, row in rows.items()}):
             inputs = end_inputs(
                 [((), rows[index]) for index in batch], pad_id=int(self.tokenizer.pad_token_id)
@@ -84,7 +81,6 @@ class RewardModel:
             found = self.critic(inputs.to(self.device)).values.tolist()
             for index, score in zip(batch, found, strict=True):
                 scores[index] = score
-            advance(len(batch))
         return scores
 
     def _input_ids(self, rollout: Rollout) -> list[int]:

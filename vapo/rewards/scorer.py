@@ -19,10 +19,10 @@ from vapo.environments.contract import Environments
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
-from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
-from vapo.rewards.worker_pool import WorkerPool
+from vapo.rewards.worker_pool import WAIT_S, WorkerPool
 from vapo.system.shown_text import visible
 from vapo.types import Rollout, Verdict
 
@@ -47,8 +47,8 @@ class Scorer(AbstractContextManager["Scorer"]):
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
-    Episodes of an `environment` have their rewards from it, and no verifier is asked; it is
-    started at once.
+    With `start_environments` episodes have their rewards from the `environment`, and no verifier
+    is asked; it is started at once.
 
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
@@ -77,7 +77,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         self.judges: list[_Judge] = []
         self.by_source: dict[str, _Judge] = {}
         self._environments: Environments | None = None
-        if environment is not None and environment.is_used and start_environments is not None:
+        if start_environments is not None:
             self.judges.append(_Judge(rewards, output, environment))
             self._start_environments = start_environments
             self._environments = start_environments()
@@ -142,9 +142,8 @@ class Scorer(AbstractContextManager["Scorer"]):
             while len(found) < len(rollouts):
                 self.pump(WAIT_S)
         finally:
-            for row in range(len(withdrawals)):
-                if row not in found:
-                    withdrawals[row]()
+            for withdraw in withdrawals:
+                withdraw()
         verdicts = [found[row] for row in range(len(rollouts))]
         self.check([replace(r, verdict=v) for r, v in zip(rollouts, verdicts, strict=True)])
         return verdicts
@@ -211,15 +210,15 @@ def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer
 
     Raises: UserError as `Scorer`, and as `make_environments`.
     """
+    descriptor = None if output is None else output.descriptor
+    start = partial(make_environments, config, output=descriptor)
     return Scorer(
         config.rewards,
         max_response_tokens=config.rollouts.max_response_tokens,
         data=config.data,
         output=output,
         environment=config.environment,
-        start_environments=partial(
-            make_environments, config, output=None if output is None else output.descriptor
-        ),
+        start_environments=start if config.environment.is_used else None,
     )
 
 

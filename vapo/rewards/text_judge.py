@@ -13,15 +13,12 @@ from vapo.rewards.own_function import FUNCTION_KEY
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
 from vapo.rewards.worker import Settings
-from vapo.rewards.worker_pool import OnReply, WorkerPool
+from vapo.rewards.worker_pool import WAIT_S, OnReply, WorkerPool
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
 
 Text = tuple[str, str, Mapping[str, Any]]
 """Response text, reference answer, metadata."""
-
-WAIT_S = 0.5
-"""For a reply, before whoever waits looks around again."""
 
 
 class TextJudge:

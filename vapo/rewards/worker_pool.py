@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -25,8 +25,9 @@ from vapo.rewards.worker_process import Worker
 from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S
 
 MAX_CHUNK = 16
-_PUMP_S = 0.5
 
+WAIT_S = 0.5
+"""For a reply, before whoever waits looks around again."""
 
 OnReply = Callable[[dict[str, Any]], None]
 
@@ -60,7 +61,7 @@ class WorkerPool:
         self.workers = [Worker(settings, output) for _ in range(num_workers)]
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}  # queued, or given to a process
-        self._queue: deque[int] = deque()
+        self._queue: OrderedDict[int, None] = OrderedDict()  # the numbers of those queued
         self._finalizer = weakref.finalize(self, _stop_all, self.workers)
         if wait_until_ready:
             self.wait_until_ready()
@@ -79,14 +80,14 @@ class WorkerPool:
         """
         number = next(self._numbers)
         self._asked[number] = _Asked(task, on_reply)
-        self._queue.append(number)
+        self._queue[number] = None
         return number
 
     def forget(self, numbers: Collection[int]) -> None:
         """Nobody waits for the replies of these tasks any more."""
         for number in numbers:
             self._asked.pop(number, None)
-        self._queue = deque(number for number in self._queue if number in self._asked)
+            self._queue.pop(number, None)
 
     def pump(self, timeout_s: float) -> None:
         """Give tasks to processes that have none, and hand out the replies that have come.
@@ -123,7 +124,7 @@ class WorkerPool:
         numbers = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
         try:
             while num_left:
-                self.pump(_PUMP_S)
+                self.pump(WAIT_S)
         finally:
             self.forget(numbers)
 
@@ -149,7 +150,10 @@ class WorkerPool:
         self._take_back(worker)
 
     def _take_back(self, worker: Worker) -> None:
-        self._queue.extendleft(n for n in reversed(worker.pending) if n in self._asked)
+        for number in reversed(worker.pending):
+            if number in self._asked:
+                self._queue[number] = None
+                self._queue.move_to_end(number, last=False)
         worker.pending.clear()
         self._restart(worker)
 
@@ -159,7 +163,7 @@ class WorkerPool:
             if not worker.ready or worker.pending or not self._queue:
                 continue
             chunk = max(1, min(MAX_CHUNK, len(self._queue) // (4 * len(self.workers))))
-            worker.pending.extend(self._queue.popleft() for _ in range(chunk))
+            worker.pending.extend(self._queue.popitem(last=False)[0] for _ in range(chunk))
             worker.deadline = time.monotonic() + self.settings.timeout_s
             try:
                 worker.send([self._asked[number].task for number in worker.pending])
@@ -203,7 +207,7 @@ class WorkerPool:
         """Until one process has its verifier. Raises: UserError: it cannot be made."""
         try:
             while not any(worker.ready for worker in self.workers):
-                for worker in self._readable(_PUMP_S):
+                for worker in self._readable(WAIT_S):
                     for reply in worker.receive():
                         if "broken" in reply:
                             self._restart(worker)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vapo.rollouts.dynamic_sampling import Filling, groups_of
-from vapo.rollouts.episodes import Episode, EpisodeLoop
+from vapo.rollouts.episode import Episode
+from vapo.rollouts.episodes import EpisodeLoop
 from vapo.types import Prompt, Rollout, Verdict
 
 THREAD_NAME = "rollouts-ahead"

@@ -9,95 +9,30 @@ takes long keeps its own episode back and no other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EnvironmentConfig
 from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
-from vapo.rollouts.environment_inputs import Replayed, replay_of, turn_text
+from vapo.rollouts.environment_inputs import replay_of
+from vapo.rollouts.episode import Episode, Key
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.child_process import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 REPLAY = "replay"
 """What the failure of an episode begins with that could not be continued."""
 
 _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 
-Key = tuple[int, int]
 Version = Callable[[], int | None]
 """How often the engine's weights have been updated."""
 
 
 def uncounted() -> None:
     """Nobody counts the updates."""
-
-
-@dataclass
-class Episode:
-    """One episode under way: sample j of prompt i by its `key`.
-
-    `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
-    one, or `num_begun` of a response that is continued. `text` is that of the last turn. `replay`
-    is what its environment has still to be told again of an episode that is continued: each
-    observation that must come, and what the policy said to it.
-    """
-
-    prompt: Prompt
-    key: Key
-    is_response: bool = False
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    num_observed: int = 0
-    num_begun: int = 0
-    text: str = ""
-    replay: deque[Replayed] = field(default_factory=deque)
-    version: int | None = None
-    finish_reason: FinishReason = FinishReason.LENGTH
-    failure: str | None = None
-    verdict: Verdict | None = None
-
-    @property
-    def last_id(self) -> int | None:
-        """The last sampled token; None before the first turn."""
-        return self.ids[-1] if self.turns else None
-
-    def observe(self, ids: Sequence[int]) -> None:
-        self.ids.extend(ids)
-        self.logprobs.extend([0.0] * len(ids))
-        self.num_observed += len(ids)
-
-    def act(self, turn: SampledTurn, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.ids.extend(turn.ids)
-        self.logprobs.extend(turn.logprobs)
-        num_sampled = self.num_begun + len(turn.ids)
-        self.turns.append(Turn(self.num_observed, num_sampled, version=self.version))
-        self.text = turn_text(self.ids[-num_sampled:], tokenizer) if num_sampled else ""
-        self.num_observed = self.num_begun = 0
-
-    def earn(self, reward: float) -> None:
-        """Put a reward on the last turn."""
-        self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
-
-    def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
-        """The episode as it ended, without what was observed after its last turn."""
-        ids = self.ids[: len(self.ids) - self.num_observed]
-        is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
-        return Rollout(
-            prompt=self.prompt,
-            response_ids=tuple(ids),
-            response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
-            rollout_logprobs=tuple(self.logprobs[: len(ids)]),
-            finish_reason=self.finish_reason,
-            turns=() if self.is_response else tuple(self.turns),
-            failure=self.failure,
-            version=self.turns[0].version if self.turns else None,
-            verdict=self.verdict,
-        )
 
 
 class EpisodeLoop:
@@ -191,8 +126,7 @@ class EpisodeLoop:
             self._end(episode, episode.finish_reason)
             return
         if reply.failure is not None:
-            episode.failure = reply.failure
-            self._end(episode, FinishReason.LENGTH)
+            self._fail(episode, reply.failure)
             return
         if episode.replay:
             self._go_on_replaying(episode, reply)
@@ -200,14 +134,12 @@ class EpisodeLoop:
         if episode.turns:
             episode.earn(reply.reward)
             if not fits_float32(sum(abs(turn.reward) for turn in episode.turns)):
-                episode.failure = (
-                    "error: the rewards of its turns add up to more than float32 holds"
-                )
-                self._end(episode, FinishReason.LENGTH)
+                why = "error: the rewards of its turns add up to more than float32 holds"
+                self._fail(episode, why)
                 return
         elif reply.reward or reply.observation is None:
-            episode.failure = "error: reset gave a reward, or ended the episode, before any turn"
-            self._end(episode, FinishReason.LENGTH)
+            why = "error: reset gave a reward, or ended the episode, before any turn"
+            self._fail(episode, why)
             return
         if reply.observation is None:
             self._end(episode, FinishReason.STOP)
@@ -221,11 +153,11 @@ class EpisodeLoop:
         expected = episode.replay.popleft()
         ids = self._tokens(reply.observation or "", expected.last_id)
         if reply.observation is None or ids != expected.ids:
-            episode.failure = (
+            self._fail(
+                episode,
                 f"{REPLAY}: the environment answered the same turns differently; it must be a "
-                "function of the row and the turns"
+                "function of the row and the turns",
             )
-            self._end(episode, FinishReason.LENGTH)
         elif expected.text is None:
             self._ask_engine(episode)
         else:
@@ -242,9 +174,10 @@ class EpisodeLoop:
         if left < 1:
             if episode.is_response:
                 raise ValueError(f"prompt {episode.prompt.prompt_id}: no token is left to sample")
-            if not episode.turns:
-                episode.failure = "error: the first observation leaves no token of the budget"
-            self._end(episode, FinishReason.LENGTH)
+            if episode.turns:
+                self._end(episode, FinishReason.LENGTH)
+            else:
+                self._fail(episode, "error: the first observation leaves no token of the budget")
             return
         episode.version = self._version()
         most = self._config.max_turn_tokens
@@ -276,6 +209,10 @@ class EpisodeLoop:
 
     def _tokens_left(self, episode: Episode) -> int:
         return episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
+
+    def _fail(self, episode: Episode, failure: str) -> None:
+        episode.failure = failure
+        self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: Episode, reason: FinishReason) -> None:
         episode.finish_reason = reason

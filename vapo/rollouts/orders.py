@@ -10,7 +10,8 @@ from vapo.rewards.verdicts import shuffled, verdicts_of
 from vapo.rollouts.collection import RolloutCollection, attempt_keys
 from vapo.rollouts.dynamic_sampling import Filling
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.episodes import Episode, EpisodeLoop
+from vapo.rollouts.episode import Episode
+from vapo.rollouts.episodes import EpisodeLoop
 from vapo.system.distributed import rank, world_size
 from vapo.system.seeding import derive_seed
 from vapo.types import Phase, Prompt, Rollout, Verdict

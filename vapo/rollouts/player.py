@@ -11,7 +11,8 @@ from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
+from vapo.rollouts.episode import Episode, Key
+from vapo.rollouts.episodes import EpisodeLoop, Version, played, uncounted
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
