@@ -29,12 +29,12 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.diagnostics.memory.estimate import GIB, estimate_memory
 from vapo.networks.build import make_critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.loading import read_model_config
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.studies.memory.estimate import GIB, estimate_memory
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, value_objective
 from vapo.training.optimizers import clip_gradient, make_optimizer

@@ -32,9 +32,9 @@ from vapo.diagnostics.oracle import state_values
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.studies.critics.comparison import CriticModule, train_watched
 from vapo.system.atomic_files import write_text
 from vapo.system.devices import set_threads
-from vapo.training.critic_comparison import CriticModule, train_watched
 from vapo.training.datamodule import iteration_of
 from vapo.training.heldout_critic import evaluated_returns
 

@@ -23,11 +23,11 @@ from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
+from vapo.studies.gates import measuring
+from vapo.studies.gates.probes import ProbeSetting, run_probe
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
-from vapo.training import gate_figures
 from vapo.training.actor_access import actor_access
-from vapo.training.probes import ProbeSetting, run_probe
 
 BASE = ("gates", *ON_STATE_TRACKING, *SMALL)
 N = 3
@@ -96,13 +96,13 @@ def test_without_a_guess_and_without_pretraining(
 ) -> None:
     """Nothing is trained for what cannot be said, and the output says so."""
     probes: list[Sequence[str]] = []
-    real = gate_figures.run_probe
+    real = measuring.run_probe
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         probes.append(kwargs.get("trained", ["actor", "critic"]))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(gate_figures, "run_probe", counted)
+    monkeypatch.setattr(measuring, "run_probe", counted)
     off = "components.value_pretraining.enabled=false"
     result = vapo(*BASE, *where(tmp_path), off, "--num_iterations", "1")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]

@@ -158,7 +158,9 @@ def test_identity_is_of_values_code_and_models(
 def test_code_version_follows_what_a_training_process_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("module.py", "sweep/plan.py", "sweep/report/table.py", "cli.py"):
+    loaded = ("module.py", "studies/critics/comparison.py", "studies/short_trainer.py")
+    others = ("sweep/plan.py", "sweep/report/table.py", "studies/gates/probes.py", "cli.py")
+    for name in (*loaded, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path)
@@ -168,11 +170,13 @@ def test_code_version_follows_what_a_training_process_loads(
         return identity.code_version()
 
     first = version()
-    for name in ("sweep/plan.py", "sweep/report/table.py", "cli.py"):
+    for name in others:
         (tmp_path / name).write_text("a = 2\n")
     assert version() == first
-    (tmp_path / "module.py").write_text("a = 2\n")
-    assert version() != first
+    for name in loaded:
+        before = version()
+        (tmp_path / name).write_text("a = 2\n")
+        assert version() != before, name
 
 
 def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:

@@ -26,10 +26,8 @@ from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.rollouts.stored_truth import check_truth
-from vapo.sweep.grid import Grid, read_grid
-from vapo.sweep.identity import task_identity
-from vapo.sweep.plan import compose_rows
-from vapo.sweep.report.critics import (
+from vapo.studies.critics.comparison import train_critic
+from vapo.studies.critics.report import (
     Curve,
     as_csv,
     figure,
@@ -37,6 +35,9 @@ from vapo.sweep.report.critics import (
     mean_curves,
     summarize,
 )
+from vapo.sweep.grid import Grid, read_grid
+from vapo.sweep.identity import task_identity
+from vapo.sweep.plan import compose_rows
 from vapo.system.atomic_files import sha256, write_text, write_whole
 from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
@@ -44,7 +45,6 @@ from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.training.critic_comparison import train_critic
 
 
 @dataclass(frozen=True)

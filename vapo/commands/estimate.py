@@ -11,13 +11,13 @@ from transformers import PreTrainedConfig
 from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
 from vapo.config.engines import ServersEngine, VllmEngine
-from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
-from vapo.diagnostics.memory.sizes import Continuations, most_continuations
-from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
+from vapo.config.most_continuations import MostContinuations, most_continuations
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import check_supported, keep_first_layers, read_model_config
 from vapo.networks.precision import expected_precision
+from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 
@@ -161,7 +161,7 @@ def render(estimate: Estimate) -> str:
     )
 
 
-def continuations_line(config: FitConfig, continued: Continuations) -> str:
+def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
     """What estimator vine samples beside the responses, and where its memory is counted."""
     numbers, length = resolve(config), config.rollouts.max_response_tokens
     own = numbers.num_prompts * numbers.group_size * length

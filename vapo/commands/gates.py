@@ -21,20 +21,22 @@ from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
-from vapo.diagnostics.gates import Gate, GateCurves, GateFigures, judge
 from vapo.diagnostics.oracle import oracle_states
-from vapo.diagnostics.start_policy import StartPolicy, sample_start
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
-from vapo.rollouts.answer_now import answer_token_ids
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
-from vapo.sweep.report.gates import console_text, figure, markdown
+from vapo.studies.gates.answer_now import answer_token_ids
+from vapo.studies.gates.measuring import measure, policy_iterations
+from vapo.studies.gates.probes import ProbeSetting
+from vapo.studies.gates.report import console_text, figure, markdown
+from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
+from vapo.studies.gates.start_policy import StartPolicy, sample_start
 from vapo.system.atomic_files import write_text, write_whole
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
@@ -42,8 +44,6 @@ from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.actor_access import sampler_maker
-from vapo.training.gate_figures import measure, policy_iterations
-from vapo.training.probes import ProbeSetting
 from vapo.types import Prompt
 
 

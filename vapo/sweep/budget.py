@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vapo.config import FitConfig, resolve
 from vapo.config.data_rules import sources_of
-from vapo.diagnostics.memory.sizes import most_continuations
+from vapo.config.most_continuations import most_continuations
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.plan import Plan, Task, num_rollouts
 from vapo.system.progress_display import format_seconds

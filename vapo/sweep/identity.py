@@ -13,9 +13,11 @@ from vapo.config.written import deciding_tree
 from vapo.prompts.fingerprint import fingerprint
 
 _PACKAGE = Path(vapo.__file__).parent
-# Parts of the package that no training process loads: changing them reruns nothing.
-_AFTERWARDS = ("sweep", "cli.py", "commands/command_line.py", "commands/command_table.py",
-               "commands/command.py", "commands/command_names.py",
+# Parts of the package that no training process loads: changing them reruns nothing. What trains
+# the critics of `vapo critics` is not among them: their results belong to it.
+_AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/run_hours.py",
+               "studies/critics/report.py", "cli.py", "commands/command_line.py",
+               "commands/command_table.py", "commands/command.py", "commands/command_names.py",
                "commands/early_checks.py", "commands/start_lines.py", "commands/completion.py",
                "commands/ui.py", "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
                "commands/critics.py", "commands/trying.py", "commands/trials.py",

@@ -1,5 +1,4 @@
-"""Lightning's Trainer: for a run, with its callbacks in the order in which they must come, and
-for a short training that leaves nothing behind."""
+"""Lightning's Trainer, with a run's callbacks in the order in which they must come."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers.logger import DummyLogger
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
@@ -118,27 +116,3 @@ def make_trainer(
     )
     leave_signals_alone(trainer)
     return trainer
-
-
-def make_short_trainer(
-    config: FitConfig,
-    callbacks: Sequence[Callback],
-    *,
-    num_iterations: int,
-    reload_every_n_epochs: int = 0,
-) -> L.Trainer:
-    """Make a Trainer of one process without records, checkpoints and a display."""
-    return L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=1,
-        precision=lightning_precision(config.trainer),
-        max_epochs=num_iterations,
-        reload_dataloaders_every_n_epochs=reload_every_n_epochs,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        logger=DummyLogger(),
-        callbacks=list(callbacks),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )

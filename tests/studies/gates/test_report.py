@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from tests.diagnostics.test_gates import PAPER
-from vapo.diagnostics.gates import GateCurves, Interval, judge
-from vapo.sweep.report.gates import console_text, figure, markdown
+from tests.studies.gates.test_rules import PAPER
+from vapo.studies.gates.report import console_text, figure, markdown
+from vapo.studies.gates.rules import GateCurves, Interval, judge
 
 CURVES = GateCurves(
     explained_variance=(-0.9, 0.1, 0.4),

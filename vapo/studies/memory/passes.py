@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from vapo.config import FitConfig
-from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor import Actor
 from vapo.networks.build import enable_gradient_checkpointing
@@ -27,6 +26,7 @@ from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
+from vapo.studies.memory.tracking import MemoryTracker
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.diagnostics.memory.tracking import MemoryTracker
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.studies.memory.tracking import MemoryTracker
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule

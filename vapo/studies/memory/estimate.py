@@ -16,26 +16,26 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig
 from vapo.config.engines import ColocatedVllm, ServersEngine, VllmEngine
 from vapo.config.hyperparameters import reads_old_logprobs
+from vapo.config.most_continuations import most_continuations
 from vapo.config.schema import ActorConfig, CriticConfig
-from vapo.diagnostics.memory.passes import (
-    FakeNetwork,
-    NetworkPasses,
-    NetworkShape,
-    shares_prompts,
-)
-from vapo.diagnostics.memory.sizes import (
-    local_minibatch,
-    local_rollouts,
-    most_continuations,
-    num_processes,
-    worst_microbatch,
-)
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
+from vapo.studies.memory.passes import (
+    FakeNetwork,
+    NetworkPasses,
+    NetworkShape,
+    shares_prompts,
+)
+from vapo.studies.memory.sizes import (
+    local_minibatch,
+    local_rollouts,
+    num_processes,
+    worst_microbatch,
+)
 
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2}

@@ -6,8 +6,6 @@ import math
 from typing import NamedTuple
 
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import VineOptions
-from vapo.config.segments import TokenSegments
 
 
 class Lengths(NamedTuple):
@@ -59,32 +57,3 @@ def local_minibatch(config: FitConfig, network: str) -> int:
             return local_rollouts(config) // config.critic.num_minibatches
         size = config.critic.minibatch_size or size
     return local_rollouts(config) if size is None else size // num_processes(config)
-
-
-class Continuations(NamedTuple):
-    """What estimator vine samples beside an iteration's responses, over all processes."""
-
-    num_steps: int
-    num_prefixes: int
-    num_responses: int
-    num_tokens: int
-
-
-def most_continuations(config: FitConfig) -> Continuations | None:
-    """Where responses and continuations are as long as they may be; None without vine.
-
-    Steps are as many as they may be, and evenly spread. Prompts are continued once for a group,
-    and no two responses begin alike.
-    """
-    options, numbers = config.algorithm, resolve(config)
-    if not isinstance(options, VineOptions):
-        return None
-    segments, length = options.vine_segments, config.rollouts.max_response_tokens
-    starts = range(0, length, segments.num_tokens if isinstance(segments, TokenSegments) else 1)
-    num_steps = min(len(starts), segments.max_segments)
-    left = [length - starts[i * len(starts) // num_steps] for i in range(1, num_steps)]
-    groups, responses = numbers.num_prompts, numbers.num_prompts * numbers.group_size
-    prefixes = groups + responses * len(left)
-    tokens = groups * length + responses * sum(left)
-    times = options.vine_continuations
-    return Continuations(num_steps, prefixes, prefixes * times, tokens * times)

@@ -12,14 +12,14 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import FitConfig
-from vapo.diagnostics.gates import Interval
 from vapo.diagnostics.oracle import explained_by, state_values, token_returns
+from vapo.studies.gates.probes import HeldOutValues, heldout_values
+from vapo.studies.gates.rules import Interval
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import iteration_of
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
-from vapo.training.probes import HeldOutValues, heldout_values
 from vapo.types import Phase, Rollout, RolloutBatch
 
 StatesOf = Callable[[Rollout], Sequence[str] | None]

@@ -28,12 +28,12 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.studies.short_trainer import make_short_trainer
 from vapo.system.progress import Progress
 from vapo.training.datamodule import RolloutDataModule, iteration_of
 from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
-from vapo.training.trainer import make_short_trainer
 from vapo.types import Phase
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from tests.config.fits import PROCEDURAL, fit_config
 from tests.rollout_fixtures import make_rollouts
-from vapo.diagnostics.gates import Interval
-from vapo.diagnostics.start_policy import reach
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.studies.gates.probe_watchers import Beginning, Collapse, StateReturns, Unlearning
+from vapo.studies.gates.rules import Interval
+from vapo.studies.gates.start_policy import reach
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
-from vapo.training.probe_watchers import Beginning, Collapse, StateReturns, Unlearning
 from vapo.types import RolloutBatch
 
 UNUSED: Any = MagicMock(spec=RolloutBatch)

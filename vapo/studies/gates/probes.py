@@ -22,6 +22,7 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.studies.short_trainer import make_short_trainer
 from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.callbacks.weight_sync import WeightSync
@@ -31,7 +32,6 @@ from vapo.training.iteration import IterationRunner, Networks
 from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule
 from vapo.training.schedule import phases_differ
-from vapo.training.trainer import make_short_trainer
 from vapo.types import IterationStart, RolloutBatch, TrainingBatch
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vapo.diagnostics.gates import Gate, GateCurves, GateFigures
+from vapo.studies.gates.rules import Gate, GateCurves, GateFigures
 from vapo.sweep.report.style import house_style
 
 _WIDTH = 96

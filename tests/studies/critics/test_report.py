@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from vapo.sweep.report.critics import Curve, as_csv, figure, markdown, summarize
+from vapo.studies.critics.report import Curve, as_csv, figure, markdown, summarize
 
 CURVES = [
     Curve("scalar", 0, ((0, 0, 0.0, -0.5), (4, 100, 1.0, 0.2), (8, 200, 2.0, 0.3)), 0.8),

@@ -11,13 +11,13 @@ import torch
 from vapo.advantages.credit import num_steps
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.gates import Interval, clustered_interval
 from vapo.functional.metrics import first_token_reward_weight
-from vapo.rollouts.answer_now import answered_half_way
 from vapo.rollouts.batch import make_rollout_batch, without_failed
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
+from vapo.studies.gates.answer_now import answered_half_way
+from vapo.studies.gates.rules import Interval, clustered_interval
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import Prompt, RolloutBatch

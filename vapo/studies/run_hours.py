@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.diagnostics.memory.sizes import local_minibatch, most_continuations, num_processes
+from vapo.config.most_continuations import most_continuations
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.flops import ForwardFlops
 from vapo.networks.meta_device import model_of_config
+from vapo.studies.memory.sizes import local_minibatch, num_processes
 
 
 @dataclass(frozen=True)

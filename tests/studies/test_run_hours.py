@@ -12,9 +12,9 @@ from tests.config.fits import ROOT
 from tests.systems import system_config
 from vapo.commands.estimate import hours_lines, run
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.run_hours import Hardware, PhaseHours, run_hours
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
+from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)
 FIGURES: dict[str, Any] = {

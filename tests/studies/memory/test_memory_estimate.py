@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.diagnostics.memory.memory_measurement import (
+from tests.studies.memory.memory_measurement import (
     LAYERS,
     VOCAB,
     measure,
@@ -20,11 +20,12 @@ from tests.diagnostics.memory.memory_measurement import (
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, render, run, verdict
-from vapo.diagnostics.memory.estimate import GIB, Estimate, estimate_memory
-from vapo.diagnostics.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
-from vapo.diagnostics.memory.sizes import most_continuations, worst_microbatch
-from vapo.diagnostics.memory.tracking import MemoryTracker
+from vapo.config.most_continuations import most_continuations
 from vapo.errors import UserError
+from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.studies.memory.sizes import worst_microbatch
+from vapo.studies.memory.tracking import MemoryTracker
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
 FULL_ROWS = "training.microbatch_tokens=512"  # four, padded

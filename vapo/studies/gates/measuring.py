@@ -6,10 +6,16 @@ import statistics
 from pathlib import Path
 
 from vapo.config import resolve
-from vapo.diagnostics.gates import GateCurves, GateFigures
-from vapo.diagnostics.start_policy import StartPolicy, reach
-from vapo.training.probe_watchers import Beginning, Collapse, StateReturns, StatesOf, Unlearning
-from vapo.training.probes import ProbeSetting, run_probe
+from vapo.studies.gates.probe_watchers import (
+    Beginning,
+    Collapse,
+    StateReturns,
+    StatesOf,
+    Unlearning,
+)
+from vapo.studies.gates.probes import ProbeSetting, run_probe
+from vapo.studies.gates.rules import GateCurves, GateFigures
+from vapo.studies.gates.start_policy import StartPolicy, reach
 
 _POLICY_ITERATIONS = 10
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from vapo.diagnostics.gates import Gate, GateFigures, Interval, clustered_interval, judge
+from vapo.studies.gates.rules import Gate, GateFigures, Interval, clustered_interval, judge
 
 # the paper's situation: everything can be shown
 PAPER = GateFigures(

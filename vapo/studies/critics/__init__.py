@@ -1,0 +1,1 @@
+"""Critics of a grid on the same rollouts, behind `vapo critics`."""

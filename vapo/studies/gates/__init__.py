@@ -1,0 +1,1 @@
+"""Which effects of the ablation a setting can show, behind `vapo gates`."""
