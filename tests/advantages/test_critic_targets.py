@@ -16,7 +16,8 @@ from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.functional.advantages import gae
-from vapo.rollouts.batch import make_rollout_batch, with_loss_on
+from vapo.functional.columns import with_loss_on
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.objective import Totals, has_loss, value_objective
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, TrainingBatch, Verdict

@@ -29,7 +29,7 @@ from vapo.diagnostics.iteration_metrics import (
 from vapo.diagnostics.oracle import token_returns
 from vapo.diagnostics.position_profiles import position_profile, value_calibration
 from vapo.diagnostics.value_page.contents import token_columns
-from vapo.rollouts.bad_rows import bad_inputs
+from vapo.functional.columns import bad_inputs
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.types import (
     EvaluatedBatch,

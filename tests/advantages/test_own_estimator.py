@@ -20,7 +20,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.rollouts.batch import float_columns
+from vapo.functional.columns import float_columns
 from vapo.types import EvaluatedBatch
 
 MODULE = "own_estimator_of_a_test"

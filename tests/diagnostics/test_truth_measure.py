@@ -28,7 +28,8 @@ from vapo.diagnostics.value_truth.measure import (
     with_values,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.rollouts.batch import make_rollout_batch, select_rows
+from vapo.functional.columns import select_rows
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Prefix, distinct
 from vapo.rollouts.segments import num_whole_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Verdict

@@ -12,8 +12,9 @@ import torch
 
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import estimated, system_config
+from vapo.functional.columns import float_columns, select_rows
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
-from vapo.rollouts.batch import float_columns, make_rollout_batch, select_rows
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import FOLDER, BadRollouts
 from vapo.runs.summary import FAILED_EPISODES
 from vapo.training.faults import Faults

@@ -22,12 +22,12 @@ from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakeScorer, G, pro
 from tests.systems import system_config
 from vapo.environments.contract import Reply
 from vapo.errors import StopRequested
+from vapo.networks.weights_lineage import Lineage
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import SampledTurn, TurnRequest
 from vapo.rollouts.source import RolloutSource
-from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, Prompt
 

@@ -11,12 +11,12 @@ import torch
 
 from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
+from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.runs.weights_lineage import Lineage
 from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")

@@ -12,10 +12,11 @@ from tests.rollouts.playing import InstantScorer, player_of, sample_all
 from tests.systems import estimated, system_config
 from tests.tiny_model import ALPHABET, ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
+from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import step_values
-from vapo.rollouts.batch import make_rollout_batch, with_loss_on
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings

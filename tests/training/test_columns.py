@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.systems import estimated, made_up_batch, system_config
-from vapo.rollouts.batch import float_columns, moved_to, select_rows
+from vapo.functional.columns import float_columns, moved_to, select_rows
 from vapo.training.minibatches import make_minibatches
 from vapo.types import TrainingBatch
 

@@ -11,8 +11,8 @@ from vapo.advantages.baselines import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.critic import Critic
 from vapo.networks.token_inputs import Layout
+from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.source import RolloutSource
-from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
 from vapo.training.faults import Faults
 from vapo.training.iteration import IterationRunner

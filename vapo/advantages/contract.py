@@ -13,8 +13,8 @@ from vapo.config import Hyperparameters
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.schema import AlgorithmConfig
 from vapo.errors import UserError
+from vapo.functional.columns import bad_inputs
 from vapo.functional.masking import zero_outside
-from vapo.rollouts.bad_rows import bad_inputs
 from vapo.system.user_functions import check_arguments, import_function, raised_in
 from vapo.types import EvaluatedBatch
 

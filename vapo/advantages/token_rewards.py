@@ -9,9 +9,9 @@ from torch import Tensor
 from vapo.advantages.credit import value_places
 from vapo.config import FitConfig, Hyperparameters
 from vapo.config.schema import AlgorithmConfig
+from vapo.functional.columns import placed_rewards
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import last_column, zero_outside
-from vapo.rollouts.batch import placed_rewards
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vapo.rollouts.batch import Batch, float_columns, select_rows
+from vapo.functional.columns import Batch, bad_inputs, float_columns, select_rows
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, RolloutBatch
@@ -105,17 +105,6 @@ def check_batch(
 def _whole_groups(rows: Bool[Tensor, " B"], batch: EvaluatedBatch) -> Bool[Tensor, " B"]:
     """The rows with all members of their groups."""
     return rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
-
-
-def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
-    """For each number that is trained on, the rows in which a token's is not finite."""
-    found: dict[str, Tensor] = {}
-    for name, value in float_columns(batch).items():
-        if name == "old_entropy":  # made where a page is: a page must not change the training
-            continue
-        is_bad = ~torch.isfinite(value)
-        found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
-    return found
 
 
 def first_rows(batch: Batch, num_rows: int) -> Batch:

@@ -1,21 +1,18 @@
-"""Rollouts and verdicts to tensors: the rollout batch, its rewards, and parts of it."""
+"""Rollouts and verdicts to tensors: the rollout batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from vapo.config.schema import RewardConfig
-from vapo.functional.masking import check_rewards_on_sampled, place_at_last_token
 from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.types import FinishReason, Rollout, RolloutBatch, Turn, Verdict
-
-Batch = TypeVar("Batch", bound=RolloutBatch)
 
 
 def make_rollout_batch(
@@ -114,66 +111,3 @@ def turn_columns(
             elif turn.reward:
                 raise ValueError(f"a turn of row {row} has a reward, and no token was sampled")
     return {"turn_rewards": rewards, "turn_starts": starts}
-
-
-def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Each response's reward on its last sampled token.
-
-    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
-    (the overlong punishment, a bootstrapped value) on the last of all.
-
-    Raises: ValueError: a reward is on a token that the policy did not sample.
-    """
-    if batch.turn_rewards is None:
-        return place_at_last_token(rewards, batch.response_mask)
-    rest = rewards - batch.turn_rewards.sum(dim=1)
-    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
-    check_rewards_on_sampled(placed, batch.response_mask)
-    return placed
-
-
-def without_failed(batch: Batch) -> Batch:
-    """The groups that have lost no episode to its environment; all where none is whole."""
-    if batch.is_failed is None:
-        return batch
-    size = batch.group_size
-    lost = batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
-    return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
-
-
-def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
-    """The batch in which the other rows carry no loss, of the policy or the critic."""
-    value_mask = None if batch.value_mask is None else batch.value_mask & rows[:, None]
-    return replace(batch, loss_mask=batch.loss_mask & rows[:, None], value_mask=value_mask)
-
-
-def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
-    """Select rows of a batch in the order given, cut to the first `width` response tokens."""
-    chosen: dict[str, Any] = {}
-    index = list(rows)
-    for item in fields(batch):
-        value = getattr(batch, item.name)
-        if isinstance(value, list):
-            chosen[item.name] = [value[row] for row in index]
-        elif isinstance(value, Tensor):
-            chosen[item.name] = value[index, :width] if value.dim() == 2 else value[index]
-    return replace(batch, **chosen)
-
-
-def moved_to(batch: Batch, device: torch.device) -> Batch:
-    """Move the tensors of a batch to a device."""
-    columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    moved: dict[str, Any] = {
-        name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)
-    }
-    return replace(batch, **moved)
-
-
-def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
-    """The batch's numbers by name: of each response [B], or of each of its tokens [B, T]."""
-    columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    return {
-        name: value
-        for name, value in columns.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
-    }

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import VineOptions
+from vapo.functional.columns import with_loss_on
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.verdicts import shuffled, verdicts_of
-from vapo.rollouts.batch import make_rollout_batch, with_loss_on
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import (
     FilledBatch,

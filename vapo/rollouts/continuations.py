@@ -12,8 +12,9 @@ from torch import Tensor
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.columns import placed_rewards
 from vapo.rewards.verdicts import verdicts_of
-from vapo.rollouts.batch import make_rollout_batch, placed_rewards
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
 from vapo.rollouts.player import Player

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vapo.rollouts.sampled import SampledRollouts
-from vapo.runs.run_dirs import RunDir
 from vapo.system.atomic_files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn, Verdict
 
@@ -40,10 +39,19 @@ class Origin:
     weights: str
 
 
+class RolloutFolder(Protocol):
+    """Where a run keeps its rollouts, and the identity of its config."""
+
+    identity: str
+
+    @property
+    def rollouts(self) -> Path: ...
+
+
 class KeptRollouts:
     """The saved rollouts in the run's folder; every process writes and reads its own file."""
 
-    def __init__(self, run_dir: RunDir, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, run_dir: RolloutFolder, prompts: Sequence[Prompt]) -> None:
         self._run_dir = run_dir  # the other processes know its path only later
         self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
 

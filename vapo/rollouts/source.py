@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import torch
 
 from vapo.config import FitConfig
+from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
 from vapo.rollouts.dynamic_sampling import Filling
@@ -15,7 +16,6 @@ from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
 from vapo.rollouts.orders import CollectionOrders
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.runs.weights_lineage import Lineage
 from vapo.system.distributed import all_ranks, max_over_ranks, rank, sum_over_ranks, world_size
 from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, RolloutBatch, Turn

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vapo.rollouts.batch import float_columns
+from vapo.functional.columns import float_columns
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import sum_over_ranks
 from vapo.training.minibatches import Microbatch

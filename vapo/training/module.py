@@ -24,7 +24,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.ensemble import forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
-from vapo.runs.weights_lineage import Lineage
+from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.sharding import reshard, set_gradient_sync
 from vapo.system.timing import timed

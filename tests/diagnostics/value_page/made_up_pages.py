@@ -18,7 +18,7 @@ from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_page.truth import PageTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.rollouts.batch import float_columns
+from vapo.functional.columns import float_columns
 from vapo.types import EvaluatedBatch, TrainingBatch
 
 ABOUT: dict[str, Any] = {"title": "a run </title><b>", "facts": {"run": "<i>1</i>"}, "notes": []}

@@ -17,7 +17,7 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import value_calibration
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.rollouts.batch import select_rows
+from vapo.functional.columns import select_rows
 from vapo.types import EvaluatedBatch, FinishReason, Phase
 
 

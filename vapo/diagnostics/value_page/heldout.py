@@ -27,6 +27,7 @@ from vapo.diagnostics.value_page.truth import page_truth
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
+from vapo.functional.columns import without_failed
 from vapo.networks.actor import Actor
 from vapo.networks.build import (
     check_tokenizers,
@@ -39,7 +40,7 @@ from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import check_batch
-from vapo.rollouts.batch import make_rollout_batch, without_failed
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options

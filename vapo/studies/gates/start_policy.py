@@ -11,8 +11,9 @@ import torch
 from vapo.advantages.credit import num_steps
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, resolve
+from vapo.functional.columns import without_failed
 from vapo.functional.metrics import first_token_reward_weight
-from vapo.rollouts.batch import make_rollout_batch, without_failed
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player

@@ -25,13 +25,13 @@ from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import resolve
+from vapo.networks.weights_lineage import Lineage
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir, identity_of
-from vapo.runs.weights_lineage import Lineage
 from vapo.system.progress import Progress
 from vapo.training.datamodule import RolloutDataModule, datamodule_of
 from vapo.training.module import VapoModule

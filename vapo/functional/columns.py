@@ -1,0 +1,87 @@
+"""A batch's columns: its rewards on their tokens, its numbers by name, and parts of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import check_rewards_on_sampled, place_at_last_token
+from vapo.types import RolloutBatch
+
+Batch = TypeVar("Batch", bound=RolloutBatch)
+
+
+def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+    """Each response's reward on its last sampled token.
+
+    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
+    (the overlong punishment, a bootstrapped value) on the last of all.
+
+    Raises: ValueError: a reward is on a token that the policy did not sample.
+    """
+    if batch.turn_rewards is None:
+        return place_at_last_token(rewards, batch.response_mask)
+    rest = rewards - batch.turn_rewards.sum(dim=1)
+    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    check_rewards_on_sampled(placed, batch.response_mask)
+    return placed
+
+
+def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
+    """The batch's numbers by name: of each response [B], or of each of its tokens [B, T]."""
+    return {
+        name: value
+        for name, value in vars(batch).items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+
+
+def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
+    """For each number that is trained on, the rows in which a token's is not finite."""
+    found: dict[str, Tensor] = {}
+    for name, value in float_columns(batch).items():
+        if name == "old_entropy":  # made where a page is: a page must not change the training
+            continue
+        is_bad = ~torch.isfinite(value)
+        found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
+    return found
+
+
+def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
+    """Select rows of a batch in the order given, cut to the first `width` response tokens."""
+    chosen: dict[str, Any] = {}
+    index = list(rows)
+    for name, value in vars(batch).items():
+        if isinstance(value, list):
+            chosen[name] = [value[row] for row in index]
+        elif isinstance(value, Tensor):
+            chosen[name] = value[index, :width] if value.dim() == 2 else value[index]
+    return replace(batch, **chosen)
+
+
+def without_failed(batch: Batch) -> Batch:
+    """The groups that have lost no episode to its environment; all where none is whole."""
+    if batch.is_failed is None:
+        return batch
+    size = batch.group_size
+    lost = batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
+
+
+def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
+    """The batch in which the other rows carry no loss, of the policy or the critic."""
+    value_mask = None if batch.value_mask is None else batch.value_mask & rows[:, None]
+    return replace(batch, loss_mask=batch.loss_mask & rows[:, None], value_mask=value_mask)
+
+
+def moved_to(batch: Batch, device: torch.device) -> Batch:
+    """Move the tensors of a batch to a device."""
+    moved: dict[str, Any] = {
+        name: value.to(device) for name, value in vars(batch).items() if isinstance(value, Tensor)
+    }
+    return replace(batch, **moved)
