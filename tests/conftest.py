@@ -37,7 +37,7 @@ IMPORTED_BEFORE = (
     "transformers.models.auto.modeling_auto",
 )
 # Begun first, or the last process would have one of them alone at the end.
-LONGEST = ("test_critic_grid.py", "test_secrets.py", "test_sweep.py", "test_two_processes.py")
+LONGEST = ("test_memory_estimate.py", "test_recipes.py", "test_two_processes.py", "test_fit.py")
 
 
 @pytest.hookimpl(wrapper=True)
