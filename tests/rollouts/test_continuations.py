@@ -177,9 +177,8 @@ def problems(num: int) -> list[Prompt]:
     return found
 
 
-@pytest.mark.parametrize("k", [4, 8, 16])
-def test_the_interval_covers_the_exact_value(k: int, tmp_path: Path) -> None:
-    """Of 1,000 prefixes of a policy with known values 95 % +- 2 %."""
+def test_the_interval_covers_the_exact_value(tmp_path: Path) -> None:
+    """Of 1,000 prefixes of a policy with known values 95 % +- 2 %, by 4, 8 and 16 continuations."""
     policy: Any = ScriptedPolicy()
     settings = SamplingSettings(max_response_tokens=40)
     rollouts = sample_all(
@@ -201,14 +200,15 @@ def test_the_interval_covers_the_exact_value(k: int, tmp_path: Path) -> None:
     config = fit_config(
         tmp_path, overlay="rewards: {verifier: regex, pattern: ';(\\d)$', num_workers: 1}"
     )
-    found = continued(rollouts, prefixes, policy, config, TOKENIZER, k=k, most=40)
+    found = continued(rollouts, prefixes, policy, config, TOKENIZER, k=16, most=40)
     returns = found.returns(found.batch.rewards, gamma=1.0).tolist()
-    covered = [
-        low <= value <= high
-        for row, value in zip(returns, exact, strict=True)
-        for low, high in [true_value_interval(row, (-1.0, 1.0), spread=0.0)]
-    ]
-    means = [sum(row) / k for row in returns]
-    bias = sum(m - v for m, v in zip(means, exact, strict=True)) / len(exact)
-    assert abs(bias) < 0.03
-    assert 930 <= sum(covered) <= 970, sum(covered)
+    for k in (4, 8, 16):
+        covered = [
+            low <= value <= high
+            for row, value in zip(returns, exact, strict=True)
+            for low, high in [true_value_interval(row[:k], (-1.0, 1.0), spread=0.0)]
+        ]
+        means = [sum(row[:k]) / k for row in returns]
+        bias = sum(m - v for m, v in zip(means, exact, strict=True)) / len(exact)
+        assert abs(bias) < 0.03
+        assert 930 <= sum(covered) <= 970, (k, sum(covered))
