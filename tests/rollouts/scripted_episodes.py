@@ -29,19 +29,20 @@ class ScriptedStream:
     takes: Callable[[TurnRequest], int] = lambda request: 1
     requests: list[TurnRequest] = field(default_factory=list)
     forgotten: list[tuple[int, int]] = field(default_factory=list)
-    open: list[tuple[TurnRequest, int]] = field(default_factory=list)
+    open: dict[tuple[int, int], tuple[TurnRequest, int]] = field(default_factory=dict)
     num_steps: int = 0
 
     def submit(self, request: TurnRequest) -> None:
         assert request.max_tokens >= 1
-        assert request.key not in [asked.key for asked, _ in self.open], "two turns at a time"
+        assert request.key not in self.open, "two turns at a time"
         self.requests.append(request)
-        self.open.append((request, self.num_steps + self.takes(request)))
+        self.open[request.key] = request, self.num_steps + self.takes(request)
 
     def step(self) -> list[SampledTurn]:
         self.num_steps += bool(self.open)
-        done = [request for request, due in self.open if due <= self.num_steps]
-        self.open = [item for item in self.open if item[0] not in done]
+        done = [request for request, due in self.open.values() if due <= self.num_steps]
+        for request in done:
+            del self.open[request.key]
         return [self.turn(request) for request in done]
 
     def turn(self, request: TurnRequest) -> SampledTurn:
@@ -50,7 +51,7 @@ class ScriptedStream:
 
     def forget(self, key: tuple[int, int]) -> None:
         self.forgotten.append(key)
-        self.open = [item for item in self.open if item[0].key != key]
+        self.open.pop(key, None)
 
     @property
     def num_open(self) -> int:

@@ -44,10 +44,10 @@ class HeldStream(ScriptedStream):
     def step(self) -> list[SampledTurn]:
         self.num_calls += 1
         time.sleep(0.0005)
-        held = [item for item in self.open if self.holds(item[0])]
-        self.open = [item for item in self.open if item not in held]
+        keys = [key for key, (request, _) in self.open.items() if self.holds(request)]
+        held = {key: self.open.pop(key) for key in keys}
         done = super().step()
-        self.open += held
+        self.open |= held
         return done
 
 

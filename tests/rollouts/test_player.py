@@ -29,10 +29,10 @@ def test_a_response_is_judged_while_others_are_sampled() -> None:
 
     class Stream(ScriptedStream):
         def step(self) -> list[SampledTurn]:
-            held = [item for item in self.open if item[0].key[0] == 1 and not was_judged.is_set()]
-            self.open = [item for item in self.open if item not in held]
+            second = {key for key in self.open if key[0] == 1 and not was_judged.is_set()}
+            held = {key: self.open.pop(key) for key in second}
             done = super().step()
-            self.open += held
+            self.open |= held
             return done
 
     class Judge(InstantScorer):
