@@ -26,8 +26,9 @@ def token_logprobs(
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
 
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
-    computed again; None: as many tokens as make 64 MiB of logits in float32, on a GPU 512 MiB,
-    whose products are slow on few rows. The product runs in the dtype of `hidden` (as the model's
+    computed again; None: as many tokens as make 32 MiB of logits in float32, which is the most
+    that the C library's allocator keeps for the next ones, on a GPU 512 MiB, whose products are
+    slow on few rows. The product runs in the dtype of `hidden` (as the model's
     own head does), everything after it in float32; float64 stays float64. Under autocast logits
     are float32, since in bfloat16 those above 16 are multiples of 1/8, and their gradient is
     multiplied in autocast's dtype.
@@ -41,7 +42,7 @@ def token_logprobs(
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if chunk_size is None:
-        num_logits = 2**24 if hidden.device.type == "cpu" else 2**27
+        num_logits = 2**23 if hidden.device.type == "cpu" else 2**27
         chunk_size = max(1, num_logits // lm_head_weight.shape[0])
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")

@@ -53,6 +53,10 @@ def add_adapters(
         )
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()
+    for layer in _adapter_layers(model):
+        # a float32 layer's inputs are float32, or autocast casts them: peft would cast them twice
+        is_float32 = layer.get_base_layer().weight.dtype is torch.float32
+        layer.cast_input_dtype_enabled = not is_float32
 
 
 def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
@@ -81,6 +85,10 @@ def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]
     return [name for name, leaf in linear.items() if leaf in chosen]
 
 
+def _adapter_layers(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")]
+
+
 def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     return (p for name, p in model.named_parameters() if name.endswith((_A, _B)))
 
@@ -88,9 +96,7 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Turn the adapters off inside the block: the reference policy, at no cost in memory."""
-    layers: list[Any] = [
-        m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")
-    ]
+    layers = _adapter_layers(model)
     for layer in layers:
         layer.enable_adapters(False)
     try:

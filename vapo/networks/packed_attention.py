@@ -12,8 +12,10 @@ response beside its prompt to that prompt and itself (`vapo.networks.token_input
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -32,6 +34,10 @@ from vapo.system.private_attributes import attention_implementation, can_change_
 PACKED_SDPA = "vapo_packed_sdpa"
 # One call of torch costs a CPU as much as so many pairs of tokens, times channels, of its work.
 _CALL = 300_000
+# On a CPU a call of at most so many pairs of tokens is computed in float32: in half precision
+# torch's backward pass took 1 to 3.6 times as long.
+_SMALL_ON_CPU = 2**16
+_counts_for_gpu = ContextVar("counts_for_gpu", default=False)
 
 
 def choose_layout(
@@ -214,44 +220,60 @@ def packed_sdpa(
     return _by_segments(query, key, value, scaling, packed_row), None
 
 
+@contextmanager
+def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
+    """Keep the dtypes of a GPU on a CPU's fake tensors, whose bytes are counted in its place."""
+    token = _counts_for_gpu.set(enabled)
+    try:
+        yield
+    finally:
+        _counts_for_gpu.reset(token)
+
+
 def _by_segments(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
 ) -> Tensor:
     """[1, S, heads, D] of one packed row, one call for each segment or small group."""
-    dtype = query.dtype
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
+    device, dtype = query.device.type, query.dtype
+    on_cpu = device == "cpu" and not _counts_for_gpu.get()
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     outputs = []
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> None:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Callable[[torch.dtype], Tensor] | None = None
+    ) -> None:
+        is_small = on_cpu and q.shape[2] * k.shape[2] <= _SMALL_ON_CPU
+        computed = torch.promote_types(dtype, torch.float32) if is_small else dtype
         output = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
+            q.to(computed),
+            k.to(computed),
+            v.to(computed),
+            attn_mask=None if mask is None else mask(computed),
             is_causal=mask is None,
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        outputs.append(output.transpose(1, 2))
+        outputs.append(output.to(dtype).transpose(1, 2))
 
     lengths = [sum(s.length for s in group) for group in row.groups]
     split = (x.split(lengths, dim=2) for x in (query, key, value))
-    for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
-        if len(group) == 1:
-            attend(q, k, v)
-        elif _is_small(group, channels=q.shape[1] * q.shape[3]):
-            attend(q, k, v, row.group_mask(index, dtype))
-        else:
-            parts = zip(
-                *(x.split([s.length for s in group], dim=2) for x in (q, k, v)), strict=True
-            )
-            prompt_q, prompt_k, prompt_v = next(parts)
-            attend(prompt_q, prompt_k, prompt_v)
-            for segment, (own_q, own_k, own_v) in zip(group[1:], parts, strict=True):
-                keys = torch.cat([prompt_k, own_k], dim=2)
-                values = torch.cat([prompt_v, own_v], dim=2)
-                attend(own_q, keys, values, row.response_mask(segment, dtype))
+    with torch.autocast(device, enabled=False):  # every call names its dtype
+        for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
+            if len(group) == 1:
+                attend(q, k, v)
+            elif _is_small(group, channels=q.shape[1] * q.shape[3]):
+                attend(q, k, v, partial(row.group_mask, index))
+            else:
+                parts = zip(
+                    *(x.split([s.length for s in group], dim=2) for x in (q, k, v)), strict=True
+                )
+                prompt_q, prompt_k, prompt_v = next(parts)
+                attend(prompt_q, prompt_k, prompt_v)
+                for segment, (own_q, own_k, own_v) in zip(group[1:], parts, strict=True):
+                    keys = torch.cat([prompt_k, own_k], dim=2)
+                    values = torch.cat([prompt_v, own_v], dim=2)
+                    attend(own_q, keys, values, partial(row.response_mask, segment))
     return torch.cat(outputs, dim=1)
 
 

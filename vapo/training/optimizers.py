@@ -38,13 +38,16 @@ def make_optimizer(
         if parameter.requires_grad:
             module = name.rpartition(".")[0].rpartition(".")[2]
             groups[module if module in own else ""].append(parameter)
+    parameters = [p for found in groups.values() for p in found]
     optimizer = AdamW(
         [{"params": found, "lr": own.get(name, options.lr)} for name, found in groups.items()],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         weight_decay=options.weight_decay,
+        # on a CPU a quarter of the time; on a GPU torch's own choice, which steps on the host
+        fused=True if all(p.device.type == "cpu" for p in parameters) else None,
     )
-    for parameter in (p for found in groups.values() for p in found):
+    for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(parameter),

@@ -118,7 +118,9 @@ def test_tracker_counts_what_autograd_keeps() -> None:
 )
 def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) -> None:
     config = tiny_model(num_hidden_layers=7).config
-    shape = NetworkShape("causal_lm", config, "float32", "sdpa", gradient_checkpointing, False)
+    shape = NetworkShape(
+        "causal_lm", config, "float32", "sdpa", gradient_checkpointing, False, False
+    )
     passes, whole = NetworkPasses(shape), FakeNetwork(shape)
     lengths = {"rows": 3, "prompt_tokens": 5, "response_tokens": 11}
     decoding: dict[str, Any] = {"rows": 3, "width": 20, "top_k": 0, "top_p": 0.7}

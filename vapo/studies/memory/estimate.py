@@ -91,6 +91,7 @@ class _Network:
                 attn_implementation=options.attn_implementation,
                 gradient_checkpointing=options.gradient_checkpointing,
                 autocast=self.autocast,
+                on_gpu=config.trainer.accelerator != "cpu",
                 has_entropy_bonus=config.algorithm.entropy_coef > 0,
             )
         )

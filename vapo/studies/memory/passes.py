@@ -23,7 +23,7 @@ from vapo.networks.actor import Actor
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.critic import Critic
 from vapo.networks.meta_device import Kind, model_of_config
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.packed_attention import choose_layout, counts_for_gpu
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.studies.memory.tracking import MemoryTracker
@@ -39,6 +39,7 @@ class NetworkShape:
     attn_implementation: str
     gradient_checkpointing: bool
     autocast: bool
+    on_gpu: bool
     has_entropy_bonus: bool = False
 
 
@@ -195,7 +196,7 @@ class FakeNetwork:
     def _tracked(self) -> Iterator[MemoryTracker]:
         tracker = MemoryTracker()
         tracker.ignore(*self.network.parameters(), *self.network.buffers())
-        with self.mode, tracker:
+        with self.mode, tracker, counts_for_gpu(self.shape.on_gpu):
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
