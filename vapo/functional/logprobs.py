@@ -26,12 +26,10 @@ def token_logprobs(
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
 
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
-    computed again; None: as many tokens as make 32 MiB of logits in float32, which is the most
-    that the C library's allocator keeps for the next ones, on a GPU 512 MiB, whose products are
-    slow on few rows. The product runs in the dtype of `hidden` (as the model's
-    own head does), everything after it in float32; float64 stays float64. Under autocast logits
-    are float32, since in bfloat16 those above 16 are multiples of 1/8, and their gradient is
-    multiplied in autocast's dtype.
+    computed again; None: `rows_of_logits` of the device. The product runs in the dtype of `hidden`
+    (as the model's own head does), everything after it in float32; float64 stays float64. Under
+    autocast logits are float32, since in bfloat16 those above 16 are multiples of 1/8, and their
+    gradient is multiplied in autocast's dtype.
     Units: nats.
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -42,8 +40,8 @@ def token_logprobs(
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if chunk_size is None:
-        num_logits = 2**23 if hidden.device.type == "cpu" else 2**27
-        chunk_size = max(1, num_logits // lm_head_weight.shape[0])
+        on_cpu = hidden.device.type == "cpu"
+        chunk_size = rows_of_logits(lm_head_weight.shape[0], on_cpu=on_cpu)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     device, dtype = hidden.device.type, hidden.dtype
@@ -54,6 +52,15 @@ def token_logprobs(
         hidden, weight, targets, temperature, chunk_size, dtype
     )
     return logprobs, entropy
+
+
+def rows_of_logits(vocabulary: int, *, on_cpu: bool) -> int:
+    """For how many tokens logits are computed at once.
+
+    On a CPU those of 32 MiB in float32, the most that the C library's allocator keeps for the next
+    ones; on a GPU, whose products are slow on few rows, those of 512 MiB.
+    """
+    return max(1, (2**23 if on_cpu else 2**27) // vocabulary)
 
 
 def output_logits(

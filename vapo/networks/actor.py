@@ -6,10 +6,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vapo.functional.logprobs import token_logprobs
+from vapo.functional.logprobs import rows_of_logits, token_logprobs
 from vapo.networks.flops import ForwardFlops
 from vapo.networks.lora import adapters_off
-from vapo.networks.packed_attention import last_hidden_states
+from vapo.networks.packed_attention import computes_on_cpu, last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
 
 
@@ -36,6 +36,7 @@ class Actor(nn.Module):
             lm_head_weight,
             inputs.targets,
             temperature=temperature,
+            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(states)),
         )
 
 

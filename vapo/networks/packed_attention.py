@@ -122,6 +122,21 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
     }
 
 
+@contextmanager
+def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
+    """Keep the dtypes of a GPU on a CPU's fake tensors, whose bytes are counted in its place."""
+    token = _counts_for_gpu.set(enabled)
+    try:
+        yield
+    finally:
+        _counts_for_gpu.reset(token)
+
+
+def computes_on_cpu(tensor: Tensor) -> bool:
+    """Whether a tensor is a CPU's, and does not stand for a GPU's."""
+    return tensor.device.type == "cpu" and not _counts_for_gpu.get()
+
+
 class PackedRow:
     """Which keys the segments of a row attend to. All layers read the same one."""
 
@@ -220,22 +235,12 @@ def packed_sdpa(
     return _by_segments(query, key, value, scaling, packed_row), None
 
 
-@contextmanager
-def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
-    """Keep the dtypes of a GPU on a CPU's fake tensors, whose bytes are counted in its place."""
-    token = _counts_for_gpu.set(enabled)
-    try:
-        yield
-    finally:
-        _counts_for_gpu.reset(token)
-
-
 def _by_segments(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
 ) -> Tensor:
     """[1, S, heads, D] of one packed row, one call for each segment or small group."""
     device, dtype = query.device.type, query.dtype
-    on_cpu = device == "cpu" and not _counts_for_gpu.get()
+    on_cpu = computes_on_cpu(query)
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     outputs = []
