@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import t as students_t
 
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
@@ -112,13 +116,49 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
+    """Each system's mean over its seeds, and its difference from another's on the same seeds.
+
+    Intervals are 95 %, from the spread over seeds (Student's t); none of a single seed. Prompts and
+    policy are the same for all runs, so the intervals say nothing about other ones.
+    """
+    after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
+    gains = {(r["system"], r["seed"]): 100 * (r["after"] - r["before"]) for r in rows}
+    lines = [
+        f"| system | seeds | after | points gained | difference from {against} |",
+        "|---|---|---|---|---|",
+    ]
+    for system in dict.fromkeys(name for name, _ in after):
+        seeds = [seed for name, seed in after if name == system]
+        both = [seed for seed in seeds if (against, seed) in after and system != against]
+        cells = [
+            *(system, str(len(seeds)), _mean([after[system, seed] for seed in seeds])),
+            _mean([gains[system, seed] for seed in seeds]),
+            _mean([after[system, seed] - after[against, seed] for seed in both], signed=True),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(values: Sequence[float], *, signed: bool = False) -> str:
+    if not values:
+        return ""
+    sign = "+" if signed else ""
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return f"{mean:{sign}.1f}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(students_t.ppf(0.975, len(values) - 1)) * error
+    return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"
+
+
 def with_table(page: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page with the rows' table in the place of the one that it has."""
+    """The page with the rows' tables in the place of those that it has."""
     before, found, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not (found and end):
         raise SystemExit(f"the page has no {START.strip()!r} with {END!r} after it")
-    return f"{before}{START}\n{table(rows)}\n{END}{after}"
+    return f"{before}{START}\n{means(rows)}\n{table(rows)}\n{END}{after}"
 
 
 def main() -> None:
@@ -139,6 +179,7 @@ def main() -> None:
     text = with_table(options.page.read_text(encoding="utf-8"), rows)
     options.page.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
+    print(means(rows))
     print(table(rows), end="")
 
 
