@@ -7,9 +7,12 @@ import math
 import pytest
 import torch
 
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.transformers import token_sampling
 from vapo.rollouts.engines.transformers.token_sampling import (
     filtered_logprobs,
     inverse_cdf,
+    sample_tokens,
     uniform_draws,
 )
 
@@ -89,3 +92,17 @@ def test_draws_are_a_function_of_the_seed():
     assert torch.equal(draws, uniform_draws([5, 6, 7, 8], num_tokens=9)[:, :4])
     assert draws.dtype == torch.float64
     assert bool(((draws >= 0) & (draws < 1)).all())
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_rows_sampled_a_few_at_a_time_get_what_they_get_together(greedy, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 40, generator=generator)
+    uniforms = torch.rand(7, generator=generator, dtype=torch.float64)
+    settings = SamplingSettings(max_response_tokens=1, top_p=0.9, greedy=greedy)
+    ids, logprobs = sample_tokens(logits, uniforms, settings)
+    monkeypatch.setattr(token_sampling, "_CPU_LOGITS", 80)
+    few_ids, few_logprobs = sample_tokens(logits, uniforms, settings)
+    assert torch.equal(ids, few_ids)
+    assert torch.equal(logprobs, few_logprobs)
+    assert len(set(ids.tolist())) > 1

@@ -10,8 +10,35 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
+from vapo.rollouts.engines.contract import SamplingSettings
+
+_ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
+_CPU_LOGITS = 2**20  # sampled from at a time: tensors that a CPU's cache and its allocator keep
 _BLOCK = 256  # neighbouring tokens whose probabilities are added up before one of them is drawn
+
+
+def sample_tokens(
+    logits: Float[Tensor, "R V"], uniforms: Float64[Tensor, " R"], settings: SamplingSettings
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
+    """Each row's next token and its log-prob under the distribution that is sampled from.
+
+    The token is the row's random number's (`inverse_cdf`), or with `greedy` the likeliest.
+    """
+    on_cpu = logits.device.type == "cpu"
+    num_rows = max(1, _CPU_LOGITS // logits.shape[-1]) if on_cpu else len(logits)
+    parts = []
+    for rows, draws in zip(logits.split(num_rows), uniforms.split(num_rows), strict=True):
+        logprobs = filtered_logprobs(
+            rows,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            ordered_at_first=_ORDERED_AT_FIRST if on_cpu else None,
+        )
+        ids = logprobs.argmax(dim=-1) if settings.greedy else inverse_cdf(logprobs, draws)
+        parts.append((ids, logprobs.gather(1, ids[:, None]).squeeze(1)))
+    ids, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    return ids, logprobs
 
 
 def filtered_logprobs(

@@ -26,12 +26,7 @@ from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRe
 from vapo.rollouts.engines.transformers.decoding_rows import DecodingRows, OpenTurn, join_rows
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow
 from vapo.rollouts.engines.transformers.prefill import prefill, prefill_chunks
-from vapo.rollouts.engines.transformers.token_sampling import (
-    ORDERED_AT_FIRST,
-    filtered_logprobs,
-    inverse_cdf,
-    uniform_draws,
-)
+from vapo.rollouts.engines.transformers.token_sampling import sample_tokens, uniform_draws
 from vapo.rollouts.engines.turn_requests import check_turn
 
 _FREE_FRACTION = 0.25
@@ -64,7 +59,6 @@ class TransformersTurns:
         self._stops = torch.tensor(sorted(stop_ids), device=device, dtype=torch.long)
         self._max_rows, self._device = max_rows, device
         self._take_turns = take_turns
-        self._ordered_at_first = ORDERED_AT_FIRST if device.type == "cpu" else None
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rows: DecodingRows | None = None
         self._open: dict[tuple[int, int], OpenTurn] = {}
@@ -195,18 +189,8 @@ class TransformersTurns:
 
     def _extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
         """Sample every row's next token from its logits and record it."""
-        settings = self._settings
-        logprobs = filtered_logprobs(
-            logits,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            ordered_at_first=self._ordered_at_first,
-        )
-        ids = logprobs.argmax(-1) if settings.greedy else inverse_cdf(logprobs, rows.uniforms())
-        finished = rows.record(
-            ids, logprobs.gather(1, ids[:, None]).squeeze(1), stop_ids=self._stops
-        )
+        ids, logprobs = sample_tokens(logits, rows.uniforms(), self._settings)
+        finished = rows.record(ids, logprobs, stop_ids=self._stops)
         if finished:
             self._end(rows, finished)
 
