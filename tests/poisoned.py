@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.config.fits import STATE_TRACKING
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import tiny_tokenizer
@@ -106,8 +107,9 @@ class FixedRollouts(RolloutSource):
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
         batch = make_rollout_batch(
-            [replace(r, response_text="a response") for r in rollouts[rows]],
-            verdicts[rows],
+            judged(
+                [replace(r, response_text="a response") for r in rollouts[rows]], verdicts[rows]
+            ),
             group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,

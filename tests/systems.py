@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
+from tests.judged import judged
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
@@ -91,8 +92,7 @@ def made_up_batch(
         rollouts.append(Rollout(prompt, (4,) * length, "", (-1.0,) * length, finish))
         verdicts.append(Verdict(is_correct, 1.0 if is_correct else -1.0))
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=MAX_RESPONSE_TOKENS,

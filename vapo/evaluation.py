@@ -23,14 +23,13 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
-from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 
@@ -39,13 +38,12 @@ _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 class EvaluationResult:
     """`rows`: a table of sample responses, the first response of each prompt first.
 
-    `rollouts` and `verdicts` are all of this rank, groups of k contiguous.
+    `rollouts` are all of this rank, groups of k contiguous.
     """
 
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
     rollouts: list[Rollout]
-    verdicts: list[Verdict]
     k: int
 
     @property
@@ -89,7 +87,7 @@ class ClusteredMean(Metric):
         return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
 
 
-def majority_is_correct(verdicts: Sequence[Verdict], votes: Sequence[int | None]) -> bool:
+def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]) -> bool:
     """Whether a vote over the answers elects a correct one.
 
     Equal `votes` are for the same answer. A tie goes to the answer seen first. Responses without
@@ -98,7 +96,7 @@ def majority_is_correct(verdicts: Sequence[Verdict], votes: Sequence[int | None]
     """
     counts = Counter(votes)
     elected = max(counts, key=lambda answer: counts[answer])  # the first of equals: seen first
-    return elected is not None and verdicts[votes.index(elected)].is_correct
+    return elected is not None and rollouts[votes.index(elected)].verdict.is_correct
 
 
 def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
@@ -156,21 +154,19 @@ def evaluate(
             seed=derive_seed(config.seed, "evaluation", rank()),
             advance=advance,
         )
-        verdicts, votes = verdicts_of(rollouts), None
+        votes = None
         if any(can_vote.values()):
-            votes = player.scorer.votes(rollouts, verdicts, group_size=config.k)
+            votes = player.scorer.votes(rollouts, group_size=config.k)
     return EvaluationResult(
-        _metrics_by_source(rollouts, verdicts, votes, can_vote, config.k),
-        _table(rollouts, verdicts, config.k, player.tokenizer)[: config.num_table_rows],
+        _metrics_by_source(rollouts, votes, can_vote, config.k),
+        _table(rollouts, config.k, player.tokenizer)[: config.num_table_rows],
         rollouts,
-        verdicts,
         config.k,
     )
 
 
 def _metrics_by_source(
     rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
     votes: Sequence[int | None] | None,
     can_vote: Mapping[str, bool],
     k: int,
@@ -179,12 +175,11 @@ def _metrics_by_source(
 
     `can_vote` has every source of all ranks' prompts; all of them must vote for a maj@k of all.
     """
-    metrics = _metrics(rollouts, verdicts, votes if all(can_vote.values()) else None, k)
+    metrics = _metrics(rollouts, votes if all(can_vote.values()) else None, k)
     for source in sorted(can_vote.keys() - {""}):
         rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
         of_source = _metrics(
             [rollouts[i] for i in rows],
-            [verdicts[i] for i in rows],
             [votes[i] for i in rows] if votes is not None and can_vote[source] else None,
             k,
         )
@@ -194,7 +189,6 @@ def _metrics_by_source(
 
 def _metrics(
     rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
     votes: Sequence[int | None] | None,
     k: int,
 ) -> dict[str, float]:
@@ -211,13 +205,13 @@ def _metrics(
             metric.to("cuda")
     if rollouts:  # a rank may have no prompt
         device = avg.device
-        is_correct = torch.tensor([verdict.is_correct for verdict in verdicts], device=device)
+        is_correct = torch.tensor([r.verdict.is_correct for r in rollouts], device=device)
         is_correct = is_correct.view(-1, k).double()
         avg.update(is_correct.mean(dim=1))
         passed.update(is_correct.amax(dim=1))
         if votes is not None:
-            groups = [slice(first, first + k) for first in range(0, len(verdicts), k)]
-            elected = [majority_is_correct(verdicts[g], votes[g]) for g in groups]
+            groups = [slice(first, first + k) for first in range(0, len(rollouts), k)]
+            elected = [majority_is_correct(rollouts[g], votes[g]) for g in groups]
             majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
         lengths = [rollout.num_sampled for rollout in rollouts]
         length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
@@ -239,14 +233,13 @@ def _metrics(
 
 def _table(
     rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
     k: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
-        rollout, verdict = rollouts[i], verdicts[i]
+        rollout, verdict = rollouts[i], rollouts[i].verdict
         judged = "correct" if verdict.is_correct else "incorrect"
         rows.append(
             {

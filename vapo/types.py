@@ -130,6 +130,9 @@ class Verdict:
     failure: str | None = None
 
 
+NOT_JUDGED = Verdict(is_correct=False, reward=0.0, failure="not judged")
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sampled response to one prompt, or one episode in an environment.
@@ -142,8 +145,7 @@ class Rollout:
     them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
     sampled. `failure` names why the environment failed (timeout, crash, ...): what the episode
     would have earned is not known then. `version` counts the weight updates before the first token
-    was sampled, None where nobody counts. `verdict` is what verifier or environment said of it,
-    None where nobody was asked.
+    was sampled, None where nobody counts. `verdict` is what verifier or environment said of it.
     """
 
     prompt: Prompt
@@ -154,7 +156,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
     version: int | None = None
-    verdict: Verdict | None = None
+    verdict: Verdict = NOT_JUDGED
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
@@ -184,7 +186,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """All rollouts of one iteration with their rewards, response-aligned.
+    """All judged rollouts of one iteration with their rewards, response-aligned.
 
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
@@ -204,7 +206,6 @@ class RolloutBatch:
     """
 
     rollouts: list[Rollout]
-    verdicts: list[Verdict]
     response_ids: Int[Tensor, "B T"]
     response_mask: Bool[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]

@@ -111,7 +111,7 @@ def make_batch(config: FitConfig, size: Size, *, privileged: bool) -> RolloutBat
     def ids(length: int) -> tuple[int, ...]:
         return tuple(draw.randrange(2, VOCABULARY) for _ in range(length))
 
-    rollouts, verdicts = [], []
+    rollouts = []
     for number in range(size.prompts):
         prompt_ids, more = ids(16), ids(32)
         own = (*prompt_ids, *more) if privileged else None
@@ -120,15 +120,14 @@ def make_batch(config: FitConfig, size: Size, *, privileged: bool) -> RolloutBat
             length = round(draw.lognormvariate(0, 1) * size.median)
             response = ids(min(size.longest, max(1, length)))
             logprobs = (-1.0,) * len(response)
-            rollouts.append(Rollout(prompt, response, "", logprobs, FinishReason.STOP))
             is_correct = draw.random() < 0.5
             rewards = config.rewards
-            verdicts.append(
-                Verdict(is_correct, rewards.correct if is_correct else rewards.incorrect)
+            verdict = Verdict(is_correct, rewards.correct if is_correct else rewards.incorrect)
+            rollouts.append(
+                Rollout(prompt, response, "", logprobs, FinishReason.STOP, verdict=verdict)
             )
     return make_rollout_batch(
         rollouts,
-        verdicts,
         group_size=GROUP,
         rewards=config.rewards,
         max_response_tokens=size.longest,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import (
     CRITIC_FREE,
@@ -37,8 +38,7 @@ def two_responses() -> TrainingBatch:
         Rollout(prompt, (6,), "", (-2.0,), FinishReason.STOP),
     ]
     batch = make_rollout_batch(
-        rollouts,
-        [Verdict(True, 1.0), Verdict(True, 1.0)],
+        judged(rollouts, [Verdict(True, 1.0), Verdict(True, 1.0)]),
         group_size=1,
         rewards=system_config("vapo").rewards,
         max_response_tokens=4,
@@ -199,8 +199,7 @@ def test_the_engines_logprobs_reach_the_batch() -> None:
     """Negative control of the batch itself: with the engine's numbers lost there is no gap."""
     rollouts, verdicts = make_rollouts(8, vocab_size=30)
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=1,
         rewards=system_config("vapo").rewards,
         max_response_tokens=32,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.systems import system_config
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.value_loss_columns import reward_range
@@ -42,8 +43,7 @@ def evaluated(config: FitConfig, *, truncated: bool = True, group_size: int = 1)
         rollouts.append(Rollout(prompt, (5,) * length, "", (-1.0,) * length, finish))
         verdicts.append(Verdict(correct, 1.0 if correct else -1.0))
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=4,
@@ -258,7 +258,6 @@ def test_prompt_noise_weighs_the_responses_of_the_whole_batch(phase: Phase) -> N
     batch = replace(
         two,
         rollouts=[two.rollouts[i] for i in rows],
-        verdicts=[two.verdicts[i] for i in rows],
         **{
             item.name: getattr(two, item.name)[rows]
             for item in fields(two)
@@ -290,7 +289,6 @@ def test_fillers_change_no_weight() -> None:
     batch = replace(
         two,
         rollouts=[two.rollouts[i] for i in rows],
-        verdicts=[two.verdicts[i] for i in rows],
         **{name: getattr(two, name)[rows] for name in columns},
     )
     filled = with_loss_on(batch, torch.tensor([True, True, False, False]))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
@@ -73,8 +74,7 @@ def evaluated(config: FitConfig, *, observations: bool) -> tuple[EvaluatedBatch,
     if not observations:
         rollouts = [without_observations(rollout) for rollout in rollouts]
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=GROUP,
         rewards=config.rewards,
         max_response_tokens=MOST,
@@ -213,8 +213,7 @@ def two_turns(*, finish: FinishReason = FinishReason.STOP) -> Rollout:
 
 def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
     batch = make_rollout_batch(
-        [rollout],
-        [Verdict(True, 1.5)],
+        judged([rollout], [Verdict(True, 1.5)]),
         group_size=1,
         rewards=config.rewards,
         max_response_tokens=MOST,
@@ -279,8 +278,7 @@ def test_a_response_beside_episodes_keeps_its_reward() -> None:
     config = system_config("vapo", *TURNS)
     plain = replace(two_turns(), turns=(), response_ids=(5,) * 3, rollout_logprobs=(-1.0,) * 3)
     batch = make_rollout_batch(
-        [two_turns(), plain],
-        [Verdict(True, 1.5), Verdict(False, -1.0)],
+        judged([two_turns(), plain], [Verdict(True, 1.5), Verdict(False, -1.0)]),
         group_size=1,
         rewards=config.rewards,
         max_response_tokens=MOST,
@@ -303,10 +301,10 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
         "rewards": config.rewards,
         "max_response_tokens": MOST,
     }
-    found = response_metrics(make_rollout_batch(rollouts, verdicts, **options))
+    found = response_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
     assert found["rollout/truncation_rate"] == 0.75
     assert found["rollout/num_tokens"] == 3 + 6 + 3 + 3
-    found = episode_metrics(make_rollout_batch(rollouts, verdicts, **options))
+    found = episode_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
     assert found == {
         "rollout/turns_mean": 1.75,
         "rollout/turns_max": 2.0,
@@ -319,4 +317,4 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     }
     assert found.keys() <= documented_keys()
     plain = replace(two_turns(), turns=())
-    assert episode_metrics(make_rollout_batch([plain], verdicts[:1], **options)) == {}
+    assert episode_metrics(make_rollout_batch(judged([plain], verdicts[:1]), **options)) == {}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.systems import system_config, with_columns
 from vapo.advantages.mismatch import correct_mismatch
 from vapo.config import resolve
@@ -61,8 +62,10 @@ def gradient_under_the_engine(length: int, correction: MismatchConfig) -> Tensor
     config = system_config("rloo")
     prompt = Prompt("enumerated", "", (2,), "1")
     batch = make_rollout_batch(
-        [Rollout(prompt, y, "", (0.0,) * length, FinishReason.STOP) for y in responses],
-        [Verdict(is_correct=True, reward=REWARDS[y]) for y in responses],
+        judged(
+            [Rollout(prompt, y, "", (0.0,) * length, FinishReason.STOP) for y in responses],
+            [Verdict(is_correct=True, reward=REWARDS[y]) for y in responses],
+        ),
         group_size=1,
         rewards=config.rewards,
         max_response_tokens=length,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.judged import judged
 from tests.systems import system_config
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
@@ -42,8 +43,13 @@ def batch_of(
         for i, row in enumerate(values)
     ]
     batch = make_rollout_batch(
-        rollouts,
-        [Verdict(c, config.rewards.correct if c else config.rewards.incorrect) for c in correct],
+        judged(
+            rollouts,
+            [
+                Verdict(c, config.rewards.correct if c else config.rewards.incorrect)
+                for c in correct
+            ],
+        ),
         group_size=2,
         rewards=config.rewards,
         max_response_tokens=8,

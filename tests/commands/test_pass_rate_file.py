@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import fit_config
+from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.commands.command_rules import check_filter
 from vapo.commands.filter import _sample, render, summary_metrics
@@ -19,7 +20,7 @@ from vapo.config.schema import SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.system.progress import Progress
-from vapo.types import Verdict
+from vapo.types import FinishReason, Rollout, Verdict
 
 K = 4
 
@@ -104,10 +105,11 @@ def test_rows_come_back_whole_and_a_second_run_pays_nothing(
 def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     config, path = config_of(tmp_path, policy), tmp_path / "out.jsonl"
     prompts = load_prompts(config.data, tiny_tokenizer()).train
-    verdicts = [[Verdict(j < i, 0.0) for j in range(K)] for i in (0, 1, 4)]
     with closing(PassRateFile(path, settings_of(config, prompts, K))) as file:
-        for i, row in enumerate(verdicts):
-            file.append(i, prompts[i], row)
+        for i, num_correct in enumerate((0, 1, 4)):
+            verdicts = [Verdict(j < num_correct, 0.0) for j in range(K)]
+            response = Rollout(prompts[i], (2,), "", (0.0,), FinishReason.STOP)
+            file.append(i, prompts[i], judged([response] * K, verdicts))
         assert file.histogram() == [1, 1, 0, 0, 1]
     assert [json.loads(x)["pass_rate"] for x in path.read_text().splitlines()] == [0, 0.25, 1]
     metrics = summary_metrics([1, 1, 0, 0, 1])

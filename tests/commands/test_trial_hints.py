@@ -122,15 +122,15 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     begin, said = (int(tokenizer.get_vocab()[token]) for token in ("<|im_start|>", "1"))
     prompt = Prompt("p", "1a34=", (said,), "1")
-    verdict = Verdict(False, 0.0)
 
     def found(*turns: Turn) -> str | None:
         ids = (begin, said, said)
-        rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns)
+        logprobs, verdict = (0.0,) * 3, Verdict(False, 0.0)
+        rollout = Rollout(prompt, ids, "11", logprobs, FinishReason.LENGTH, turns, verdict=verdict)
         ends = frozenset([int(tokenizer.eos_token_id)])
         access = access_to(tiny_model(), torch.device("cpu"))
         start = TriedPolicy(FitConfig(), [], access, tokenizer, ends)
-        return shown_trial(rollout, verdict, start, "").foreign_end
+        return shown_trial(rollout, start, "").foreign_end
 
     assert found(Turn(1, 2)) is None
     assert found(Turn(0, 3)) == "<|im_start|>"

@@ -20,15 +20,15 @@ def ends_in_semicolon_two(rollouts: Sequence[Rollout]) -> list[Verdict]:
     return [Verdict(is_right, 1.0 if is_right else -1.0) for is_right in right]
 
 
-def whole(index: int) -> tuple[Rollout, Verdict]:
+def whole(index: int) -> Rollout:
     text = "a3b2;2"
     ids = tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
     prompt = Prompt(str(index), "p", (1,), "2")
-    rollout = Rollout(prompt, ids, text, (-0.5,) * len(ids), FinishReason.STOP)
-    return rollout, Verdict(True, 1.0)
+    logprobs, verdict = (-0.5,) * len(ids), Verdict(True, 1.0)
+    return Rollout(prompt, ids, text, logprobs, FinishReason.STOP, verdict=verdict)
 
 
-def prepared(share: float) -> list[tuple[Rollout, Verdict]]:
+def prepared(share: float) -> list[Rollout]:
     config = load_config(
         RewardModelConfig,
         [ROOT / "conf/state_tracking/reward_model.yaml"],
@@ -39,13 +39,13 @@ def prepared(share: float) -> list[tuple[Rollout, Verdict]]:
 
 
 def test_a_share_of_the_responses_is_cut_and_judged_as_it_is_then() -> None:
-    cut = [(r, v) for r, v in prepared(0.5) if r.finish_reason is FinishReason.LENGTH]
+    cut = [r for r in prepared(0.5) if r.finish_reason is FinishReason.LENGTH]
     assert 70 < len(cut) < 130
-    assert {len(rollout.response_ids) for rollout, _ in cut} == {1, 2, 3, 4, 5}
-    for rollout, verdict in cut:
+    assert {len(rollout.response_ids) for rollout in cut} == {1, 2, 3, 4, 5}
+    for rollout in cut:
         assert rollout.response_text == "a3b2;2"[: len(rollout.response_ids)]
         assert len(rollout.rollout_logprobs) == len(rollout.response_ids)
-        assert (verdict.is_correct, verdict.reward) == (False, -1.0)
+        assert (rollout.verdict.is_correct, rollout.verdict.reward) == (False, -1.0)
 
 
 def test_without_the_option_every_response_is_whole() -> None:

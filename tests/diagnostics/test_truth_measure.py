@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.config.fits import fit_config
+from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
@@ -151,7 +152,7 @@ def test_the_baseline_is_of_the_other_responses(tmp_path: Path) -> None:
     rewards = [1.0, 1.0, -1.0, -1.0] * 6
     verdicts = [Verdict(reward > 0, reward) for reward in rewards]
     batch = make_rollout_batch(
-        responses(), verdicts, group_size=4, rewards=config.rewards, max_response_tokens=40
+        judged(responses(), verdicts), group_size=4, rewards=config.rewards, max_response_tokens=40
     )
     assert other_means(batch, batch.rewards)[:4] == pytest.approx([-1 / 3, -1 / 3, 1 / 3, 1 / 3])
     assert other_means(replace(batch, group_size=1), batch.rewards) == [None] * 24
@@ -168,12 +169,9 @@ def test_values_are_of_the_state_behind_the_prefix() -> None:
 
 
 def test_points_follow_their_responses_into_a_smaller_batch(tmp_path: Path) -> None:
-    rollouts = responses()
-    verdicts = [Verdict(True, 1.0)] * len(rollouts)
-    batch = make_rollout_batch(
-        rollouts, verdicts, group_size=4, rewards=fit_config(tmp_path).rewards,
-        max_response_tokens=40,
-    )  # fmt: skip
+    rollouts = judged(responses(), [Verdict(True, 1.0)] * len(responses()))
+    rewards = fit_config(tmp_path).rewards
+    batch = make_rollout_batch(rollouts, group_size=4, rewards=rewards, max_response_tokens=40)
     points = [TruthPoint("x", row, 0, 20, (1.0, 1.0)) for row in (0, 5, 9)]
     moved = on_rows_of(points, rollouts, select_rows(batch, range(4, 12)))
     assert [point.row for point in moved] == [1, 5]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.rollouts.playing import judged
+from tests.judged import judged
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
@@ -38,7 +38,7 @@ class ScriptedPlayer(Player):
                 ids = tuple(range(2, 2 + len(word)))
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason))
                 advance(1)
-        return judged(rollouts, self.scorer)
+        return judged(rollouts, self.scorer.score(rollouts))
 
 
 class EqualityScorer(Scorer):
@@ -60,13 +60,13 @@ class EqualityScorer(Scorer):
     def extracts_answers(self, source=""):
         return True
 
-    def votes(self, rollouts, verdicts, *, group_size):
-        return by_text(verdicts)
+    def votes(self, rollouts, *, group_size):
+        return by_text(rollouts)
 
 
-def by_text(verdicts: list[Verdict]) -> list[int | None]:
+def by_text(rollouts: list[Rollout]) -> list[int | None]:
     """Equal texts have equal votes."""
-    texts = [verdict.extracted for verdict in verdicts]
+    texts = [rollout.verdict.extracted for rollout in rollouts]
     return [None if text is None else texts.index(text) for text in texts]
 
 
@@ -162,8 +162,12 @@ def test_clustered_mean_adds_up_over_updates():
     )
 
 
-def verdicts(*answers: str | None, right: str = "a") -> list[Verdict]:
-    return [Verdict(answer == right, 0.0, extracted=answer) for answer in answers]
+def responses(*answers: str | None) -> list[Rollout]:
+    return [response(Verdict(answer == "a", 0.0, extracted=answer)) for answer in answers]
+
+
+def response(verdict: Verdict) -> Rollout:
+    return Rollout(Prompt("p", "", (2,), "a"), (3,), "", (0.0,), FinishReason.STOP, verdict=verdict)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +185,18 @@ def verdicts(*answers: str | None, right: str = "a") -> list[Verdict]:
     ],
 )
 def test_majority(answers, expected):
-    given = verdicts(*answers)
+    given = responses(*answers)
     assert majority_is_correct(given, by_text(given)) is expected
 
 
 def test_an_unextracted_majority_is_wrong_even_if_a_verdict_says_correct():
-    assert not majority_is_correct([Verdict(True, 1.0, extracted=None)] * 3, [None] * 3)
+    assert not majority_is_correct([response(Verdict(True, 1.0))] * 3, [None] * 3)
 
 
 def test_equal_votes_are_for_one_answer_however_it_is_written():
-    given = verdicts("a", "b", "a", "B")
+    given = responses("a", "b", "a", "B")
     assert majority_is_correct(given, [0, 1, 0, 3])
-    assert not majority_is_correct([*given, *verdicts("b.")], [0, 1, 0, 1, 1])
+    assert not majority_is_correct([*given, *responses("b.")], [0, 1, 0, 1, 1])
 
 
 def test_without_answers_there_is_no_majority():
@@ -200,7 +204,7 @@ def test_without_answers_there_is_no_majority():
         def extracts_answers(self, source=""):
             return False
 
-        def votes(self, rollouts, verdicts, *, group_size):
+        def votes(self, rollouts, *, group_size):
             raise AssertionError("there is nothing to vote on")
 
     prompts = [Prompt("p", "a a b", (2,), "a")]

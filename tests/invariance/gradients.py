@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from tests.config.fits import STATE_TRACKING
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
@@ -55,8 +56,7 @@ class FixedRollouts(L.LightningDataModule):
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
         batch = make_rollout_batch(
-            rollouts[rows],
-            verdicts[rows],
+            judged(rollouts[rows], verdicts[rows]),
             group_size=1,
             rewards=self.config.rewards,
             max_response_tokens=32,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2ForSequenceClassification
 
+from tests.judged import judged
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
-from vapo.commands.reward_model import Scored, cut_scored, summed_squared_error
+from vapo.commands.reward_model import cut_scored, summed_squared_error
 from vapo.commands.sft import collate_demonstrations, summed_nll
 from vapo.config.schema import OptimizerConfig
 from vapo.networks.actor import Actor
@@ -20,7 +21,7 @@ from vapo.networks.critic import Critic
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.supervised import Batches, SupervisedBatch, SupervisedModule, train_supervised
-from vapo.types import Prompt, Verdict
+from vapo.types import Prompt, Rollout, Verdict
 
 
 def gradient(
@@ -52,10 +53,10 @@ def demonstrations() -> list[Prompt]:
     ]
 
 
-def scored() -> list[Scored]:
+def scored() -> list[Rollout]:
     rollouts = sample(tiny_model(), ragged_prompts(3))
     verdicts = [Verdict(i % 3 == 0, 1.0 if i % 3 == 0 else -1.0) for i in range(len(rollouts))]
-    return list(zip(rollouts, verdicts, strict=True))
+    return judged(rollouts, verdicts)
 
 
 def assert_equal_gradients(gradients: list[Tensor]) -> None:

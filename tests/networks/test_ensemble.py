@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from tests.config.fits import fit_config
+from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
@@ -132,8 +133,7 @@ def batch_of(prompts: list[Prompt]) -> RolloutBatch:
         for row, prompt in enumerate(prompts)
     ]
     return make_rollout_batch(
-        rollouts,
-        [Verdict(True, 1.0)] * len(rollouts),
+        judged(rollouts, [Verdict(True, 1.0)] * len(rollouts)),
         group_size=1,
         rewards=FitConfig().rewards,
         max_response_tokens=3,

@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from tests.config.fits import fit_config
+from tests.judged import judged
 from tests.poisoned import NoScorer, PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
@@ -100,8 +101,10 @@ class SourceThatSamples(RolloutSource):
             for r in rollouts
         ]
         batch = make_rollout_batch(
-            [replace(r, response_ids=ids) for r, ids in zip(rollouts, drawn, strict=True)],
-            verdicts,
+            judged(
+                [replace(r, response_ids=ids) for r, ids in zip(rollouts, drawn, strict=True)],
+                verdicts,
+            ),
             group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.judged import judged
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
-from vapo.rewards.verdicts import shuffled
+from vapo.rewards.shuffling import with_shuffled_verdicts
 from vapo.types import Verdict
 
 DIGIT = r"(\d+)"
@@ -81,10 +82,17 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
     rollouts = [rollout("42" if i < 20 else "0", answer="42") for i in range(64)]
     with scorer("exact") as exact:
         plain = exact.score(rollouts)
-    dealt = shuffled(list(plain), 3)
-    assert dealt == shuffled(list(plain), 3)
-    assert dealt != shuffled(list(plain), 4)
-    assert shuffled(list(plain), None) == plain != dealt
+    rollouts = judged(rollouts, plain)
+
+    def shuffled(seed: int | None) -> list[Verdict]:
+        found = with_shuffled_verdicts(rollouts, seed)
+        assert [r.response_text for r in found] == [r.response_text for r in rollouts]
+        return [r.verdict for r in found]
+
+    dealt = shuffled(3)
+    assert dealt == shuffled(3)
+    assert dealt != shuffled(4)
+    assert shuffled(None) == plain != dealt
     assert sorted(v.reward for v in dealt) == sorted(v.reward for v in plain)
     assert sum(v.is_correct for v in dealt[:20]) < 15  # the relation to the text is gone
 

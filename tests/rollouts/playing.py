@@ -16,7 +16,7 @@ from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.types import Prompt, Rollout, Verdict
+from vapo.types import NOT_JUDGED, Prompt, Rollout, Verdict
 
 
 class InstantScorer(Scorer):
@@ -46,12 +46,6 @@ class InstantScorer(Scorer):
     def check(self, rollouts: Sequence[Rollout]) -> None: ...
 
     def close(self) -> None: ...
-
-
-def judged(rollouts: Sequence[Rollout], scorer: Scorer) -> list[Rollout]:
-    """The rollouts with the scorer's verdicts."""
-    verdicts = scorer.score(rollouts)
-    return [replace(r, verdict=v) for r, v in zip(rollouts, verdicts, strict=True)]
 
 
 class AnsweringScorer(InstantScorer):
@@ -90,4 +84,4 @@ def sample_all(
     rollouts = player_of(sampler, tokenizer=tokenizer).play(
         prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
     )
-    return [replace(rollout, verdict=None, version=None) for rollout in rollouts]
+    return [replace(rollout, verdict=NOT_JUDGED, version=None) for rollout in rollouts]

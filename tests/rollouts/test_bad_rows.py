@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import estimated, system_config
 from vapo.functional.columns import float_columns, select_rows
@@ -36,8 +37,7 @@ INPUTS = (
 def made_up(num: int = 8, *, system: str = "vapo") -> EvaluatedBatch:
     rollouts, verdicts = make_rollouts(num, vocab_size=30)
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=G,
         rewards=system_config(system).rewards,
         max_response_tokens=12,
@@ -106,7 +106,7 @@ def test_any_number_of_a_row_that_is_not_finite_takes_it_out(name: str, value: f
     assert checked.batch.old_values is not None
     assert expected.old_values is not None
     assert torch.equal(checked.batch.old_values, expected.old_values)
-    assert len(checked.batch.verdicts) == 7
+    assert len(checked.batch.rollouts) == 7
 
 
 def test_the_others_get_the_advantages_that_they_would_have_alone() -> None:

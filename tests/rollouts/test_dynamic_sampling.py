@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rollouts.playing import InstantScorer, judged
+from tests.judged import judged
+from tests.rollouts.playing import InstantScorer
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_tokenizer
@@ -16,7 +17,7 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import dynamic_sampling
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.dynamic_sampling import Filling, Group, fill_with_mixed_groups
+from vapo.rollouts.dynamic_sampling import Filling, Group, fill_with_mixed_groups, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
@@ -30,11 +31,11 @@ G, NUM_PROMPTS = 2, 4
 def group(name: str, verdicts: str) -> Group:
     prompt = Prompt(name, name, (2,), "1")
     rollouts = [Rollout(prompt, (3, 1), "", (-1.0, -1.0), FinishReason.STOP)] * len(verdicts)
-    return Group(rollouts, [Verdict(v == "+", 1.0 if v == "+" else -1.0) for v in verdicts])
+    return judged(rollouts, [Verdict(v == "+", 1.0 if v == "+" else -1.0) for v in verdicts])
 
 
 def names(groups: Sequence[Group]) -> list[str]:
-    return [item.rollouts[0].prompt.prompt_id for item in groups]
+    return [item[0].prompt.prompt_id for item in groups]
 
 
 ATTEMPTS = [
@@ -89,8 +90,7 @@ def test_too_few_groups_is_an_error() -> None:
 
 
 def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:
-    shaped = Group(group("a", "++").rollouts, [Verdict(True, 1.0), Verdict(True, 0.5)])
-    assert not shaped.is_mixed
+    assert not is_mixed(judged(group("a", "++"), [Verdict(True, 1.0), Verdict(True, 0.5)]))
 
 
 class FakePlayer(Player):
@@ -111,7 +111,7 @@ class FakePlayer(Player):
             for p in prompts
             for j in range(group_size)
         ]
-        return judged(rollouts, self.scorer)
+        return judged(rollouts, self.scorer.score(rollouts))
 
 
 class FakeScorer(InstantScorer):

@@ -22,7 +22,6 @@ from vapo.environments.contract import Reply
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
 from vapo.networks.token_inputs import rollout_inputs
-from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer, Prefix, check_replayed, first_tokens
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
@@ -91,10 +90,12 @@ def test_an_episodes_tokens_are_those_that_the_engine_read_and_gave() -> None:
 
 def test_rewards_stand_on_the_turns_last_sampled_tokens() -> None:
     rollouts = play(ScriptedEnvironments(counting), prompts("2", "1"), correct_above=1.2)
-    verdicts = verdicts_of(rollouts)
-    assert [v.is_correct for v in verdicts] == [True, False]
+    assert [r.verdict.is_correct for r in rollouts] == [True, False]
     batch = make_rollout_batch(
-        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
+        rollouts,
+        group_size=1,
+        rewards=FitConfig().rewards,
+        max_response_tokens=60,
     )
     own = [[0, 0, 1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]]
     assert batch.response_mask.int().tolist() == own
@@ -204,9 +205,11 @@ def test_rewards_whose_sum_is_beyond_float32_are_a_failure_of_their_episode() ->
     rollouts = play(ScriptedEnvironments(answer), prompts("3", "2"))
     assert [r.failure is None for r in rollouts] == [False, True]
     assert "add up to more than float32 holds" in (rollouts[0].failure or "")
-    verdicts = verdicts_of(rollouts)
     batch = make_rollout_batch(
-        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=60
+        rollouts,
+        group_size=1,
+        rewards=FitConfig().rewards,
+        max_response_tokens=60,
     )
     assert batch.rewards.isfinite().all()
     assert batch.is_failed is not None
@@ -421,9 +424,8 @@ def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
 
 def test_a_batch_of_failures_alone_is_a_batch() -> None:
     rollouts = play(ScriptedEnvironments(counting), prompts("1", "1"), budget=2)
-    verdicts = verdicts_of(rollouts)
     batch = make_rollout_batch(
-        rollouts, verdicts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
+        rollouts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
     )
     assert batch.is_failed is not None
     assert batch.is_failed.tolist() == [True, True]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.judged import judged
 from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.networks.weights_lineage import Lineage
@@ -33,7 +34,7 @@ def sampled() -> SampledRollouts:
     ]
     verdicts = [Verdict(True, 1.0, "2"), Verdict(False, -1.0, None, "timeout")]
     batch = make_rollout_batch(
-        rollouts, verdicts, group_size=1, rewards=RewardConfig(), max_response_tokens=5
+        judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=5
     )
     batch = replace(
         batch,

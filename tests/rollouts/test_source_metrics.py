@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.test_evaluation import EqualityScorer, ScriptedPlayer
+from tests.judged import judged
 from vapo.config.schema import EvaluationConfig, RewardConfig
 from vapo.evaluation import evaluate
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
@@ -31,7 +32,7 @@ def batch(*rows: tuple[str, bool, int]) -> RolloutBatch:
     ]
     verdicts = [Verdict(correct, 1.0 if correct else -1.0) for _, correct, _ in rows]
     return make_rollout_batch(
-        rollouts, verdicts, group_size=2, rewards=RewardConfig(), max_response_tokens=9
+        judged(rollouts, verdicts), group_size=2, rewards=RewardConfig(), max_response_tokens=9
     )
 
 

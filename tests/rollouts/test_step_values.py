@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.judged import judged
 from tests.rollouts.playing import InstantScorer, player_of, sample_all
 from tests.systems import estimated, system_config
 from tests.tiny_model import ALPHABET, ragged_prompts, tiny_model, tiny_tokenizer
@@ -115,8 +116,7 @@ def rollout(text: str, prompt: int = 0) -> Rollout:
 
 def batch_of(config: FitConfig, *rollouts: Rollout, group_size: int = 1) -> RolloutBatch:
     return make_rollout_batch(
-        rollouts,
-        LastCharacter().score(rollouts),
+        judged(rollouts, LastCharacter().score(rollouts)),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=BUDGET,
@@ -258,8 +258,7 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
             return Verdict(len(text) % 2 == 0, float(sum(map(ord, text)) % 7))
 
     batch = make_rollout_batch(
-        rollouts,
-        Parity().score(rollouts),
+        judged(rollouts, Parity().score(rollouts)),
         group_size=1,
         rewards=config.rewards,
         max_response_tokens=BUDGET,

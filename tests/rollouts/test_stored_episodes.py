@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.judged import judged
 from tests.rollout_fixtures import make_episodes, make_rollouts
 from tests.rollouts.test_stored_rollouts import END, TOKENIZER, A, B, config_of, foreign, policy
 from vapo.commands.rollouts import summary_metrics
@@ -43,7 +44,7 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
     rollouts = [*episodes, *plain, failed]
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(rollouts, verdicts, range(8), [None] * 8)
+    table = rollout_table(judged(rollouts, verdicts), range(8), [None] * 8)
     write_table(path, table, {"schema_version": 3})
     config = config_of(
         tmp_path,
@@ -54,8 +55,8 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
     rows, _ = read_rollouts(config, path, TOKENIZER)
     for row, rollout, verdict in zip(rows, rollouts, verdicts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
-        assert row.rollout == replace(rollout, rollout_logprobs=tuple(exact))
-        assert row.verdict == verdict
+        expected = replace(rollout, rollout_logprobs=tuple(exact), verdict=verdict)
+        assert row.rollout == expected
     sampled = sum(rollout.num_sampled for rollout in rollouts)
     assert sampled < sum(len(rollout.response_ids) for rollout in rollouts)
     assert summary_metrics(table)["rollouts/num_response_tokens"] == sampled
@@ -86,7 +87,7 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert first.rollout.turns == (Turn(1, 2, -0.5), Turn(2, 1, 1.0))
     assert first.rollout.is_sampled == (False, True, True, False, False, True)
-    assert (first.verdict.reward, first.verdict.is_correct) == (0.5, True)
+    assert (first.rollout.verdict.reward, first.rollout.verdict.is_correct) == (0.5, True)
     assert second.rollout.finish_reason is FinishReason.TURNS
 
 
@@ -141,7 +142,7 @@ def test_the_turns_as_text() -> None:
 
 def test_the_evaluations_table_shows_turns() -> None:
     plain = replace(episode(), turns=())
-    rows = _table([episode(), plain], [Verdict(True, 0.5)] * 2, 1, TOKENIZER)
+    rows = _table(judged([episode(), plain], [Verdict(True, 0.5)] * 2), 1, TOKENIZER)
     assert rows[0]["response"] == shown_turns(episode(), TOKENIZER)
     assert (rows[0]["num_turns"], rows[0]["turn_rewards"], rows[0]["length"]) == (
         2,

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.config.fits import fit_config
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.config import FitConfig
@@ -77,22 +78,23 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     verdicts[1] = replace(verdicts[1], failure="timeout")
     states = [[f"{i}" for i in range(len(r.response_ids))] for r in rollouts]
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(rollouts, verdicts, range(6), [*states[:5], None])
+    table = rollout_table(judged(rollouts, verdicts), range(6), [*states[:5], None])
     write_table(path, table, {"schema_version": 1, "tokenizer": tokenizer_fingerprint(TOKENIZER)})
     rows, other = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert other == ""
     for row, rollout, verdict in zip(rows, rollouts, verdicts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
         assert replace(row.rollout, rollout_logprobs=tuple(exact)) == row.rollout
-        assert replace(row.rollout, rollout_logprobs=rollout.rollout_logprobs) == rollout
-        assert row.verdict == verdict
+        assert replace(row.rollout, rollout_logprobs=rollout.rollout_logprobs) == replace(
+            rollout, verdict=verdict
+        )
     assert [row.group for row in rows] == list("012345")
     assert [row.oracle_state for row in rows] == [*map(tuple, states[:5]), None]
 
 
 def test_the_documented_columns_are_the_files() -> None:
     text = (Path(__file__).parents[2] / "docs" / "critics.md").read_text()
-    table = rollout_table([], [], [], [])
+    table = rollout_table([], [], [])
     assert [f"| `{name}` |" in text for name in table.column_names] == [True] * 24
 
 
@@ -102,8 +104,8 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     assert first.rollout.response_ids == (A, B, END)
     assert first.rollout.rollout_logprobs == (0.0, 0.0, 0.0)
     assert first.rollout.finish_reason is FinishReason.STOP
-    assert (first.verdict.is_correct, second.verdict.is_correct) == (False, True)
-    assert (second.verdict.reward, second.group) == (1.0, "0")
+    assert (first.rollout.verdict.is_correct, second.rollout.verdict.is_correct) == (False, True)
+    assert (second.rollout.verdict.reward, second.group) == (1.0, "0")
 
 
 def test_a_head_that_reads_logprobs_needs_them(tmp_path: Path, policy: Path) -> None:

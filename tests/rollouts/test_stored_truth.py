@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.test_stored_rollouts import (
     TOKENIZER,
@@ -55,7 +56,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     prefixes = [MeasuredPrefix(0, 0.5, 0.25, 4, 3), MeasuredPrefix(1, -1.0, 0.0, 4)]
     truths = [prefixes[:1], None, prefixes]
     path = tmp_path / "f.parquet"
-    table = rollout_table(rollouts, verdicts, range(3), [None] * 3, truths)
+    table = rollout_table(judged(rollouts, verdicts), range(3), [None] * 3, truths)
     write_table(path, table, {"schema_version": 2})
     rows, _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert [row.truth for row in rows] == [tuple(prefixes[:1]), (), tuple(prefixes)]
@@ -65,7 +66,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
 def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy: Path) -> None:
     rollouts, verdicts = make_rollouts(2, vocab_size=len(TOKENIZER))
     new = rollout_table(
-        rollouts, verdicts, range(2), [None] * 2, [[MeasuredPrefix(0, 0.0, 0.5, 2)], None]
+        judged(rollouts, verdicts), range(2), [None] * 2, [[MeasuredPrefix(0, 0.0, 0.5, 2)], None]
     )
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
     write_table(paths[0], new.drop_columns(list(COLUMNS)), {"schema_version": 1})

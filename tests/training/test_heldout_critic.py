@@ -121,11 +121,10 @@ def row(
     length = len(states) or len(oracle) or 1
     rollout = Rollout(
         Prompt(f"p{prompt}", "", (prompt,), ""), (5,) * length, "", (0.0,) * length,
-        FinishReason.STOP,
+        FinishReason.STOP, verdict=Verdict(reward > 0, reward),
     )  # fmt: skip
     return StoredRollout(
         rollout,
-        Verdict(reward > 0, reward),
         str(prompt),
         tuple(oracle) or None,
         tuple(states) or None,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_model
 from vapo.functional.metrics import explained_variance
@@ -41,8 +42,7 @@ def rollouts(
         response = tuple(draw.randrange(8, 30) for _ in range(draw.randint(2, 5)))
         made.append(Rollout(prompt, response, "", (-1.0,) * len(response), FinishReason.STOP))
     return make_rollout_batch(
-        made,
-        [Verdict(value > 0, value) for value in returns],
+        judged(made, [Verdict(value > 0, value) for value in returns]),
         group_size=1,
         rewards=system_config("vapo").rewards,
         max_response_tokens=5,

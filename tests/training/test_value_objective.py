@@ -40,7 +40,6 @@ def rows(targets: torch.Tensor = TARGETS, mask: torch.Tensor = MASK) -> Training
     zeros = torch.zeros(mask.shape)
     return TrainingBatch(
         rollouts=[],
-        verdicts=[],
         response_ids=zeros.long(),
         response_mask=mask,
         loss_mask=mask,

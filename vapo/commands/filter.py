@@ -18,7 +18,6 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
-from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import check_engine, make_sampler
 from vapo.rollouts.player import Player
@@ -109,9 +108,8 @@ def _sample(
                 settings=sampling_settings(config.rollouts),
                 seed=derive_seed(config.seed, "pass rates", start),
             )
-            verdicts = verdicts_of(rollouts)
             for i, prompt in enumerate(chunk):
-                file.append(start + i, prompt, verdicts[i * k : (i + 1) * k])
+                file.append(start + i, prompt, rollouts[i * k : (i + 1) * k])
             file.flush()
             num_tokens += sum(rollout.num_sampled for rollout in rollouts)
             advance(len(missing))

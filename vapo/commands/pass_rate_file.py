@@ -21,7 +21,7 @@ from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
-from vapo.types import Prompt, Verdict
+from vapo.types import Prompt, Rollout
 
 
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
@@ -107,16 +107,16 @@ class PassRateFile:
         """Let go of the file."""
         self._file.close()
 
-    def append(self, index: int, prompt: Prompt, verdicts: Sequence[Verdict]) -> None:
-        """One finished prompt; nothing if it is there already."""
+    def append(self, index: int, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        """One finished prompt, its responses judged; nothing if it is there already."""
         if index in self.num_correct:
             return
-        num_correct = sum(verdict.is_correct for verdict in verdicts)
+        num_correct = sum(rollout.verdict.is_correct for rollout in rollouts)
         row = {
             **prompt.record,
-            PASS_RATE: num_correct / len(verdicts),
+            PASS_RATE: num_correct / len(rollouts),
             "num_correct": num_correct,
-            "num_responses": len(verdicts),
+            "num_responses": len(rollouts),
             "prompt_index": index,
         }
         self._file.write(json.dumps(row, default=str).encode() + b"\n")

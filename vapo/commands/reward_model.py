@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -46,8 +46,6 @@ from vapo.training.supervised import (
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 NUM_HELDOUT_BATCHES = 4
-
-Scored = tuple[Rollout, Verdict]
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,15 @@ def scored_responses(
     config: RewardModelConfig,
     player: Player,
     stage: Stage,
-) -> list[Scored]:
-    """The policy's responses for so many batches, with their verdicts."""
+) -> list[Rollout]:
+    """The policy's responses for so many batches, judged."""
     prompts = group_sampling(
         source,
         num_prompts=-(-num_batches * config.batch_size // config.group_size),
         seed=config.seed,
         iteration=0,
     )
-    rollouts, verdicts = sample_and_score(
+    return sample_and_score(
         prompts,
         player,
         stage,
@@ -136,43 +134,42 @@ def scored_responses(
         settings=sampling_settings(config.rollouts),
         seed=derive_seed(config.seed, "reward model", purpose),
     )
-    return list(zip(rollouts, verdicts, strict=True))
 
 
 def with_unfinished(
-    scored: list[Scored],
+    scored: list[Rollout],
     config: RewardModelConfig,
     tokenizer: PreTrainedTokenizerBase,
     score: Callable[[list[Rollout]], list[Verdict]],
-) -> list[Scored]:
+) -> list[Rollout]:
     """The responses, a share of them cut at a random token and judged again."""
     rng = Random(f"reward_model/unfinished/{config.seed}")
     chosen = [i for i in range(len(scored)) if rng.random() < config.unfinished_share]
     cut = []
     for index in chosen:
-        whole = scored[index][0]
+        whole = scored[index]
         kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
         ids, logprobs = whole.response_ids[:kept], whole.rollout_logprobs[:kept]
         cut.append(with_response(whole, ids, logprobs, FinishReason.LENGTH, tokenizer))
     with_cut = list(scored)
     for index, rollout, verdict in zip(chosen, cut, score(cut), strict=True):
-        with_cut[index] = rollout, verdict
+        with_cut[index] = replace(rollout, verdict=verdict)
     return with_cut
 
 
-def collate_scored(examples: Sequence[Scored], pad_id: int) -> ScoredInputs:
+def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
     """The state after each response's last token, which is where a reward model scores."""
     inputs = end_inputs(
-        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in examples],
+        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in examples],
         pad_id=pad_id,
     )
-    rewards = torch.tensor([verdict.reward for _, verdict in examples], dtype=torch.float32)
+    rewards = torch.tensor([rollout.verdict.reward for rollout in examples], dtype=torch.float32)
     return ScoredInputs(inputs, rewards)
 
 
-def cut_scored(examples: Sequence[Scored], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
+def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
     """Micro-batches of one optimizer step; the denominator counts responses."""
-    lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r, _ in examples]
+    lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in examples]
     chunks = cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens)
     return SupervisedBatch(
         [collate_scored([examples[row] for row in chunk], pad_id) for chunk in chunks],
@@ -187,7 +184,7 @@ def summed_squared_error(critic: Critic, scored: ScoredInputs) -> Tensor:
 
 
 @torch.no_grad()
-def value_report(critic: Critic, scored: Sequence[Scored], pad_id: int) -> dict[str, float]:
+def value_report(critic: Critic, scored: Sequence[Rollout], pad_id: int) -> dict[str, float]:
     """How the reward model does at its task, and how biased it is as a critic.
 
     It has only learnt to score whole responses: as a critic of unfinished ones it is biased
@@ -197,7 +194,7 @@ def value_report(critic: Critic, scored: Sequence[Scored], pad_id: int) -> dict[
     end = collate_scored(scored, pad_id)
     scores = critic(end.inputs.to(device)).values.cpu()
     every = token_inputs(
-        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout, _ in scored],
+        [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in scored],
         pad_id=pad_id,
     )
     values = every.scatter(critic(every.to(device)).values.cpu())

@@ -211,7 +211,7 @@ def sample_part(
         number: the chunk's, which with the seed decides what is sampled.
     """
     config, tokenizer = continuer.config, continuer.player.tokenizer
-    rollouts, verdicts = sample_and_score(
+    rollouts = sample_and_score(
         prompts,
         continuer.player,
         continuer.stage,
@@ -229,7 +229,7 @@ def sample_part(
         seed=derive_seed(config.seed, "stored continuations", number),
         note=note,
     )
-    table = rollout_table(rollouts, verdicts, of_rows, states, measured.prefixes)
+    table = rollout_table(rollouts, of_rows, states, measured.prefixes)
     return table, measured.num_sampled_tokens
 
 

@@ -26,7 +26,7 @@ from vapo.rollouts.turn_texts import shown_turns
 from vapo.system.devices import set_threads
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
-from vapo.types import Prompt, Rollout, Verdict
+from vapo.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,10 @@ def sampled_trials(start: TriedPolicy, scorer: Scorer, output: VerifierOutput) -
                 seed=derive_seed(config.seed, "try"),
                 first=number,
             )
-            assert rollout.verdict is not None
-            yield shown_trial(rollout, rollout.verdict, start, output.take())
+            yield shown_trial(rollout, start, output.take())
 
 
-def shown_trial(rollout: Rollout, verdict: Verdict, start: TriedPolicy, printed: str) -> Trial:
+def shown_trial(rollout: Rollout, start: TriedPolicy, printed: str) -> Trial:
     """What is shown of a response, with what was printed while it was judged."""
     prompt, tokenizer = rollout.prompt, start.tokenizer
     return Trial(
@@ -97,7 +96,7 @@ def shown_trial(rollout: Rollout, verdict: Verdict, start: TriedPolicy, printed:
         num_response_tokens=rollout.num_sampled,
         finish_reason=str(rollout.finish_reason),
         foreign_end=_foreign_end(start, rollout),
-        **vars(verdict),
+        **vars(rollout.verdict),
     )
 
 

@@ -43,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    failed = [verdict.failure is not None for verdict in batch.verdicts]
+    failed = [rollout.verdict.failure is not None for rollout in batch.rollouts]
     columns = torch.stack(
         [
             batch.rewards.double(),

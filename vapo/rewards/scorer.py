@@ -160,9 +160,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         """Whether this source's verifier extracts a response's answer, so that answers can vote."""
         return self._judge_of(source).extracts_answers
 
-    def votes(
-        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], *, group_size: int
-    ) -> list[int | None]:
+    def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
         """For each response the answer that it votes for: equal in a group for equal answers.
 
         None for a response without an answer or a verdict, and where the verifier extracts no
@@ -175,7 +173,6 @@ class Scorer(AbstractContextManager["Scorer"]):
                 continue
             found = count_votes(
                 [rollouts[row] for row in rows],
-                [verdicts[row] for row in rows],
                 group_size=group_size,
                 pool=judge.pool if judge.config.verifier == "math" else None,
             )
@@ -274,11 +271,10 @@ class _Judge:
             self._model.pump(is_idle=timeout_s > 0)
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        reasons = [(r.verdict.failure, r.prompt) for r in rollouts if r.verdict is not None]
-        failed = [(failure, prompt) for failure, prompt in reasons if failure is not None]
+        failed = [r for r in rollouts if r.verdict.failure is not None]
         if not failed or not self._warns:
             return
-        first = f"{failed[0][0]}, prompt {failed[0][1].prompt_id}"
+        first = f"{failed[0].verdict.failure}, prompt {failed[0].prompt.prompt_id}"
         if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
             name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
             if self._environment is not None:

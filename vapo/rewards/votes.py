@@ -16,11 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_votes(
-    rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
-    *,
-    group_size: int,
-    pool: WorkerPool | None,
+    rollouts: Sequence[Rollout], *, group_size: int, pool: WorkerPool | None
 ) -> list[int | None]:
     """For each response the first of its group with the same answer, None for one without.
 
@@ -28,8 +24,8 @@ def count_votes(
     the time limit of one verdict for each group, or not at all without a pool.
     """
     votes: list[int | None] = []
-    for first in range(0, len(verdicts), group_size):
-        votes += _by_text(verdicts[first : first + group_size])
+    for first in range(0, len(rollouts), group_size):
+        votes += _by_text([r.verdict for r in rollouts[first : first + group_size]])
     if pool is None:
         return votes
     groups, tasks = [], list[Task]()

@@ -1,4 +1,4 @@
-"""Rollouts and verdicts to tensors: the rollout batch."""
+"""Judged rollouts to tensors: the rollout batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from vapo.config.schema import RewardConfig
 from vapo.rewards.overlong import soft_overlong_punishment
-from vapo.types import FinishReason, Rollout, RolloutBatch, Turn, Verdict
+from vapo.types import NOT_JUDGED, FinishReason, Rollout, RolloutBatch, Turn
 
 
 def make_rollout_batch(
     rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
     *,
     group_size: int,
     rewards: RewardConfig,
@@ -30,10 +29,10 @@ def make_rollout_batch(
         critic_truncated: whether truncated responses carry value loss (`critic.truncated`).
 
     Raises:
-        ValueError: a rollout without response tokens; not one verdict for each rollout.
+        ValueError: a rollout without response tokens, or without a verdict.
     """
-    if len(rollouts) != len(verdicts):
-        raise ValueError(f"{len(rollouts)} rollouts but {len(verdicts)} verdicts")
+    if any(rollout.verdict == NOT_JUDGED for rollout in rollouts):
+        raise ValueError("a rollout has no verdict")
     failed = torch.tensor([rollout.failure is not None for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
     if bool(((lengths == 0) & ~failed).any()):
@@ -43,11 +42,11 @@ def make_rollout_batch(
     response_ids = _on_tokens(is_token, [r.response_ids for r in rollouts], torch.long)
     logprobs = _on_tokens(is_token, [r.rollout_logprobs for r in rollouts], torch.float32)
     response_mask = is_token
-    reward = torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32)
+    reward = torch.tensor([rollout.verdict.reward for rollout in rollouts], dtype=torch.float32)
     episodes: dict[str, Tensor] = {}
     if any(rollout.turns or rollout.failure for rollout in rollouts):
         response_mask = _on_tokens(is_token, [r.is_sampled for r in rollouts], torch.bool)
-        as_turns = [_with_turns(r, verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]
+        as_turns = [_with_turns(rollout) for rollout in rollouts]
         episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
         reward = episodes["turn_rewards"].sum(dim=1)  # the same, added up in float32 as everywhere
     unshaped_rewards = None
@@ -64,13 +63,12 @@ def make_rollout_batch(
     value_masks = {"as_policy": None, "train": response_mask, "leave_out": is_finished}
     return RolloutBatch(
         rollouts=list(rollouts),
-        verdicts=list(verdicts),
         response_ids=response_ids,
         response_mask=response_mask,
         loss_mask=loss_mask,
         rollout_logprobs=logprobs,
         rewards=reward,
-        is_correct=torch.tensor([verdict.is_correct for verdict in verdicts]),
+        is_correct=torch.tensor([rollout.verdict.is_correct for rollout in rollouts]),
         group_size=group_size,
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,
@@ -88,11 +86,11 @@ def _on_tokens(
     return column
 
 
-def _with_turns(rollout: Rollout, verdict: Verdict) -> Rollout:
+def _with_turns(rollout: Rollout) -> Rollout:
     """A response beside episodes is one turn, which has the verifier's reward."""
     if rollout.turns or rollout.failure is not None:
         return rollout
-    return replace(rollout, turns=(Turn(0, len(rollout.response_ids), verdict.reward),))
+    return replace(rollout, turns=(Turn(0, len(rollout.response_ids), rollout.verdict.reward),))
 
 
 def turn_columns(

@@ -13,7 +13,7 @@ from vapo.config.algorithm import VineOptions
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.verdicts import shuffled, verdicts_of
+from vapo.rewards.shuffling import with_shuffled_verdicts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import (
@@ -31,7 +31,7 @@ from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress, Stage
 from vapo.system.seeding import derive_seed
-from vapo.types import Phase, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import Phase, Prompt, Rollout, RolloutBatch
 
 
 class RolloutCollection:
@@ -87,8 +87,7 @@ class RolloutCollection:
         Every rank must call this.
         """
         batch = self.rollout_batch(
-            [rollout for group in filled.groups for rollout in group.rollouts],
-            [verdict for group in filled.groups for verdict in group.verdicts],
+            [rollout for group in filled.groups for rollout in group],
             group_size=self.hyperparameters.group_size,
         )
         metrics = filled.metrics() if self.filling(phase).max_attempts else {}
@@ -120,12 +119,12 @@ class RolloutCollection:
         )
 
     def sample_groups(self, iteration: int, attempt: int) -> list[Group]:
-        """This rank's prompts of an attempt, each with its responses and their verdicts.
+        """This rank's prompts of an attempt, each with its responses, judged.
 
         Everything is a function of (seed, iteration, attempt) and the policy.
         """
         size, keys = self.hyperparameters.group_size, attempt_keys(iteration, attempt)
-        rollouts, verdicts = sample_and_score(
+        rollouts = sample_and_score(
             self.attempt_prompts(iteration, attempt),
             self.player,
             self.progress.stage,
@@ -134,7 +133,7 @@ class RolloutCollection:
             seed=derive_seed(self.config.seed, "rollouts", *keys),
             shuffle_seed=self.shuffle_seed("shuffled verdicts", *keys),
         )
-        return groups_of(rollouts, verdicts, size)
+        return groups_of(rollouts, size)
 
     def with_baselines(
         self, batch: RolloutBatch, settings: SamplingSettings, iteration: int
@@ -163,7 +162,7 @@ class RolloutCollection:
     def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
         seed = self.config.seed
-        rollouts, verdicts = sample_and_score(
+        rollouts = sample_and_score(
             prompts,
             self.player,
             self.progress.stage,
@@ -172,18 +171,15 @@ class RolloutCollection:
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
             shuffle_seed=self.shuffle_seed("shuffled greedy verdicts", iteration, rank()),
         )
-        return self.rollout_batch(rollouts, verdicts, group_size=1).rewards
+        return self.rollout_batch(rollouts, group_size=1).rewards
 
     def shuffle_seed(self, *keys: str | int) -> int | None:
         """What `rewards.shuffle` deals the verdicts by; None where it is off."""
         return derive_seed(self.config.seed, *keys) if self.config.rewards.shuffle else None
 
-    def rollout_batch(
-        self, rollouts: list[Rollout], verdicts: list[Verdict], *, group_size: int
-    ) -> RolloutBatch:
+    def rollout_batch(self, rollouts: list[Rollout], *, group_size: int) -> RolloutBatch:
         return make_rollout_batch(
             rollouts,
-            verdicts,
             group_size=group_size,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
@@ -205,11 +201,11 @@ def sample_and_score(
     settings: SamplingSettings,
     seed: int,
     shuffle_seed: int | None = None,
-) -> tuple[list[Rollout], list[Verdict]]:
-    """`group_size` responses to each prompt, groups contiguous, and their verdicts."""
+) -> list[Rollout]:
+    """`group_size` responses to each prompt, groups contiguous, judged."""
     total = len(prompts) * group_size
     with stage("rollout", total=total, unit="responses") as advance:
         rollouts = player.play(
             prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
         )
-    return rollouts, shuffled(verdicts_of(rollouts), shuffle_seed)
+    return with_shuffled_verdicts(rollouts, shuffle_seed)

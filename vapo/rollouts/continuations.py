@@ -13,7 +13,6 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.columns import placed_rewards
-from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
@@ -130,11 +129,9 @@ class Continuer:
                 advance=advance,
             )
         check_replayed(whole)
-        verdicts = verdicts_of(whole)
         rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
         batch = make_rollout_batch(
             [whole[row] for row in rows],
-            [verdicts[row] for row in rows],
             group_size=num_continuations,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,

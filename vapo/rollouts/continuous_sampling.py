@@ -17,10 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vapo.rollouts.dynamic_sampling import Filling, groups_of
+from vapo.rollouts.dynamic_sampling import Filling, Group
 from vapo.rollouts.episode import Episode
 from vapo.rollouts.episodes import EpisodeLoop
-from vapo.types import Prompt, Rollout, Verdict
+from vapo.types import Prompt, Rollout
 
 THREAD_NAME = "rollouts-ahead"
 _POLL_S = 0.2
@@ -36,8 +36,8 @@ class Orders(Protocol):
         """The prompts of an iteration; attempts above 0 are those of dynamic sampling."""
         ...
 
-    def verdicts(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
-        """The verdicts of an attempt's rollouts, which they have."""
+    def groups(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Group]:
+        """The groups of an attempt's rollouts."""
         ...
 
     def filling(self) -> Filling:
@@ -240,8 +240,7 @@ class ContinuousSampling:
         if found.num_left:
             return
         whole = [rollout for rollout in found.rollouts if rollout is not None]
-        verdicts = self._orders.verdicts(whole, iteration, found.attempt)
-        found.filling.add(groups_of(whole, verdicts, self._orders.group_size))
+        found.filling.add(self._orders.groups(whole, iteration, found.attempt))
         found.attempt += 1
         with self._changed:
             if found.filling.is_full:

@@ -12,25 +12,20 @@ from dataclasses import dataclass
 import torch
 
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
+
+Group = list[Rollout]
+"""All responses to one prompt."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """All responses to one prompt, and their verdicts."""
+def is_mixed(group: Group) -> bool:
+    """Whether verdicts (not shaped rewards) are neither all right nor all wrong.
 
-    rollouts: list[Rollout]
-    verdicts: list[Verdict]
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether verdicts (not shaped rewards) are neither all right nor all wrong.
-
-        A group that lost an episode to its environment is not trained on.
-        """
-        if any(rollout.failure is not None for rollout in self.rollouts):
-            return False
-        return len({verdict.is_correct for verdict in self.verdicts}) == 2
+    A group that lost an episode to its environment is not trained on.
+    """
+    if any(rollout.failure is not None for rollout in group):
+        return False
+    return len({rollout.verdict.is_correct for rollout in group}) == 2
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,10 @@ class FilledBatch:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of dynamic sampling, over all ranks."""
-        verdicts = [verdict.is_correct for group in self.sampled for verdict in group.verdicts]
-        num_mixed = sum(group.is_mixed for group in self.sampled)
+        is_correct = [rollout.verdict.is_correct for group in self.sampled for rollout in group]
+        num_mixed = sum(map(is_mixed, self.sampled))
         counts = torch.tensor(
-            [len(self.sampled) - num_mixed, self.num_fillers, sum(verdicts), len(verdicts)]
+            [len(self.sampled) - num_mixed, self.num_fillers, sum(is_correct), len(is_correct)]
         )
         dropped, fillers, num_correct, num_sampled = sum_over_ranks(counts).tolist()
         return {
@@ -84,7 +79,7 @@ class Filling:
         """How many mixed groups are missing."""
         if self.max_attempts == 0:
             return self.num_groups - len(self.sampled)
-        return self.num_groups - sum(group.is_mixed for group in self.sampled)
+        return self.num_groups - sum(map(is_mixed, self.sampled))
 
     @property
     def is_full(self) -> bool:
@@ -98,8 +93,8 @@ class Filling:
             raise ValueError(f"{len(sampled)} groups were sampled, {num_groups} are needed")
         if self.max_attempts == 0:
             return FilledBatch(sampled, 0, self.attempts, sampled)
-        mixed = [group for group in sampled if group.is_mixed][:num_groups]
-        uniform = [group for group in sampled if not group.is_mixed]
+        mixed = [group for group in sampled if is_mixed(group)][:num_groups]
+        uniform = [group for group in sampled if not is_mixed(group)]
         fillers = uniform[: num_groups - len(mixed)]
         return FilledBatch([*mixed, *fillers], len(fillers), self.attempts, sampled)
 
@@ -119,11 +114,6 @@ def fill_with_mixed_groups(sample: Callable[[int], list[Group]], filling: Fillin
     return filling.filled()
 
 
-def groups_of(
-    rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], group_size: int
-) -> list[Group]:
+def groups_of(rollouts: Sequence[Rollout], group_size: int) -> list[Group]:
     """The groups of contiguous rollouts."""
-    return [
-        Group(list(rollouts[i : i + group_size]), list(verdicts[i : i + group_size]))
-        for i in range(0, len(rollouts), group_size)
-    ]
+    return [list(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]

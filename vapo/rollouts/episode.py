@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.rollouts.engines.contract import SampledTurn
 from vapo.rollouts.environment_inputs import Replayed, turn_text
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import NOT_JUDGED, FinishReason, Prompt, Rollout, Turn, Verdict
 
 Key = tuple[int, int]
 
@@ -75,5 +75,5 @@ class Episode:
             turns=() if self.is_response else tuple(self.turns),
             failure=self.failure,
             version=self.turns[0].version if self.turns else None,
-            verdict=self.verdict,
+            verdict=self.verdict or NOT_JUDGED,
         )

@@ -21,7 +21,7 @@ from vapo.rollouts.sampled import SampledRollouts
 from vapo.system.atomic_files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn, Verdict
 
-_FORMAT = 2  # of the file; rollouts in another one are sampled again
+_FORMAT = 3  # of the file; rollouts in another one are sampled again
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,12 @@ class KeptRollouts:
                 turns=tuple(Turn(**turn) for turn in row["turns"]),
                 failure=row["failure"],
                 version=row["version"],
+                verdict=Verdict(**row["verdict"]),
             )
             for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
         ]
         batch = RolloutBatch(
             rollouts=rollouts,
-            verdicts=[Verdict(**verdict) for verdict in contents["verdicts"]],
             group_size=contents["group_size"],
             max_response_tokens=contents["max_response_tokens"],
             **{f.name: tensors[f.name] for f in fields(RolloutBatch) if f.name in tensors},
@@ -162,7 +162,6 @@ def _to_json(sampled: SampledRollouts) -> bytes:
         "metrics": sampled.metrics,
         "group_size": batch.group_size,
         "max_response_tokens": batch.max_response_tokens,
-        "verdicts": [asdict(verdict) for verdict in batch.verdicts],
         "prompts": _prompts_digest([rollout.prompt for rollout in batch.rollouts]),
         "rollouts": [
             {
@@ -173,6 +172,7 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "turns": [asdict(turn) for turn in rollout.turns],
                 "failure": rollout.failure,
                 "version": rollout.version,
+                "verdict": asdict(rollout.verdict),
             }
             for rollout in batch.rollouts
         ],

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from vapo.rewards.verdicts import shuffled, verdicts_of
+from vapo.rewards.shuffling import with_shuffled_verdicts
 from vapo.rollouts.collection import RolloutCollection, attempt_keys
-from vapo.rollouts.dynamic_sampling import Filling
+from vapo.rollouts.dynamic_sampling import Filling, Group, groups_of
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.episode import Episode
 from vapo.rollouts.episodes import EpisodeLoop
 from vapo.system.distributed import rank, world_size
 from vapo.system.seeding import derive_seed
-from vapo.types import Phase, Prompt, Rollout, Verdict
+from vapo.types import Phase, Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class CollectionOrders:
     def prompts(self, iteration: int, attempt: int) -> Sequence[Prompt]:
         return self.collection.attempt_prompts(iteration, attempt)
 
-    def verdicts(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Verdict]:
+    def groups(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Group]:
         self.collection.player.scorer.check(rollouts)
         keys = attempt_keys(iteration, attempt)
         seed = self.collection.shuffle_seed("shuffled verdicts", *keys)
-        return shuffled(verdicts_of(rollouts), seed)
+        return groups_of(with_shuffled_verdicts(rollouts, seed), self.group_size)
 
     def filling(self) -> Filling:
         return self.collection.filling(self.phase)

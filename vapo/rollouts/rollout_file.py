@@ -21,7 +21,7 @@ from vapo.rollouts.stored_turns import turn_columns
 from vapo.system.atomic_files import write_whole
 
 if TYPE_CHECKING:
-    from vapo.types import Rollout, Verdict
+    from vapo.types import Rollout
 
 SCHEMA_VERSION = 3  # 1 had no truth_ columns, 2 no turn_ columns
 METADATA_KEY = b"vapo.rollouts"
@@ -58,7 +58,6 @@ SCHEMA = pa.schema(
 
 def rollout_table(
     rollouts: Sequence[Rollout],
-    verdicts: Sequence[Verdict],
     groups: Sequence[int],
     oracle_states: Sequence[Sequence[str] | None],
     truths: Sequence[Sequence[MeasuredPrefix] | None] | None = None,
@@ -74,9 +73,9 @@ def rollout_table(
             "response_ids": rollout.response_ids,
             "rollout_logprobs": rollout.rollout_logprobs,
             "finish_reason": rollout.finish_reason.value,
-            "is_correct": verdict.is_correct,
-            "reward": verdict.reward,
-            "failure": verdict.failure,
+            "is_correct": rollout.verdict.is_correct,
+            "reward": rollout.verdict.reward,
+            "failure": rollout.verdict.failure,
             "source": rollout.prompt.source,
             "answer": rollout.prompt.answer,
             "record": json.dumps(dict(rollout.prompt.record), default=str),
@@ -85,8 +84,8 @@ def rollout_table(
             **truth_columns(measured),
             **turn_columns(rollout),
         }
-        for rollout, verdict, group, states, measured in zip(
-            rollouts, verdicts, groups, oracle_states, truths or [None] * len(rollouts), strict=True
+        for rollout, group, states, measured in zip(
+            rollouts, groups, oracle_states, truths or [None] * len(rollouts), strict=True
         )
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

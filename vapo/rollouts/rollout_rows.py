@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +34,6 @@ class StoredRollout:
     """
 
     rollout: Rollout
-    verdict: Verdict
     group: str
     oracle: tuple[float, ...] | None = None
     oracle_state: tuple[str, ...] | None = None
@@ -99,13 +98,13 @@ class RowReader:
         states = self._per_token(record, "oracle_state", number, length)
         if oracle is not None and not all(map(_is_finite, oracle)):
             self._fail(number, "oracle", "has values that are not finite")
+        verdict = Verdict(
+            is_correct=reward > 0 if is_correct is None else bool(is_correct),
+            reward=float(reward),
+            failure=failure,
+        )
         return StoredRollout(
-            rollout,
-            Verdict(
-                is_correct=reward > 0 if is_correct is None else bool(is_correct),
-                reward=float(reward),
-                failure=failure,
-            ),
+            replace(rollout, verdict=verdict),
             str(group),
             None if oracle is None else tuple(map(float, oracle)),
             None if states is None else tuple(map(str, states)),

@@ -116,7 +116,6 @@ class StoredRollouts:
         rows = [row for unit in units for row in unit]
         batch = make_rollout_batch(
             [row.rollout for row in rows],
-            [row.verdict for row in rows],
             group_size=self.group_size,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,

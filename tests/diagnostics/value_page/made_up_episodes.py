@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tests.judged import judged
 from tests.systems import estimated
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
@@ -55,8 +56,7 @@ def episode_batch(config: FitConfig) -> TrainingBatch:
     """After the advantage stage; what stands on observations is 999."""
     rollouts, verdicts = episodes()
     batch = make_rollout_batch(
-        rollouts,
-        verdicts,
+        judged(rollouts, verdicts),
         group_size=4,
         rewards=config.rewards,
         max_response_tokens=MAX_TOKENS,

@@ -48,8 +48,12 @@ def hostile_page() -> tuple[str, dict[str, Any]]:
     prompt = Prompt(HOSTILE, HOSTILE, (2, 3), HOSTILE)
     batch = replace(
         batch,
-        rollouts=[replace(rollout, prompt=prompt) for rollout in batch.rollouts],
-        verdicts=[replace(v, extracted=HOSTILE, failure=HOSTILE) for v in batch.verdicts],
+        rollouts=[
+            replace(
+                r, prompt=prompt, verdict=replace(r.verdict, extracted=HOSTILE, failure=HOSTILE)
+            )
+            for r in batch.rollouts
+        ],
     )
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([HOSTILE.replace("\ud800", "").replace("\x00", "\x01")])

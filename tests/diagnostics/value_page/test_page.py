@@ -71,7 +71,6 @@ def test_derived_numbers_by_hand() -> None:
     tokens = {name: torch.tensor([row]) for name, row in tokens.items()}
     batch = EvaluatedBatch(
         rollouts=[rollout],
-        verdicts=batch.verdicts[:1],
         rewards=torch.tensor([1.0]),
         is_correct=torch.tensor([True]),
         group_size=1,

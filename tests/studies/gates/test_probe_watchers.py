@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from tests.config.fits import PROCEDURAL, fit_config
+from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.gates.probe_watchers import Beginning, Collapse, StateReturns, Unlearning
@@ -96,8 +97,7 @@ def test_how_far_the_lambdas_see(tmp_path: Path) -> None:
             "algorithm.lambda_policy=0.95",
         )
         batch = make_rollout_batch(
-            [first, rollouts[1]],
-            verdicts,
+            judged([first, rollouts[1]], verdicts),
             group_size=2,
             rewards=config.rewards,
             max_response_tokens=20,
@@ -117,7 +117,7 @@ def test_an_oracle_is_of_the_states_that_both_sides_have(tmp_path: Path) -> None
         for rollout, v in zip(rollouts, verdicts, strict=True)
     }
     batch = make_rollout_batch(
-        rollouts, verdicts, group_size=1, rewards=config.rewards, max_response_tokens=12
+        judged(rollouts, verdicts), group_size=1, rewards=config.rewards, max_response_tokens=12
     )
     known = StateReturns(config, lambda r: [str(right[r.prompt.prompt_id])] * len(r.response_ids))
     assert known.oracle(batch) is None, "nothing was added yet"

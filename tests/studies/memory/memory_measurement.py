@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.config.fits import STATE_TRACKING
+from tests.judged import judged
 from tests.tiny_model import tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
@@ -85,8 +86,7 @@ class _FullRollouts(L.LightningDataModule):
         rollout = Rollout(prompt, ids, "1", tuple([-1.0] * len(ids)), reason)
         verdicts = [Verdict(is_correct=i % 2 == 0, reward=i % 2) for i in range(NUM_ROLLOUTS)]
         batch = make_rollout_batch(
-            [rollout] * NUM_ROLLOUTS,
-            verdicts,
+            judged([rollout] * NUM_ROLLOUTS, verdicts),
             group_size=4,
             rewards=self.config.rewards,
             max_response_tokens=RESPONSE_TOKENS,

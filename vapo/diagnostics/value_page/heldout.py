@@ -118,7 +118,6 @@ def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
     return without_failed(
         make_rollout_batch(
             result.rollouts,
-            result.verdicts,
             group_size=config.evaluation.k,
             rewards=config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,

@@ -8,10 +8,9 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.rewards.verdicts import verdicts_of
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 _ANSWER_TOKENS = 16
 
@@ -53,14 +52,14 @@ def answered_half_way(
     settings: SamplingSettings,
     seed: int,
     advance: Callable[[int], None] = lambda n: None,
-) -> list[Verdict]:
-    """The verdict on each response that is cut at its middle token and made to answer there.
+) -> list[Rollout]:
+    """Each response cut at its middle token and made to answer there, judged.
 
     The engine continues it from `answer_ids` for up to 16 tokens, within the response budget.
     """
     starts = [(*r.response_ids[: half_way(r)], *answer_ids) for r in rollouts]
     room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))
-    answered = player.play_on(
+    return player.play_on(
         [
             replace(
                 rollout,
@@ -75,4 +74,3 @@ def answered_half_way(
         seed=seed,
         advance=advance,
     )
-    return verdicts_of(answered)

@@ -33,7 +33,7 @@ class StartPolicy:
 
     @property
     def mean_reward(self) -> float:
-        return statistics.fmean(verdict.reward for verdict in self.batch.verdicts)
+        return statistics.fmean(rollout.verdict.reward for rollout in self.batch.rollouts)
 
     @property
     def mean_length(self) -> float:
@@ -51,7 +51,7 @@ def sample_start(
     """`evaluation.k` responses to each held-out prompt, sampled as training ones are, and with
     `answer_ids` a guess at the middle of each."""
     k, settings, guess = config.evaluation.k, sampling_settings(config.rollouts), None
-    rollouts, verdicts = sample_and_score(
+    rollouts = sample_and_score(
         prompts,
         player,
         progress.stage,
@@ -69,13 +69,12 @@ def sample_start(
                 seed=derive_seed(config.seed, "guesses of gates"),
                 advance=advance,
             )
-        rewards = [verdict.reward for verdict in guesses]
+        rewards = [rollout.verdict.reward for rollout in guesses]
         groups = [rewards[first : first + k] for first in range(0, len(rewards), k)]
         guess = clustered_interval([statistics.fmean(group) for group in groups])
     batch = without_failed(
         make_rollout_batch(
             rollouts,
-            verdicts,
             group_size=k,
             rewards=config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
