@@ -29,10 +29,12 @@ from transformers import (
 
 from tests.tiny_model import ragged_prompts, sample, tiny_model
 from vapo.errors import UserError
+from vapo.networks import packed_attention
 from vapo.networks.packed_attention import (
     PackedRow,
     _varlen_flash,
     choose_layout,
+    counts_for_gpu,
     enable_packing,
     last_hidden_states,
     packed_sdpa,
@@ -181,11 +183,29 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
         return torch.cat(parts)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    by_kernel = _varlen_flash(query, key, value, 0.3, row)
+    by_kernel = _varlen_flash(query, key, value, scaling=0.3, row=row)
     by_loop, _ = packed_sdpa(
         torch.nn.Module(), query, key, value, None, scaling=0.3, packed_row=row
     )
     torch.testing.assert_close(by_kernel, by_loop)
+
+
+def test_a_gpu_under_autocast_attends_in_one_call_of_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rotary embeddings make queries float32 there, which the kernel does not take."""
+    row = PackedRow([Segment(3), Segment(1), Segment(5)], torch.device("cpu"))
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    called = []
+
+    def attention(q, k, v, **_):
+        called.append((q.dtype, k.dtype, v.dtype))
+        return q
+
+    monkeypatch.setattr(packed_attention, "scaled_dot_product_attention", attention)
+    with counts_for_gpu(), torch.autocast("cpu", dtype=torch.bfloat16):
+        packed_sdpa(torch.nn.Module(), query, key, value, None, packed_row=row)
+    assert called == [(torch.bfloat16,) * 3]
 
 
 def kernel_error(inputs: TokenInputs, pairs: Sequences) -> float:

@@ -230,19 +230,27 @@ def packed_sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return output, None
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _varlen_flash(query, key, value, scaling, packed_row), None
-    return _by_segments(query, key, value, scaling, packed_row), None
+    device, dtype = query.device.type, query.dtype
+    if torch.is_autocast_enabled(device):  # then rotary embeddings have made queries float32
+        dtype = torch.get_autocast_dtype(device)
+    has_kernel = query.is_cuda or _counts_for_gpu.get()
+    if has_kernel and dtype in (torch.float16, torch.bfloat16):
+        states = (x.to(dtype) for x in (query, key, value))
+        return _varlen_flash(*states, scaling=scaling, row=packed_row), None
+    return _by_segments(query, key, value, dtype=dtype, scaling=scaling, row=packed_row), None
 
 
 def _by_segments(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dtype: torch.dtype,
+    scaling: float | None,
+    row: PackedRow,
 ) -> Tensor:
     """[1, S, heads, D] of one packed row, one call for each segment or small group."""
-    device, dtype = query.device.type, query.dtype
     on_cpu = computes_on_cpu(query)
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
     outputs = []
 
     def attend(
@@ -263,7 +271,7 @@ def _by_segments(
 
     lengths = [sum(s.length for s in group) for group in row.groups]
     split = (x.split(lengths, dim=2) for x in (query, key, value))
-    with torch.autocast(device, enabled=False):  # every call names its dtype
+    with torch.autocast(query.device.type, enabled=False):  # every call names its dtype
         for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
             if len(group) == 1:
                 attend(q, k, v)
@@ -290,7 +298,7 @@ def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
 
 
 def _varlen_flash(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, row: PackedRow
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, row: PackedRow
 ) -> Tensor:
     """[1, S, heads, D] of one packed row, by torch's variable-length FlashAttention.
 
@@ -302,6 +310,10 @@ def _varlen_flash(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if row.key_places is not None:
         k, v = k[row.key_places], v[row.key_places]
+    options: dict[str, Any] = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
+    if _counts_for_gpu.get():  # in a GPU's place: as many bytes are kept, values do not matter
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
     output = varlen_attn(
         q,
         k,
@@ -310,9 +322,8 @@ def _varlen_flash(
         row.key_ends,
         row.most_queries,
         row.most_keys,
-        scale=scaling,
         window_size=(-1, 0),  # causal
-        enable_gqa=q.shape[1] != k.shape[1],
+        **options,
     )
     assert isinstance(output, Tensor)
     return output[None]
