@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     )
     from vapo.config import FitConfig
     from vapo.errors import UserError
+    from vapo.system.version import __version__
     from vapo.training.datamodule import RolloutDataModule
     from vapo.training.module import VapoModule
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FitConfig",
@@ -33,6 +32,7 @@ __all__ = [
     "Run",
     "UserError",
     "VapoModule",
+    "__version__",
     "fit",
     "load_config",
     "open_run",
@@ -47,6 +47,7 @@ _ELSEWHERE = {
     "RolloutDataModule": "vapo.training.datamodule",
     "UserError": "vapo.errors",
     "VapoModule": "vapo.training.module",
+    "__version__": "vapo.system.version",
 }
 
 

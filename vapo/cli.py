@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from vapo import __version__
 from vapo.commands.command import Command
 from vapo.commands.command_line import split_overrides
 from vapo.commands.command_names import command_hint
@@ -15,6 +14,7 @@ from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process
 from vapo.system.shown_text import say
 from vapo.system.signals import ending_signals, stop_in_good_order
+from vapo.system.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,6 +54,11 @@ def test_the_top_level_is_the_architecture() -> None:
     assert entries == {*ROOMS, "__init__"}
 
 
+def test_no_room_imports_the_package_s_own_names() -> None:
+    """They are for users: whoever imports them stands above every room."""
+    assert not [path for path in sources() if "vapo" in imports_of(path)]
+
+
 def test_imports_between_rooms_go_down() -> None:
     upward = [
         f"{module} imports {target}"

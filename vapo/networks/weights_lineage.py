@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers.utils import cached_file
 
-from vapo import __version__
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
 from vapo.config.flattening import flatten
 from vapo.system.distributed import gather_objects
+from vapo.system.version import __version__
 
 
 class Lineage:

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vapo import __version__
 from vapo.errors import UserError
 from vapo.system.atomic_files import sha256, write_text
+from vapo.system.version import __version__
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1  # of folder and contents; another one is not read

@@ -7,12 +7,12 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-import vapo
 from vapo.config import FitConfig
 from vapo.config.written import deciding_tree
 from vapo.prompts.fingerprint import fingerprint
+from vapo.system.version import __version__
 
-_PACKAGE = Path(vapo.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 # Parts of the package that no training process loads: changing them reruns nothing. What trains
 # the critics of `vapo critics` is not among them: their results belong to it.
 _AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/run_hours.py",
@@ -52,4 +52,4 @@ def code_version() -> str:
         if not any(inside == part or inside.startswith(f"{part}/") for part in _AFTERWARDS):
             digest.update(f"{inside}\0".encode())
             digest.update(path.read_bytes() + b"\0")
-    return f"{vapo.__version__}+{digest.hexdigest()[:12]}"
+    return f"{__version__}+{digest.hexdigest()[:12]}"
