@@ -88,11 +88,7 @@ def _run_plain(name: str, command: Command, argv: list[str]) -> None:
 def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     """A command with config files and overrides among its arguments."""
     import vapo.config
-    from vapo.commands.checked import checked
-    from vapo.commands.early_checks import check_early
-    from vapo.config.flattening import to_yaml
     from vapo.config.help import describe_keys
-    from vapo.config.loading import compose
     from vapo.config.options import describe
 
     schema = getattr(vapo.config, str(command.schema))
@@ -101,6 +97,11 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:
         say(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
+    from vapo.commands.checked import checked
+    from vapo.commands.early_checks import check_early
+    from vapo.config.flattening import to_yaml
+    from vapo.config.loading import compose
+
     arguments, overrides = split_overrides(argv, parser, entries)
     options = parser.read(arguments)
     for flag, example in command.needs:
