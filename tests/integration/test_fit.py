@@ -360,7 +360,7 @@ def kill_after(pattern_count: int, command: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("iterations_before_kill", [1, 3])
+@pytest.mark.parametrize("iterations_before_kill", [pytest.param(1, marks=pytest.mark.kills), 3])
 def test_killed_and_resumed_equals_uninterrupted(
     run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
 ) -> None:

@@ -79,6 +79,7 @@ def load(path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.kills  # test_fit.py has a run that goes from one process to two
 @pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
 def test_another_number_of_processes_begins_with_the_same_state(
     tmp_path: Path, store: Path, shards: bool
@@ -108,6 +109,7 @@ def test_another_number_of_processes_begins_with_the_same_state(
     assert_same(by_one, by_two)
 
 
+@pytest.mark.kills  # test_saving_in_background.py has one process
 @pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
 def test_saving_in_the_background(tmp_path: Path, whole: Path, store: Path, shards: bool) -> None:
     """One is lost in the next iteration, while the first still saves; then it is the same run."""
