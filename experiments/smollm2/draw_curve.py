@@ -1,0 +1,67 @@
+"""Draws what critics know against the number of rollouts that they were trained on.
+
+    python experiments/smollm2/draw_curve.py experiments/smollm2/critic_curve.json OUTPUT.png
+
+A line is the mean of a critic's seeds, a dot one of them, after the last pass of each row; dashed
+is the oracle of the task's hidden states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+PANELS = {
+    "explained_variance": "explained variance of the returns",
+    "within": "of the oracle's values within responses",
+    "mistakes_named": "first wrong step named",
+}
+COLOURS = ("#1f5fa8", "#c8553d", "#4c956c")
+
+
+def name_of(row: dict[str, Any]) -> str:
+    is_whole = "critic.layers=null" in row["overrides"]
+    return "whole network, tokens alone" if is_whole else "two layers and log-probs"
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    critics = list(dict.fromkeys(map(name_of, rows)))
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        for colour, critic in zip(COLOURS, critics, strict=False):
+            found: dict[int, list[float]] = defaultdict(list)
+            for row in rows:
+                if name_of(row) == critic and row["points"][-1][key] is not None:
+                    found[row["num_rollouts"]].append(row["points"][-1][key])
+            numbers = sorted(found)
+            means = [fmean(found[number]) for number in numbers]
+            axes.plot(numbers, means, color=colour, label=critic)
+            for number in numbers:
+                axes.plot([number] * len(found[number]), found[number], ".", color=colour)
+        axes.axhline(rows[0]["oracle"][key], color="grey", linestyle="--", label="oracle")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({row["num_rollouts"] for row in rows}))
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_ylim(-0.05, 1.05)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("rollouts, one pass")
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("curve", type=Path)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    draw(json.loads(options.curve.read_text(encoding="utf-8"))).savefig(options.output, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
