@@ -9,10 +9,8 @@ from random import Random
 from vapo.types import Rollout
 
 
-def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int | None) -> list[Rollout]:
-    """The rollouts with each other's verdicts, of all sources together. None: with their own."""
-    if seed is None:
-        return list(rollouts)
+def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
+    """The rollouts with each other's verdicts, of all sources together."""
     verdicts = [rollout.verdict for rollout in rollouts]
     Random(f"shuffle/{seed}").shuffle(verdicts)
     return [replace(r, verdict=verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from vapo.rollouts.dynamic_sampling import (
     groups_of,
 )
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
+from vapo.rollouts.episodes import EpisodeLoop
 from vapo.rollouts.failure_metrics import failure_metrics
 from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.player import Player
@@ -123,17 +125,30 @@ class RolloutCollection:
 
         Everything is a function of (seed, iteration, attempt) and the policy.
         """
-        size, keys = self.hyperparameters.group_size, attempt_keys(iteration, attempt)
         rollouts = sample_and_score(
             self.attempt_prompts(iteration, attempt),
             self.player,
             self.progress.stage,
-            group_size=size,
+            group_size=self.hyperparameters.group_size,
             settings=sampling_settings(self.config.rollouts),
-            seed=derive_seed(self.config.seed, "rollouts", *keys),
-            shuffle_seed=self.shuffle_seed("shuffled verdicts", *keys),
+            seed=derive_seed(self.config.seed, "rollouts", *_attempt_keys(iteration, attempt)),
         )
-        return groups_of(rollouts, size)
+        return self.groups(rollouts, iteration, attempt)
+
+    def groups(self, rollouts: list[Rollout], iteration: int, attempt: int) -> list[Group]:
+        """The groups of an attempt's rollouts."""
+        dealt = self._shuffled(rollouts, "shuffled verdicts", *_attempt_keys(iteration, attempt))
+        return groups_of(dealt, self.hyperparameters.group_size)
+
+    def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
+        """Opens the engine; each turn is recorded with the version at which it was asked for."""
+        numbers = self.hyperparameters
+        return self.player.loop(
+            sampling_settings(self.config.rollouts),
+            seed=derive_seed(self.config.seed, "rollouts ahead", rank()),
+            num_responses=numbers.num_prompts // world_size() * numbers.group_size,
+            version=version,
+        )
 
     def with_baselines(
         self, batch: RolloutBatch, settings: SamplingSettings, iteration: int
@@ -169,13 +184,15 @@ class RolloutCollection:
             group_size=1,
             settings=replace(sampling_settings(self.config.rollouts), greedy=True),
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
-            shuffle_seed=self.shuffle_seed("shuffled greedy verdicts", iteration, rank()),
         )
-        return self.rollout_batch(rollouts, group_size=1).rewards
+        dealt = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())
+        return self.rollout_batch(dealt, group_size=1).rewards
 
-    def shuffle_seed(self, *keys: str | int) -> int | None:
-        """What `rewards.shuffle` deals the verdicts by; None where it is off."""
-        return derive_seed(self.config.seed, *keys) if self.config.rewards.shuffle else None
+    def _shuffled(self, rollouts: list[Rollout], *keys: str | int) -> list[Rollout]:
+        """The rollouts with each other's verdicts where `rewards.shuffle` says so."""
+        if not self.config.rewards.shuffle:
+            return rollouts
+        return with_shuffled_verdicts(rollouts, derive_seed(self.config.seed, *keys))
 
     def rollout_batch(self, rollouts: list[Rollout], *, group_size: int) -> RolloutBatch:
         return make_rollout_batch(
@@ -187,7 +204,7 @@ class RolloutCollection:
         )
 
 
-def attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
+def _attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
     """What the seeds of this rank's attempt are derived by."""
     return (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
 
@@ -200,12 +217,10 @@ def sample_and_score(
     group_size: int,
     settings: SamplingSettings,
     seed: int,
-    shuffle_seed: int | None = None,
 ) -> list[Rollout]:
     """`group_size` responses to each prompt, groups contiguous, judged."""
     total = len(prompts) * group_size
     with stage("rollout", total=total, unit="responses") as advance:
-        rollouts = player.play(
+        return player.play(
             prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
         )
-    return with_shuffled_verdicts(rollouts, shuffle_seed)

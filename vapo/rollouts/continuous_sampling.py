@@ -12,43 +12,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from vapo.rollouts.dynamic_sampling import Filling, Group
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.dynamic_sampling import Filling
 from vapo.rollouts.episode import Episode
 from vapo.rollouts.episodes import EpisodeLoop
-from vapo.types import Prompt, Rollout
+from vapo.types import Phase, Rollout
 
 THREAD_NAME = "rollouts-ahead"
 _POLL_S = 0.2
-
-
-class Orders(Protocol):
-    """What the thread asks of the stage that collects rollouts; none of it is a collective."""
-
-    @property
-    def group_size(self) -> int: ...
-
-    def prompts(self, iteration: int, attempt: int) -> Sequence[Prompt]:
-        """The prompts of an iteration; attempts above 0 are those of dynamic sampling."""
-        ...
-
-    def groups(self, rollouts: Sequence[Rollout], iteration: int, attempt: int) -> list[Group]:
-        """The groups of an attempt's rollouts."""
-        ...
-
-    def filling(self) -> Filling:
-        """How an iteration's batch is filled."""
-        ...
-
-    def loop(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
-        """Opens the engine; each turn is recorded with the version at which it was asked for."""
-        ...
-
-    def rollout(self, episode: Episode) -> Rollout: ...
 
 
 @dataclass
@@ -70,11 +45,14 @@ class ContinuousSampling:
     gives a function `poll`, which is called every 0.2 s at least and may raise, to stop waiting.
 
     Args:
+        phase: the one that trains on what is sampled.
         first: the first iteration that it samples, counted from 0.
     """
 
-    def __init__(self, orders: Orders, *, first: int) -> None:
-        self._orders = orders
+    def __init__(self, collection: RolloutCollection, phase: Phase, *, first: int) -> None:
+        self.phase = phase
+        self._collection = collection
+        self._group_size = collection.hyperparameters.group_size
         self._next = first
         self._last = first - 1
         self._version = 0
@@ -136,7 +114,7 @@ class ContinuousSampling:
             found = self._done.get(iteration) or self._open.get(iteration)
             if found is None:
                 return 0
-            whole = len(found.filling.sampled) * self._orders.group_size
+            whole = len(found.filling.sampled) * self._group_size
             return whole + (len(found.rollouts) - found.num_left if found.num_left else 0)
 
     @property
@@ -188,7 +166,7 @@ class ContinuousSampling:
 
     def _run(self) -> None:
         try:
-            with self._orders.loop(lambda: self._version) as loop:
+            with self._collection.loop_ahead(lambda: self._version) as loop:
                 while self._may_go_on(loop):
                     for episode in loop.step():
                         self._collect(loop, episode)
@@ -218,9 +196,9 @@ class ContinuousSampling:
 
     def _order(self, loop: EpisodeLoop, iteration: int) -> None:
         """Ask for the episodes of an iteration's next attempt."""
-        found = self._open.setdefault(iteration, _Iteration(self._orders.filling()))
-        prompts = self._orders.prompts(iteration, found.attempt)
-        size = self._orders.group_size
+        found = self._open.setdefault(iteration, _Iteration(self._collection.filling(self.phase)))
+        prompts = self._collection.attempt_prompts(iteration, found.attempt)
+        size = self._group_size
         found.rollouts = [None] * (len(prompts) * size)
         found.num_left = len(found.rollouts)
         # No other episode of the run has its key, by which its random numbers are drawn, and a run
@@ -235,12 +213,13 @@ class ContinuousSampling:
     def _collect(self, loop: EpisodeLoop, episode: Episode) -> None:
         iteration, row = self._rows.pop(episode.key)
         found = self._open[iteration]
-        found.rollouts[row] = self._orders.rollout(episode)
+        found.rollouts[row] = episode.rollout(self._collection.player.tokenizer)
         found.num_left -= 1
         if found.num_left:
             return
         whole = [rollout for rollout in found.rollouts if rollout is not None]
-        found.filling.add(self._orders.groups(whole, iteration, found.attempt))
+        self._collection.player.scorer.check(whole)
+        found.filling.add(self._collection.groups(whole, iteration, found.attempt))
         found.attempt += 1
         with self._changed:
             if found.filling.is_full:

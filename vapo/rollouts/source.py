@@ -13,7 +13,6 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
 from vapo.rollouts.dynamic_sampling import Filling
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
-from vapo.rollouts.orders import CollectionOrders
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import all_ranks, max_over_ranks, rank, sum_over_ranks, world_size
@@ -46,7 +45,6 @@ class RolloutSource:
         self.kept = kept
         self.stored = stored
         self._ahead: ContinuousSampling | None = None
-        self._ahead_phase = Phase.VALUE_PRETRAINING
         self._ready: dict[int, SampledRollouts] = {}
 
     def next_batch(
@@ -103,13 +101,12 @@ class RolloutSource:
     def _allow(self, start: IterationStart, last: int, *, first: int) -> None:
         """Let the thread sample as far ahead as rollouts may be old; start it where need be."""
         furthest = min(start.index + self.config.training.max_staleness, last)
-        if self._ahead is not None and self._has_phases and self._ahead_phase is not start.phase:
+        if self._ahead is not None and self._has_phases and self._ahead.phase is not start.phase:
             self.cancel()
         if self._ahead is None:
             if first > furthest:
                 return
-            orders = CollectionOrders(self.collection, start.phase)
-            self._ahead, self._ahead_phase = ContinuousSampling(orders, first=first), start.phase
+            self._ahead = ContinuousSampling(self.collection, start.phase, first=first)
         self._ahead.allow(furthest, version=start.policy_iterations)
 
     def _taken(self, start: IterationStart, last: int) -> tuple[SampledRollouts, dict[str, float]]:
@@ -117,7 +114,8 @@ class RolloutSource:
         self._allow(start, last, first=start.index)
         assert self._ahead is not None
         filling, seconds = self._waited_for(self._ahead, start)
-        return self._assembled(filling, start.index), {"rollout/ahead_s": seconds}
+        sampled = self._assembled(filling, start.index, self._ahead.phase)
+        return sampled, {"rollout/ahead_s": seconds}
 
     def _waited_for(
         self, ahead: ContinuousSampling, start: IterationStart
@@ -135,10 +133,9 @@ class RolloutSource:
 
             return ahead.take(start.index, poll)
 
-    def _assembled(self, filling: Filling, iteration: int) -> SampledRollouts:
+    def _assembled(self, filling: Filling, iteration: int, phase: Phase) -> SampledRollouts:
         """Make the batch of what the thread sampled. Every rank must call this."""
         needs_engine = self.config.algorithm.needs_greedy_baseline
-        phase = self._ahead_phase
         with self.engine_free() if needs_engine else nullcontext():
             batch, metrics = self.collection.batch_of(filling.filled(), iteration, phase)
         versions = [r.version for r in batch.rollouts if r.version is not None]
@@ -157,7 +154,7 @@ class RolloutSource:
             self._ahead.wait(lambda: advance(0))
         for iteration in self._ahead.finished:
             filling, _ = self._ahead.take(iteration, self.progress.poll)
-            self._ready[iteration] = self._assembled(filling, iteration)
+            self._ready[iteration] = self._assembled(filling, iteration, self._ahead.phase)
         if self._ready:  # the next iteration begins with the weights that there are now
             self._keep(self._ready[min(self._ready)])
 
