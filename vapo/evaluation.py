@@ -239,7 +239,8 @@ def _table(
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
-        rollout, verdict = rollouts[i], rollouts[i].verdict
+        rollout = rollouts[i]
+        verdict = rollout.verdict
         judged = "correct" if verdict.is_correct else "incorrect"
         rows.append(
             {

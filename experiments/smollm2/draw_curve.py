@@ -22,19 +22,22 @@ PANELS = {
     "within": "of the oracle's values within responses",
     "mistakes_named": "first wrong step named",
 }
-COLOURS = ("#1f5fa8", "#c8553d", "#4c956c")
+STARTS = {"reward_model": ", from a reward model", "truth": ", taught by continuations"}
 
 
 def name_of(row: dict[str, Any]) -> str:
     is_whole = "critic.layers=null" in row["overrides"]
-    return "whole network, tokens alone" if is_whole else "two layers and log-probs"
+    network = "whole network, tokens alone" if is_whole else "two layers and log-probs"
+    return network + STARTS.get(row["critic"], "")
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
     critics = list(dict.fromkeys(map(name_of, rows)))
+    passes = " or ".join(map(str, sorted({row["num_passes"] for row in rows})))
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-        for colour, critic in zip(COLOURS, critics, strict=False):
+        for index, critic in enumerate(critics):
+            colour = f"C{index}"
             found: dict[int, list[float]] = defaultdict(list)
             for row in rows:
                 if name_of(row) == critic and row["points"][-1][key] is not None:
@@ -50,7 +53,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set_ylim(-0.05, 1.05)
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("rollouts, one pass")
+        axes.set_xlabel(f"rollouts, passes: {passes}")
     figure.axes[0].legend(frameon=False, fontsize=9)
     return figure
 

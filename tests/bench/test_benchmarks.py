@@ -185,7 +185,8 @@ def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("system", "case"), [("ppo", "unequal"), ("grpo", "equal")])
+@pytest.mark.parametrize("system", ["ppo", "grpo"])
+@pytest.mark.parametrize("case", ["unequal", "equal"])
 def test_our_side_of_an_iteration(
     system: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,8 +78,12 @@ class RolloutCollection:
         max_attempts = self.config.algorithm.dynamic_sampling_attempts
         if phase is Phase.VALUE_PRETRAINING:
             max_attempts = 0
-        num_groups = self.hyperparameters.num_prompts // world_size()
-        return Filling(num_groups=num_groups, max_attempts=max_attempts)
+        return Filling(num_groups=self.num_groups, max_attempts=max_attempts)
+
+    @property
+    def num_groups(self) -> int:
+        """How many prompts of a batch are this rank's."""
+        return self.hyperparameters.num_prompts // world_size()
 
     def batch_of(
         self, filled: FilledBatch, iteration: int, phase: Phase
@@ -142,11 +146,10 @@ class RolloutCollection:
 
     def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
         """Opens the engine; each turn is recorded with the version at which it was asked for."""
-        numbers = self.hyperparameters
         return self.player.loop(
             sampling_settings(self.config.rollouts),
             seed=derive_seed(self.config.seed, "rollouts ahead", rank()),
-            num_responses=numbers.num_prompts // world_size() * numbers.group_size,
+            num_responses=self.num_groups * self.hyperparameters.group_size,
             version=version,
         )
 

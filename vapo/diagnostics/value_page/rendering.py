@@ -118,7 +118,8 @@ def _response_data(
     contents: PageContents, row: int, places: Tensor, token_text: TokenText
 ) -> dict[str, Any]:
     batch, lambdas = contents.batch, contents.lambdas
-    rollout, verdict = batch.rollouts[row], batch.rollouts[row].verdict
+    rollout = batch.rollouts[row]
+    verdict = rollout.verdict
     extracted = verdict.extracted
     token_ids = batch.response_ids[row, places].tolist()
     return {
