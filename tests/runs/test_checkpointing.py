@@ -122,6 +122,8 @@ def test_the_size_of_checkpoints_is_said_before_the_run_starts(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 3 * 2**29)
+    disk = SimpleNamespace(free=6 * 2**30)  # this machine's own may have less room
+    monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
     Iterations(tmp_path, monkeypatch, in_background=False, keep=2, note=told.append)
     assert told == [
         "checkpoints: about 1.5 GiB each; 2 and the best are kept (checkpoints.keep), up to 6.0 "
