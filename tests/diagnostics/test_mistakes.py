@@ -19,7 +19,7 @@ OUTCOMES = (-1.0, 1.0)
 def steps(counts: list[int], values: list[float | None], k: int = 8, row: int = 0):
     """A point a step: so many of K continuations were right, and the critic's value."""
     return [
-        TruthPoint("p", row, i, len(counts), (1.0,) * n + (-1.0,) * (k - n), value)
+        TruthPoint(row, i, (1.0,) * n + (-1.0,) * (k - n), "p", len(counts), value)
         for i, (n, value) in enumerate(zip(counts, values, strict=True))
     ]
 

@@ -15,6 +15,7 @@ import pytest
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, TruthPoint, true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
+from vapo.rollouts.continuations import MeasuredState
 
 OUTCOMES = (-1.0, 1.0)
 STEPS = 8
@@ -62,7 +63,7 @@ def points_of(
             if place == 0:
                 first = returns = returns if row % 3 == 0 else first
             v = critic(value, values[0])
-            points.append(TruthPoint(str(row // 3), row, place, STEPS, returns, v, values[0]))
+            points.append(TruthPoint(row, place, returns, str(row // 3), STEPS, v, values[0]))
     return points
 
 
@@ -211,7 +212,7 @@ def test_the_ceiling_of_other_returns() -> None:
         means = [0.0, 0.0, -0.9, -0.9, -2.4, -2.4]
         for place, mean in enumerate(means):
             drawn = tuple(rng.normal(mean, 1, size=8))
-            points.append(TruthPoint(f"p{row}", row, place, 6, drawn, value=mean))
+            points.append(TruthPoint(row, place, drawn, f"p{row}", 6, value=mean))
     found = truth_figures(points, outcomes=None, seed=0, num_resamples=2)
     hits = found.mistake_recall.value
     assert 0.5 < hits < 0.95
@@ -222,7 +223,7 @@ def test_four_of_four_mistakes_are_not_certain() -> None:
     """Wilson's interval for 4 of 4 is [0.51, 1]; a bootstrap of four successes has no width."""
     right, wrong = (1.0,) * 8, (-1.0,) * 8
     points = [
-        TruthPoint(f"p{row}", row, place, 2, (right, wrong)[place], value=1.0 - place)
+        TruthPoint(row, place, (right, wrong)[place], f"p{row}", 2, value=1.0 - place)
         for row in range(4)
         for place in range(2)
     ]
@@ -247,7 +248,7 @@ def test_what_rounding_leaves_of_equal_truths_is_no_variance(level: float) -> No
     """0.1 + 0.2 - 0.3 is not 0: a critic's error over such a variance is not a figure."""
     spread = (level - 0.1, level + 0.2, level - 0.1)
     points = [
-        TruthPoint(f"p{row}", row, place, 3, spread, value=0.01 * row * place)
+        TruthPoint(row, place, spread, f"p{row}", 3, value=0.01 * row * place)
         for row in range(6)
         for place in range(3)
     ]
@@ -260,7 +261,7 @@ def test_what_rounding_leaves_of_equal_truths_is_no_variance(level: float) -> No
 
 def test_positions_are_tenths_of_the_response() -> None:
     returns = (1.0, -1.0)
-    points = [TruthPoint("a", 0, n, 20, returns, value=0.25) for n in (0, 1, 2, 19)]
+    points = [TruthPoint(0, n, returns, "a", 20, value=0.25) for n in (0, 1, 2, 19)]
     table = truth_figures(points, outcomes=OUTCOMES, seed=0, num_resamples=2).by_position
     assert table["position"] == [0.05, 0.15, 0.95]
     assert table["num_prefixes"] == [2, 1, 1]
@@ -292,11 +293,13 @@ def test_other_returns_have_students_interval(k: int) -> None:
     rng = np.random.default_rng(k)
     covered = 0
     for mean in rng.normal(size=1000):
-        low, high = true_value_interval(list(rng.normal(mean, 1, size=k)), None, spread=1.0)
+        state = MeasuredState(0, 0, tuple(rng.normal(mean, 1, size=k)))
+        low, high = true_value_interval(state, None, spread=1.0)
         covered += low <= mean <= high
     assert 930 <= covered <= 990
 
 
 def test_equal_returns_are_not_certain() -> None:
-    assert true_value_interval([1.0] * 4, (-1.0, 1.0), spread=0.5)[0] < 0.1
-    assert true_value_interval([1.0] * 4, None, spread=0.5)[0] < 0.9
+    state = MeasuredState(0, 0, (1.0,) * 4)
+    assert true_value_interval(state, (-1.0, 1.0), spread=0.5)[0] < 0.1
+    assert true_value_interval(state, None, spread=0.5)[0] < 0.9

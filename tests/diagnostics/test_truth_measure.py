@@ -16,22 +16,21 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
 from vapo.config.value_truth import ValueTruthConfig
-from vapo.diagnostics.value_truth.choice import choose_prefixes, expected_tokens
+from vapo.diagnostics.value_truth.choice import choose_places, expected_tokens
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
     describe_truth,
     label_of,
-    on_rows_of,
+    on_rows,
     other_means,
     outcomes_of,
     truth_metrics,
     with_values,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.functional.columns import select_rows
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Prefix, distinct
+from vapo.rollouts.continuations import Place, by_state
 from vapo.rollouts.segments import num_whole_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
@@ -53,7 +52,7 @@ def truth(**values: object) -> ValueTruthConfig:
 
 
 def chosen(settings: ValueTruthConfig, *, seed: int = 0):
-    return choose_prefixes(responses(), settings, tiny_tokenizer(), seed=seed)
+    return choose_places(responses(), settings, tiny_tokenizer(), seed=seed)
 
 
 def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
@@ -63,35 +62,35 @@ def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
     )
     rollouts = [failed, *episodes]
     settings = truth(num_responses=3, num_prefixes=30, num_continuations=2)
-    choice = choose_prefixes(rollouts, settings, tiny_tokenizer(), seed=0)
+    choice = choose_places(rollouts, settings, tiny_tokenizer(), seed=0)
     assert sum(not of_steps for of_steps in choice.of_steps) == 30
     number = Counter(
-        num_whole_turns(rollouts[prefix.row], prefix.num_tokens) for prefix in choice.prefixes
+        num_whole_turns(rollouts[prefix.row], prefix.num_tokens) for prefix in choice.places
     )
     assert len(number) == 4, "turns at all places of an episode"
     for row in {
-        p.row for p, of_steps in zip(choice.prefixes, choice.of_steps, strict=True) if of_steps
+        p.row for p, of_steps in zip(choice.places, choice.of_steps, strict=True) if of_steps
     }:
-        places = [p.num_tokens for p in choice.prefixes if p.row == row]
+        places = [p.num_tokens for p in choice.places if p.row == row]
         assert places[: len(rollouts[row].turns)] == turn_starts(rollouts[row])
-    one = Prefix(1, turn_starts(episodes[0])[0])
+    one = Place(1, turn_starts(episodes[0])[0])
     assert expected_tokens(rollouts, [one], 2) == 2 * episodes[0].num_sampled
 
 
 def test_whole_responses_are_of_as_many_prompts_as_there_are() -> None:
     choice = chosen(truth(num_responses=8, num_prefixes=0))
-    rows = {prefix.row for prefix in choice.prefixes}
+    rows = {prefix.row for prefix in choice.places}
     assert len(rows) == choice.num_responses == 8
     assert max(Counter(row // 4 for row in rows).values()) == 2
     assert {row // 4 for row in rows} == set(range(6))
     assert all(choice.of_steps)
-    assert Counter(p.num_tokens for p in choice.prefixes) == {0: 8, 5: 8, 10: 8}
+    assert Counter(p.num_tokens for p in choice.places) == {0: 8, 5: 8, 10: 8}
 
 
 def test_other_prefixes_cover_the_positions_and_are_of_other_responses() -> None:
     choice = chosen(truth(num_responses=8, num_prefixes=20))
-    whole = {p.row for p, is_step in zip(choice.prefixes, choice.of_steps, strict=True) if is_step}
-    others = [p for p, is_step in zip(choice.prefixes, choice.of_steps, strict=True) if not is_step]
+    whole = {p.row for p, is_step in zip(choice.places, choice.of_steps, strict=True) if is_step}
+    others = [p for p, is_step in zip(choice.places, choice.of_steps, strict=True) if not is_step]
     assert not whole & {p.row for p in others}
     length = len(responses()[0].response_ids)
     assert sorted(p.num_tokens * 20 // length for p in others) == pytest.approx(range(20), abs=1)
@@ -103,10 +102,10 @@ def test_the_budget_is_kept(numbers: tuple[int, int], most: int) -> None:
     """Steps of one response differ in cost, so a share of the number is not a share of it."""
     free = truth(num_responses=numbers[0], num_prefixes=numbers[1])
     kept = chosen(replace(free, max_tokens=most))
-    assert expected_tokens(responses(), kept.prefixes, 8) <= most
+    assert expected_tokens(responses(), kept.places, 8) <= most
     everything = chosen(free)
-    if expected_tokens(responses(), everything.prefixes, 8) > most:
-        assert expected_tokens(responses(), kept.prefixes, 8) > most / 2
+    if expected_tokens(responses(), everything.places, 8) > most:
+        assert expected_tokens(responses(), kept.places, 8) > most / 2
         assert kept.num_responses >= 1
     else:
         assert kept == everything
@@ -115,7 +114,7 @@ def test_the_budget_is_kept(numbers: tuple[int, int], most: int) -> None:
 @pytest.mark.parametrize("numbers", [(8, 20), (8, 0), (0, 20)])
 def test_one_is_always_measured(numbers: tuple[int, int]) -> None:
     settings = truth(num_responses=numbers[0], num_prefixes=numbers[1], max_tokens=1)
-    prefixes = chosen(settings).prefixes
+    prefixes = chosen(settings).places
     assert len(prefixes) == (3 if numbers[0] else 1)
 
 
@@ -130,7 +129,7 @@ def test_prompts_of_one_id_and_other_tokens_share_nothing() -> None:
     rollouts = responses(num_prompts=2, group_size=1)
     first = replace(rollouts[0], prompt=replace(rollouts[0].prompt, prompt_id="row 1"))
     second = replace(rollouts[1], prompt=replace(rollouts[1].prompt, prompt_id="row 1"))
-    assert len(distinct([first, second], [Prefix(0, 0), Prefix(1, 0)])) == 2
+    assert len(by_state([first, second], [Place(0, 0), Place(1, 0)])) == 2
     assert label_of(first.prompt) != label_of(second.prompt)
     assert label_of(first.prompt) == label_of(replace(first.prompt))
 
@@ -141,8 +140,8 @@ def test_the_seed_decides() -> None:
 
 
 def test_equal_prefixes_count_once() -> None:
-    prefixes = [Prefix(0, 0), Prefix(1, 0), Prefix(4, 0), Prefix(0, 3), Prefix(1, 3)]
-    assert len(distinct(responses(), prefixes)) == 4
+    prefixes = [Place(0, 0), Place(1, 0), Place(4, 0), Place(0, 3), Place(1, 3)]
+    assert len(by_state(responses(), prefixes)) == 4
     length = len(responses()[0].response_ids)
     assert expected_tokens(responses(), prefixes[:2], 5) == 5 * length
 
@@ -162,19 +161,17 @@ def test_values_are_of_the_state_behind_the_prefix() -> None:
     values = torch.arange(40.0).reshape(2, 20)
     values[1, 3] = float("nan")
     points = [
-        TruthPoint("a", row, n, 20, (1.0, 1.0)) for row, n in ((0, 0), (0, 7), (1, 3), (1, 4))
+        TruthPoint(row, n, (1.0, 1.0), "a", 20) for row, n in ((0, 0), (0, 7), (1, 3), (1, 4))
     ]
     assert [p.value for p in with_values(points, values)] == [0.0, 7.0, 24.0]
     assert with_values(points, None) == points
 
 
-def test_points_follow_their_responses_into_a_smaller_batch(tmp_path: Path) -> None:
-    rollouts = judged(responses(), [Verdict(True, 1.0)] * len(responses()))
-    rewards = fit_config(tmp_path).rewards
-    batch = make_rollout_batch(rollouts, group_size=4, rewards=rewards, max_response_tokens=40)
-    points = [TruthPoint("x", row, 0, 20, (1.0, 1.0)) for row in (0, 5, 9)]
-    moved = on_rows_of(points, rollouts, select_rows(batch, range(4, 12)))
+def test_points_follow_their_responses_into_a_smaller_batch() -> None:
+    points = [TruthPoint(row, 0, (1.0, 1.0), "x", 20) for row in (0, 5, 9)]
+    moved = on_rows(points, range(4, 12))
     assert [point.row for point in moved] == [1, 5]
+    assert [replace(one, row=row) for one, row in zip(moved, (5, 9), strict=True)] == points[1:]
 
 
 @pytest.mark.parametrize(
@@ -196,12 +193,12 @@ def test_returns_have_two_outcomes_where_the_verdict_decides(
 def test_a_figure_without_limits_is_no_metric_and_says_so() -> None:
     """Fewer than four prompts say nothing of their spread."""
     few = [
-        TruthPoint(f"p{row}", row, 0, 4, (1.0, 1.0, -1.0, 1.0), value=0.5 * row) for row in range(3)
+        TruthPoint(row, 0, (1.0, 1.0, -1.0, 1.0), f"p{row}", 4, value=0.5 * row) for row in range(3)
     ]
     many = [replace(few[0], prompt_id=f"q{row}", row=row) for row in range(6)]
     for points, is_logged in ((few, False), (many, True)):
         figures = truth_figures(points, outcomes=(-1.0, 1.0), seed=0)
-        metrics = truth_metrics(ValueTruth(points, [], figures, 12, (-1.0, 1.0)))
+        metrics = truth_metrics(ValueTruth(points, figures, (-1.0, 1.0), 12))
         assert ("truth/bias" in metrics) is is_logged
         assert metrics["truth/num_prefixes"] == len(points)
         assert metrics["truth/num_mistakes"] == 0

@@ -24,7 +24,7 @@ from tests.integration.test_stored_pretraining import (
     where,
 )
 from vapo.commands import measured_rollouts, rollouts
-from vapo.rollouts.measured_prefixes import COLUMNS
+from vapo.rollouts.stored_truth import COLUMNS
 
 __all__ = ["data"]
 STEPS = ("value_truth.segments.kind=tokens", "value_truth.segments.num_tokens=5")

@@ -26,9 +26,8 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.measured_prefixes import MeasuredPrefix
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_truth import with_truth
+from vapo.rollouts.stored_truth import StoredTruth, with_truth
 from vapo.system.distributed import rank, world_size
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.types import Phase
@@ -40,7 +39,7 @@ def stored() -> list[StoredRollout]:
     rows = []
     for rollout, verdict in zip(*make_rollouts(NUM_ROLLOUTS, vocab_size=30), strict=True):
         places = [p for p in range(len(rollout.response_ids)) if draw.random() < 0.3]
-        truth = [MeasuredPrefix(p, draw.uniform(-1, 1), 0.1, 4, draw.randint(1, 3)) for p in places]
+        truth = [StoredTruth(p, draw.uniform(-1, 1), 4 / draw.randint(1, 3)) for p in places]
         rows.append(StoredRollout(replace(rollout, verdict=verdict), "", truth=tuple(truth)))
     return rows
 
@@ -61,7 +60,7 @@ class TaughtRollouts(FixedRollouts):
             max_response_tokens=32,
         )
         if self.config.components.value_pretraining.targets == "truth":
-            batch = with_truth(batch, rows)
+            batch = with_truth(batch, [row.truth for row in rows])
         evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
         minibatches = make_minibatches(
             estimate_advantages(evaluated, module.phase, self.config),

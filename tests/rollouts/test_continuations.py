@@ -22,7 +22,7 @@ from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.networks.new_model import make_tokenizer
 from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.continuations import Continuations, Continuer, Prefix
+from vapo.rollouts.continuations import Continuations, Continuer, MeasuredState, Place
 from vapo.rollouts.engines.contract import SampledTurn, Sampler, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
@@ -36,7 +36,7 @@ def no_stage(name: str, total: float | None = None, unit: str = "items"):
 
 def continued(
     rollouts: Sequence[Rollout],
-    prefixes: Sequence[Prefix],
+    prefixes: Sequence[Place],
     sampler: Sampler,
     config: FitConfig,
     tokenizer: Any,
@@ -58,7 +58,7 @@ class TestWithTheEngine:
     def _folder(self, tmp_path: Path) -> None:
         self.config = fit_config(tmp_path, "rewards.verifier=exact")
 
-    def found(self, prefixes: Sequence[Prefix]) -> tuple[list[Rollout], Continuations]:
+    def found(self, prefixes: Sequence[Place]) -> tuple[list[Rollout], Continuations]:
         model, tokenizer = tiny_model(), tiny_tokenizer()
         rollouts = sample(model, ragged_prompts(4), group_size=2, max_response_tokens=self.most)
         engine = TransformersSampler(model, tokenizer, max_concurrent_sequences=8, device="cpu")
@@ -67,7 +67,7 @@ class TestWithTheEngine:
         )
 
     def test_a_continuation_is_a_whole_response_that_begins_with_its_prefix(self) -> None:
-        prefixes = [Prefix(0, 0), Prefix(0, 2), Prefix(3, 5), Prefix(7, 1)]
+        prefixes = [Place(0, 0), Place(0, 2), Place(3, 5), Place(7, 1)]
         rollouts, found = self.found(prefixes)
         assert found.batch.group_size == 3
         for i, rollout in enumerate(found.batch.rollouts):
@@ -83,28 +83,36 @@ class TestWithTheEngine:
         assert len(ends) > 8
 
     def test_equal_prefixes_of_a_prompt_are_sampled_once(self) -> None:
-        _, found = self.found([Prefix(0, 0), Prefix(1, 0), Prefix(2, 0)])
-        first, second, other = (found.batch.rollouts[i : i + 3] for i in (0, 3, 6))
-        assert first == second != other
+        _, found = self.found([Place(0, 0), Place(1, 0), Place(2, 0)])
+        assert found.states == [[Place(0, 0), Place(1, 0)], [Place(2, 0)]]
+        first, other = found.groups
+        assert first != other
         sampled = sum(len(r.response_ids) for r in [*first, *other])
         assert found.num_sampled_tokens == sampled
-        assert (len(found.prefixes), found.num_states) == (3, 2)
+        measured = found.measured(torch.tensor([1.0, -1.0, 0.5, 0.0, 0.0, 2.0]), gamma=1.0)
+        assert list(measured.values()) == [
+            MeasuredState(0, 0, (1.0, -1.0, 0.5), num_places=2),
+            MeasuredState(1, 0, (1.0, -1.0, 0.5), num_places=2),
+            MeasuredState(2, 0, (0.0, 0.0, 2.0)),
+        ]
+        assert list(measured) == [Place(0, 0), Place(1, 0), Place(2, 0)]
 
     def test_nothing_is_left_of_a_whole_response(self) -> None:
-        rollouts, _ = self.found([Prefix(0, 0)])
+        rollouts, _ = self.found([Place(0, 0)])
         with pytest.raises(ValueError, match="nothing is left"):
-            self.found([Prefix(0, len(rollouts[0].response_ids))])
+            self.found([Place(0, len(rollouts[0].response_ids))])
 
     def test_the_return_is_discounted_by_the_tokens_between(self) -> None:
-        _, found = self.found([Prefix(0, 2)])
+        _, found = self.found([Place(0, 2)])
         rewards = torch.tensor([1.0, -1.0, 0.5])
         lengths = [len(rollout.response_ids) for rollout in found.batch.rollouts]
         wanted = [
             0.9 ** (length - 3) * reward
             for length, reward in zip(lengths, rewards.tolist(), strict=True)
         ]
-        assert found.returns(rewards, gamma=0.9)[0].tolist() == pytest.approx(wanted)
-        assert found.returns(rewards, gamma=1.0)[0].tolist() == [1.0, -1.0, 0.5]
+        place = Place(0, 2)
+        assert found.measured(rewards, gamma=0.9)[place].returns == pytest.approx(wanted)
+        assert found.measured(rewards, gamma=1.0)[place].returns == (1.0, -1.0, 0.5)
 
 
 # ---- a policy whose values are known ------------------------------------------------------------
@@ -185,30 +193,30 @@ def test_the_interval_covers_the_exact_value(tmp_path: Path) -> None:
         policy, problems(400), group_size=1, settings=settings, seed=1, tokenizer=TOKENIZER
     )
     rng, exact = Random(2), []
-    prefixes: list[Prefix] = []
+    prefixes: list[Place] = []
     while len(prefixes) < 1000:
         row = rng.randrange(len(rollouts))
         rollout = rollouts[row]
         num = 3 * rng.randrange(rollout.response_text.index(";") // 3 + 1)
-        if Prefix(row, num) in prefixes:
+        if Place(row, num) in prefixes:
             continue
         problem = rollout.prompt.text[:-1]
         position, keys = policy.state(problem, rollout.response_text[:num])
         rest = "".join(key for _, key in keys)
-        prefixes.append(Prefix(row, num))
+        prefixes.append(Place(row, num))
         exact.append(2 * chance(position, rest, rollout.prompt.answer, hazard_of(problem)) - 1)
     config = fit_config(
         tmp_path, overlay="rewards: {verifier: regex, pattern: ';(\\d)$', num_workers: 1}"
     )
     found = continued(rollouts, prefixes, policy, config, TOKENIZER, k=16, most=40)
-    returns = found.returns(found.batch.rewards, gamma=1.0).tolist()
+    measured = found.measured(found.batch.rewards, gamma=1.0)
     for k in (4, 8, 16):
+        states = [MeasuredState(p.row, p.num_tokens, measured[p].returns[:k]) for p in prefixes]
         covered = [
             low <= value <= high
-            for row, value in zip(returns, exact, strict=True)
-            for low, high in [true_value_interval(row[:k], (-1.0, 1.0), spread=0.0)]
+            for state, value in zip(states, exact, strict=True)
+            for low, high in [true_value_interval(state, (-1.0, 1.0), spread=0.0)]
         ]
-        means = [sum(row[:k]) / k for row in returns]
-        bias = sum(m - v for m, v in zip(means, exact, strict=True)) / len(exact)
+        bias = sum(s.mean - v for s, v in zip(states, exact, strict=True)) / len(exact)
         assert abs(bias) < 0.03
         assert 930 <= sum(covered) <= 970, (k, sum(covered))

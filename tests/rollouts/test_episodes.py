@@ -23,7 +23,7 @@ from vapo.errors import UserError
 from vapo.networks.actor import Actor
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer, Prefix, check_replayed, first_tokens
+from vapo.rollouts.continuations import Continuer, Place, check_replayed, first_tokens
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.observations import ObservationTokens
 from vapo.rollouts.player import Player
@@ -405,13 +405,18 @@ def test_continuations_of_episodes_are_worth_what_comes_after_the_prefix() -> No
         player,
         Progress(enabled=False).stage,
     )
-    prefixes = [Prefix(0, 2), Prefix(0, 12)]
+    prefixes = [Place(0, 2), Place(0, 12)]
     found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
     rewards = found.batch.rewards
     assert rewards.tolist() == [2.0] * 4
-    assert found.returns(rewards, gamma=1.0).tolist() == [[2.0, 2.0], [1.0, 1.0]]
+
+    def returns(gamma: float) -> list[tuple[float, ...]]:
+        measured = found.measured(rewards, gamma=gamma)
+        return [measured[prefix].returns for prefix in prefixes]
+
+    assert returns(1.0) == [(2.0, 2.0), (1.0, 1.0)]
     early = 0.5 * 0.5**2 + 0.5 * 0.5**5 + 0.5**8
-    assert found.returns(rewards, gamma=0.5).tolist() == [[early, early], [0.25, 0.25]]
+    assert returns(0.5) == [(early, early), (0.25, 0.25)]
     assert found.num_sampled_tokens == 2 * 9 + 2 * 3
 
 
@@ -435,7 +440,7 @@ def test_a_batch_of_failures_alone_is_a_batch() -> None:
     assert inputs.scatter(actor(inputs, temperature=1.0)[0]).tolist() == [[0.0], [0.0]]
 
 
-def test_prefixes_whose_continuations_were_lost_are_not_whole() -> None:
+def test_states_of_which_a_continuation_was_lost_are_left_out() -> None:
     player, episode = begun()
     scorer: Any = player.scorer
     lost = iter([True, False, False, False])  # most tokens first
@@ -453,7 +458,9 @@ def test_prefixes_whose_continuations_were_lost_are_not_whole() -> None:
         player,
         Progress(enabled=False).stage,
     )
-    prefixes = [Prefix(0, 2), Prefix(0, 12)]
+    prefixes = [Place(0, 2), Place(0, 12)]
     found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
-    assert found.are_whole == [True, False]
-    assert found.returns(found.batch.rewards, gamma=1.0)[0].tolist() == [2.0, 2.0]
+    measured = found.measured(found.batch.rewards, gamma=1.0)
+    assert [(place, state.returns) for place, state in measured.items()] == [
+        (prefixes[0], (2.0, 2.0))
+    ]

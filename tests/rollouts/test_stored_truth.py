@@ -19,9 +19,10 @@ from tests.rollouts.test_stored_rollouts import (
     rows_of,
 )
 from vapo.errors import UserError
-from vapo.rollouts.measured_prefixes import COLUMNS, MeasuredPrefix
+from vapo.rollouts.continuations import MeasuredState
 from vapo.rollouts.rollout_file import one_table, read_metadata, rollout_table, write_table
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
+from vapo.rollouts.stored_truth import COLUMNS, StoredTruth
 
 __all__ = ["policy"]
 TRUTH = "components.value_pretraining.targets=truth"
@@ -53,21 +54,26 @@ def stored_of(
 
 def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     rollouts, verdicts = make_rollouts(3, vocab_size=len(TOKENIZER))
-    prefixes = [MeasuredPrefix(0, 0.5, 0.25, 4, 3), MeasuredPrefix(1, -1.0, 0.0, 4)]
-    truths = [prefixes[:1], None, prefixes]
+    states = [
+        MeasuredState(0, 0, (1.0, 1.0, 1.0, -1.0), num_places=3),
+        MeasuredState(0, 1, (-1.0,) * 4),
+    ]
+    truths = [states[:1], [], states]
     path = tmp_path / "f.parquet"
     table = rollout_table(judged(rollouts, verdicts), range(3), [None] * 3, truths)
     write_table(path, table, {"schema_version": 2})
     rows, _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
-    assert [row.truth for row in rows] == [tuple(prefixes[:1]), (), tuple(prefixes)]
-    assert prefixes[0].num_draws == pytest.approx(4 / 3)
+    first, second = StoredTruth(0, 0.5, 4 / 3), StoredTruth(1, -1.0, 4.0)
+    assert [row.truth for row in rows] == [(first,), (), (first, second)]
+    assert [table.column(name).to_pylist()[2] for name in COLUMNS] == [
+        [0, 1], [0.5, -1.0], [0.25, 0.0], 4, [3, 1]
+    ]  # fmt: skip
 
 
 def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy: Path) -> None:
     rollouts, verdicts = make_rollouts(2, vocab_size=len(TOKENIZER))
-    new = rollout_table(
-        judged(rollouts, verdicts), range(2), [None] * 2, [[MeasuredPrefix(0, 0.0, 0.5, 2)], None]
-    )
+    state = MeasuredState(0, 0, (1.0, -1.0))
+    new = rollout_table(judged(rollouts, verdicts), range(2), [None] * 2, [[state], []])
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
     write_table(paths[0], new.drop_columns(list(COLUMNS)), {"schema_version": 1})
     write_table(paths[1], new, {"schema_version": 2})
@@ -111,7 +117,7 @@ def test_another_program_need_not_say_who_shares(tmp_path: Path, policy: Path) -
     rows = rows_of(1, **{name: x for name, x in MEASURED.items() if name != "truth_rows"})
     path = foreign(tmp_path / "f.parquet", rows)
     [row, _], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
-    assert row.truth == (MeasuredPrefix(0, 0.5, 0.125, 4), MeasuredPrefix(2, -0.25, 0.0, 4))
+    assert row.truth == (StoredTruth(0, 0.5, 4.0), StoredTruth(2, -0.25, 4.0))
 
 
 # ---- as columns of a batch -------------------------------------------------------------------

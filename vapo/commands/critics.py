@@ -103,7 +103,7 @@ def run(
     metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, own in configs.items():  # before the first critic is trained
         try:
-            check_truth(own, rows, metadata, rollouts)
+            check_truth(own, (row.truth for row in rows), metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
             check_head_is_kept(own)

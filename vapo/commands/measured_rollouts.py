@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +12,7 @@ from vapo.advantages.token_rewards import critic_rewards
 from vapo.commands.command_rules import check_measuring
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.choice import expected_tokens
-from vapo.diagnostics.value_truth.points import noise_of_mean
-from vapo.rollouts.continuations import Continuer, Prefix, state_of
-from vapo.rollouts.measured_prefixes import MeasuredPrefix
+from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.segments import step_starts
 from vapo.rollouts.stored_truth import returns_settings
 from vapo.types import Rollout
@@ -69,14 +65,6 @@ def measuring_of(
     return Measuring(value_truth, 1.0 if truth_share is None else truth_share)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The measured prefixes of each response, None of those that were not, and what it took."""
-
-    prefixes: list[list[MeasuredPrefix] | None]
-    num_sampled_tokens: int
-
-
 def measure_step_starts(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
@@ -85,41 +73,33 @@ def measure_step_starts(
     *,
     seed: int,
     note: Callable[[str], None],
-) -> Measured:
+) -> tuple[list[list[MeasuredState]], int]:
     """Continue the responses of the groups that are measured from the start of each of their steps.
 
-    What it costs is said before.
+    What it costs is said before. Returns each response's measured states, and the tokens sampled.
     """
-    found: list[list[MeasuredPrefix] | None] = [None] * len(rollouts)
-    if measuring is None or not any(map(measuring.is_measured, groups)):
-        return Measured(found, 0)
     config = continuer.config
-    prefixes = [
-        Prefix(row, start)
+    found: list[list[MeasuredState]] = [[] for _ in rollouts]
+    places = [
+        Place(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
-        if measuring.is_measured(group) and rollout.failure is None
+        if measuring is not None and measuring.is_measured(group) and rollout.failure is None
         for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
     ]
-    if not prefixes:  # all episodes were lost to their environment
-        return Measured(found, 0)
-    states = [state_of(rollouts, prefix) for prefix in prefixes]
-    sharing = Counter(states)
-    k = measuring.num_continuations
-    about = expected_tokens(rollouts, prefixes, k)
+    if measuring is None or not places:  # perhaps all episodes were lost to their environment
+        return found, 0
+    k, num_states = measuring.num_continuations, len(by_state(rollouts, places))
+    about = expected_tokens(rollouts, places, k)
     note(
-        f"{len(sharing):,} prefixes of {len({p.row for p in prefixes}):,} responses, "
-        f"{k * len(sharing):,} continuations, about {about:,} tokens"
+        f"{num_states:,} prefixes of {len({place.row for place in places}):,} responses, "
+        f"{k * num_states:,} continuations, about {about:,} tokens"
     )
-    made = continuer.sample(rollouts, prefixes, num_continuations=k, seed=seed)
-    returns = made.returns(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
-    drawn = zip(prefixes, states, returns.tolist(), made.are_whole, strict=True)
-    for prefix, state, draws, is_whole in drawn:
-        if not is_whole:  # a continuation was lost to the environment
-            continue
-        mean, noise = statistics.fmean(draws), noise_of_mean(draws)
-        row = found[prefix.row] = found[prefix.row] or []
-        row.append(MeasuredPrefix(prefix.num_tokens, mean, noise, k, sharing[state]))
-    return Measured(found, made.num_sampled_tokens)
+    made = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
+    measured = made.measured(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
+    for place in places:
+        if place in measured:  # else a continuation was lost to the environment
+            found[place.row].append(measured[place])
+    return found, made.num_sampled_tokens
 
 
 def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:

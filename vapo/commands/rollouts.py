@@ -221,7 +221,7 @@ def sample_part(
     )
     of_rows = [group for group in groups for _ in range(group_size)]
     states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-    measured = measure_step_starts(
+    measured, num_tokens = measure_step_starts(
         rollouts,
         of_rows,
         measuring,
@@ -229,8 +229,7 @@ def sample_part(
         seed=derive_seed(config.seed, "stored continuations", number),
         note=note,
     )
-    table = rollout_table(rollouts, of_rows, states, measured.prefixes)
-    return table, measured.num_sampled_tokens
+    return rollout_table(rollouts, of_rows, states, measured), num_tokens
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:

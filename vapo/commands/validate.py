@@ -23,7 +23,7 @@ from vapo.diagnostics.value_truth.measure import (
     beside_values,
     describe_truth,
     measure_truth,
-    on_rows_of,
+    on_rows,
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
@@ -78,24 +78,18 @@ def run(
         result, batch, measured = sample_heldout(
             config, prompts, sampler, tokenizer, value_truth, judges_values
         )
-    metrics, truth, estimated, left_out = result.metrics, None, None, ""
+    metrics, truth, estimated, checked = result.metrics, None, None, None
     if networks is not None:
-        estimated, left_out = evaluated_heldout(config, batch, networks)
+        estimated, checked = evaluated_heldout(config, batch, networks)
         metrics |= value_metrics(estimated, resolve(config))
     if measured is not None:
         points, num_tokens = measured
-        if estimated is not None:
-            points = on_rows_of(points, batch.rollouts, estimated)
-        truth = beside_values(
-            points,
-            num_tokens,
-            None if estimated is None else estimated.old_values,
-            config,
-            rollouts=batch.rollouts if estimated is None else estimated.rollouts,
-            seed=config.seed,
-        )
-    if page is not None and estimated is not None:
-        write_page(page, config, estimated, left_out, tokenizer, path, truth=truth)
+        if checked is not None:
+            points = on_rows(points, checked.rows)
+        values = None if estimated is None else estimated.old_values
+        truth = beside_values(points, num_tokens, values, config, seed=config.seed)
+    if page is not None and estimated is not None and checked is not None:
+        write_page(page, config, estimated, checked, tokenizer, path, truth=truth)
     for key, value in metrics.items():
         say(f"{key}: {value:.4f}")
     if truth is not None:

@@ -43,16 +43,22 @@ class CheckedBatch:
     reason: str = ""
     fault: str | None = None
 
+    @property
+    def whole_rows(self) -> list[int]:
+        """The rows of the original batch whose groups have not lost a rollout."""
+        size = self.batch.group_size
+        left = Counter(row // size for row in self.rows)
+        return [row for row in self.rows if left[row // size] == size]
+
     def whole_groups(self, batch: Batch) -> Batch:
-        """Select the rows of groups that have not lost a rollout.
+        """Select the `whole_rows`.
 
         Args:
             batch: this one, or what a later stage has made of it.
         """
-        size = batch.group_size
-        left = Counter(row // size for row in self.rows)
-        whole = [i for i, row in enumerate(self.rows) if left[row // size] == size]
-        return batch if len(whole) == len(self.rows) else select_rows(batch, whole)
+        whole = set(self.whole_rows)
+        kept = [i for i, row in enumerate(self.rows) if row in whole]
+        return batch if len(kept) == len(self.rows) else select_rows(batch, kept)
 
 
 def check_batch(

@@ -1,11 +1,13 @@
-"""Responses sampled on from prefixes of others: Monte-Carlo estimates of what a prefix is worth."""
+"""Responses sampled on from the middle of others, and what their states are worth by them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,69 +25,105 @@ from vapo.types import Rollout, RolloutBatch
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """The first `num_tokens` tokens of the response in a row; 0: the prompt alone."""
+class Place:
+    """The state of a row behind the first `num_tokens` tokens of its response; 0: the prompt."""
 
     row: int
     num_tokens: int
 
 
-State = tuple[str, str, str, tuple[int, ...], tuple[int, ...]]
+@dataclass(frozen=True)
+class MeasuredState(Place):
+    """A state, and what each response that was sampled on from it earned after it.
+
+    The same continuations are those of `num_places` places that were asked for, whose states are
+    equal: the prompt alone is one of each response to it.
+    """
+
+    returns: tuple[float, ...]
+    num_places: int = field(default=1, kw_only=True)
+
+    @cached_property
+    def mean(self) -> float:
+        return statistics.fmean(self.returns)
+
+    @cached_property
+    def squares(self) -> float:
+        """The returns' squared differences from their mean, added up."""
+        return sum((x - self.mean) ** 2 for x in self.returns)
+
+    @cached_property
+    def noise(self) -> float:
+        """The variance of `mean` around the true value, estimated without bias; needs K >= 2."""
+        num = len(self.returns)
+        return self.squares / (num - 1) / num
+
+    @property
+    def num_draws(self) -> float:
+        """A place's share of the continuations, so that over all of them each counts once."""
+        return len(self.returns) / self.num_places
 
 
-def state_of(rollouts: Sequence[Rollout], prefix: Prefix) -> State:
-    """What a continuation depends on; ids of prompts alone may be equal in two sources."""
-    rollout = rollouts[prefix.row]
-    prompt = rollout.prompt
-    ids = rollout.response_ids[: prefix.num_tokens]
-    return prompt.source, prompt.prompt_id, prompt.answer, prompt.prompt_ids, ids
+def by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list[list[Place]]:
+    """The places of each different state, which is all that a continuation depends on.
 
-
-def distinct(rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]) -> list[Prefix]:
-    """One prefix of each state: those that are sampled on from."""
-    return list({state_of(rollouts, prefix): prefix for prefix in prefixes}.values())
+    Ids of prompts alone may be equal in two sources.
+    """
+    found: dict[Hashable, list[Place]] = defaultdict(list)
+    for place in places:
+        rollout = rollouts[place.row]
+        prompt, ids = rollout.prompt, rollout.response_ids[: place.num_tokens]
+        key = (prompt.source, prompt.prompt_id, prompt.answer, prompt.prompt_ids, ids)
+        found[key].append(place)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """K whole responses from each of P prefixes.
+    """K whole responses from each different state of some places.
 
-    `batch` has the continued responses, prefixes and all, P groups of K rows; equal prefixes of
-    one prompt have the same rows. `num_states` counts the different prefixes, from which the engine
-    sampled `num_sampled_tokens`.
+    `states` has the places of each state. `batch` has the continued responses, prefixes and all, a
+    group of K rows a state; the engine sampled `num_sampled_tokens` of them.
     """
 
-    prefixes: tuple[Prefix, ...]
+    states: list[list[Place]]
     batch: RolloutBatch
-    num_states: int
     num_sampled_tokens: int
 
-    def returns(self, rewards: Float[Tensor, " PK"], *, gamma: float) -> Float[Tensor, "P K"]:
-        """The return of each continuation at its prefix: what it earned after it, discounted.
+    @property
+    def groups(self) -> list[list[Rollout]]:
+        """The continued responses of each state."""
+        size, rollouts = self.batch.group_size, self.batch.rollouts
+        return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+
+    def measured(
+        self, rewards: Float[Tensor, " SK"], *, gamma: float
+    ) -> dict[Place, MeasuredState]:
+        """The state at each place, with what each continuation earned after it, discounted.
 
             sum over rewards of gamma^(sampled tokens from the next one to the reward's)
 
-        The rewards of earlier turns are not in it.
+        The rewards of earlier turns are not in it. States of which a continuation was lost to its
+        environment are left out.
         """
-        size = self.batch.group_size
-        starts = torch.tensor([p.num_tokens for p in self.prefixes]).repeat_interleave(size)
         placed = placed_rewards(self.batch, rewards.double())
         returns = monte_carlo_returns(placed, self.batch.response_mask, gamma=gamma)
-        # what failed before it came to its prefix has no column there, and is not `whole`
-        columns = starts.clamp(max=returns.shape[1] - 1)
-        return returns.gather(1, columns[:, None]).view(-1, size)
-
-    @property
-    def are_whole(self) -> list[bool]:
-        """Of each prefix, whether no continuation was lost to its environment."""
-        failed = [rollout.failure is not None for rollout in self.batch.rollouts]
-        size = self.batch.group_size
-        return [not any(failed[i : i + size]) for i in range(0, len(failed), size)]
+        of_states = returns.split(self.batch.group_size)
+        found = {}
+        for places, group, earned in zip(self.states, self.groups, of_states, strict=True):
+            if any(rollout.failure is not None for rollout in group):
+                continue
+            draws = tuple(earned[:, places[0].num_tokens].tolist())
+            for place in places:
+                found[place] = MeasuredState(
+                    place.row, place.num_tokens, draws, num_places=len(places)
+                )
+        return found
 
 
 @dataclass(frozen=True)
 class Continuer:
-    """Samples on from prefixes, and judges what comes of them as whole responses.
+    """Samples on from places of responses, and judges what comes of them as whole responses.
 
     A continuation has what its prefix leaves of `settings.max_response_tokens`; the overlong
     punishment is that of the training budget.
@@ -103,22 +141,27 @@ class Continuer:
     def sample(
         self,
         rollouts: Sequence[Rollout],
-        prefixes: Sequence[Prefix],
+        places: Sequence[Place],
         *,
         num_continuations: int,
         seed: int,
     ) -> Continuations:
-        """Sample `num_continuations` responses on from each prefix, and judge them.
+        """Sample `num_continuations` responses on from each place, and judge them.
 
-        Equal prefixes of one prompt are sampled once. Every rank must call this, each with
-        prefixes of its own: engines gather the actor's shards.
+        Equal states are sampled on from once. Every rank must call this, each with places of its
+        own: engines gather the actor's shards.
 
         Raises:
-            ValueError: there is no prefix, one is the whole response, or has no token left.
+            ValueError: there is no place, one is behind the response, or has no token left.
         """
-        if not prefixes:
-            raise ValueError("no prefixes: a rank that has none would leave the others waiting")
-        starts, places = self._starts(rollouts, prefixes)
+        if not places:
+            raise ValueError("no places: a rank that has none would leave the others waiting")
+        for place in places:
+            length = len(rollouts[place.row].response_ids)
+            if place.num_tokens >= min(length, self.settings.max_response_tokens):
+                raise ValueError(f"{place}: nothing is left to sample")
+        states = by_state(rollouts, places)
+        starts = [first_tokens(rollouts[first.row], first.num_tokens) for first, *_ in states]
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
             whole = self.player.play_on(
@@ -129,9 +172,8 @@ class Continuer:
                 advance=advance,
             )
         check_replayed(whole)
-        rows = [place * num_continuations + j for place in places for j in range(num_continuations)]
         batch = make_rollout_batch(
-            [whole[row] for row in rows],
+            whole,
             group_size=num_continuations,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
@@ -140,25 +182,7 @@ class Continuer:
             sum(rollout.is_sampled[len(starts[i // num_continuations].response_ids) :])
             for i, rollout in enumerate(whole)
         )
-        return Continuations(tuple(prefixes), batch, len(starts), sampled)
-
-    def _starts(
-        self, rollouts: Sequence[Rollout], prefixes: Sequence[Prefix]
-    ) -> tuple[list[Rollout], list[int]]:
-        """The response so far of each different prefix, and which of them each prefix is."""
-        asked: dict[State, int] = {}
-        places: list[int] = []
-        starts: list[Rollout] = []
-        for prefix in prefixes:
-            rollout = rollouts[prefix.row]
-            most = min(len(rollout.response_ids), self.settings.max_response_tokens)
-            if prefix.num_tokens >= most:
-                raise ValueError(f"{prefix}: nothing is left to sample")
-            place = asked.setdefault(state_of(rollouts, prefix), len(starts))
-            if place == len(starts):
-                starts.append(first_tokens(rollout, prefix.num_tokens))
-            places.append(place)
-        return starts, places
+        return Continuations(states, batch, sampled)
 
 
 def first_tokens(rollout: Rollout, num_tokens: int) -> Rollout:

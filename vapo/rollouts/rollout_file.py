@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
-from vapo.rollouts.measured_prefixes import MeasuredPrefix, truth_columns
+from vapo.rollouts.stored_truth import truth_columns
 from vapo.rollouts.stored_turns import turn_columns
 from vapo.system.atomic_files import write_whole
 
 if TYPE_CHECKING:
+    from vapo.rollouts.continuations import MeasuredState
     from vapo.types import Rollout
 
 SCHEMA_VERSION = 3  # 1 had no truth_ columns, 2 no turn_ columns
@@ -60,7 +61,7 @@ def rollout_table(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
     oracle_states: Sequence[Sequence[str] | None],
-    truths: Sequence[Sequence[MeasuredPrefix] | None] | None = None,
+    truths: Sequence[Sequence[MeasuredState]] | None = None,
 ) -> pa.Table:
     """One row a rollout, in the columns of `SCHEMA`; `oracle` is for other programs to fill."""
     rows = [
@@ -85,7 +86,7 @@ def rollout_table(
             **turn_columns(rollout),
         }
         for rollout, group, states, measured in zip(
-            rollouts, groups, oracle_states, truths or [None] * len(rollouts), strict=True
+            rollouts, groups, oracle_states, truths or [()] * len(rollouts), strict=True
         )
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
-from vapo.rollouts.measured_prefixes import MeasuredPrefix, read_truth
+from vapo.rollouts.stored_truth import StoredTruth, read_truth
 from vapo.rollouts.stored_turns import is_episode, read_turns
 from vapo.system.child_process import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
@@ -30,14 +30,14 @@ _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "
 class StoredRollout:
     """One row. `oracle` and `oracle_state` have one entry for each response token, or are None.
 
-    `truth` has the prefixes of the response that were continued, in their order.
+    `truth` has what was measured of states of the response, in their order.
     """
 
     rollout: Rollout
     group: str
     oracle: tuple[float, ...] | None = None
     oracle_state: tuple[str, ...] | None = None
-    truth: tuple[MeasuredPrefix, ...] = ()
+    truth: tuple[StoredTruth, ...] = ()
 
 
 @dataclass(frozen=True)

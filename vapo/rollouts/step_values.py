@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from vapo.config.algorithm import VineOptions
-from vapo.rollouts.continuations import Continuations, Continuer, Prefix
+from vapo.rollouts.continuations import Continuations, Continuer, Place
 from vapo.rollouts.segments import step_starts
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import RolloutBatch
@@ -33,35 +31,36 @@ def with_step_values(
     tokenizer = continuer.player.tokenizer
     starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
     rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
-    # An engine may gather the actor's shards in each call, so a rank without a row takes a prefix.
-    prefixes = [Prefix(row, start) for row in rows for start in starts[row]] or [Prefix(0, 0)]
+    places = [Place(row, start) for row in rows for start in starts[row]]
     made = continuer.sample(
-        batch.rollouts, prefixes, num_continuations=options.vine_continuations, seed=seed
+        batch.rollouts,
+        places or [Place(0, 0)],  # an engine may gather the actor's shards: all ranks must call
+        num_continuations=options.vine_continuations,
+        seed=seed,
     )
+    measured = made.measured(made.batch.rewards, gamma=1.0)
     is_start = torch.zeros_like(batch.response_mask)
-    for row, places in enumerate(starts):
-        is_start[row, places] = True
+    for row, own in enumerate(starts):
+        is_start[row, own] = True
     values = batch.rewards[:, None].repeat(1, batch.response_mask.shape[1])
-    for prefix, value in zip(made.prefixes, _mean_rewards(made, batch), strict=True):
-        if not rows:
-            break
-        values[prefix.row, prefix.num_tokens :] = value
+    for place in places:
+        values[place.row, place.num_tokens :] = measured[place].mean
     values = torch.where(batch.response_mask, values, 0.0)
     batch = replace(batch, step_starts=is_start, step_values=values)
     return batch, _metrics(made, batch)
 
 
-def _mean_rewards(made: Continuations, batch: RolloutBatch) -> Float[Tensor, " P"]:
-    groups = made.batch.rewards.double().view(-1, made.batch.group_size)
-    return groups.mean(dim=1).to(batch.rewards.dtype)
-
-
 def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     assert batch.step_starts is not None
-    failed = sum(rollout.verdict.failure is not None for rollout in made.batch.rollouts)
+    verdicts = [  # those of a state that steps of several responses share count for each
+        rollout.verdict
+        for places, group in zip(made.states, made.groups, strict=True)
+        for rollout in group * len(places)
+    ]
+    failed = sum(verdict.failure is not None for verdict in verdicts)
     counts = torch.tensor(
         [
-            *(made.num_sampled_tokens, made.num_states, failed, len(made.batch)),
+            *(made.num_sampled_tokens, len(made.states), failed, len(verdicts)),
             *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
         ],
         dtype=torch.double,

@@ -122,7 +122,7 @@ class StoredRollouts:
             critic_truncated=self.config.critic.truncated,
         )
         is_taught = self.config.components.value_pretraining.targets == "truth"
-        return with_truth(batch, rows) if is_taught else batch
+        return with_truth(batch, [row.truth for row in rows]) if is_taught else batch
 
     def describe(self) -> str:
         """One line for the console."""
@@ -188,7 +188,7 @@ def read_rollouts(
         needs_logprobs=needs_logprobs,
     )
     rows = reader.read(table, metadata)
-    check_truth(config, rows, metadata, path)
+    check_truth(config, (row.truth for row in rows), metadata, path)
     written, own = metadata.get("policy"), fingerprint(config.actor.path)
     return rows, str(written) if written and own and written != own else ""
 

@@ -22,7 +22,6 @@ from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
-from vapo.diagnostics.value_page.truth import page_truth
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
     beside_values,
@@ -95,7 +94,7 @@ class Iteration:
         batch = self.checked.whole_groups(self.batch)
         if self.checked.fault is not None or not all_ranks(len(batch) > 0):
             return None
-        truth = None if self.truth is None else page_truth(self.truth, batch)
+        truth = None if self.truth is None else self.truth.on_rows(self.checked.whole_rows)
         return page_contents(batch, config, self.positions(config), self.start.index, truth=truth)
 
 
@@ -202,9 +201,7 @@ class IterationRunner:
         if measured is None:
             return None
         seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
-        return beside_values(
-            *measured, batch.old_values, self.config, rollouts=batch.rollouts, seed=seed
-        )
+        return beside_values(*measured, batch.old_values, self.config, seed=seed)
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""

@@ -16,7 +16,7 @@ from vapo.diagnostics.position_profiles import position_profile
 from vapo.diagnostics.value_page.contents import PageContents, page_contents
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.diagnostics.value_page.truth import PageTruth
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.functional.columns import float_columns
 from vapo.types import EvaluatedBatch, TrainingBatch
@@ -43,7 +43,7 @@ def training_batch(config: FitConfig) -> TrainingBatch:
 
 def made_up_truth(
     batch: TrainingBatch, rows: Collection[int], *, every: int = 3, seed: int = 0
-) -> PageTruth:
+) -> ValueTruth:
     """Eight continuations from every third token of these rows: 1 or -1, the rarer the further."""
     draw, points = random.Random(seed), []
     for row in rows:
@@ -53,19 +53,19 @@ def made_up_truth(
             returns = tuple(1.0 if draw.random() < share else -1.0 for _ in range(8))
             value = None if batch.old_values is None else float(batch.old_values[row, num])
             prompt_id = batch.rollouts[row].prompt.prompt_id
-            points.append(TruthPoint(prompt_id, row, num, length, returns, value))
-    return PageTruth(points, figures(), (-1.0, 1.0))
+            points.append(TruthPoint(row, num, returns, prompt_id, length, value))
+    return ValueTruth(points, figures(), (-1.0, 1.0))
 
 
 def contents_of(
-    batch: TrainingBatch, config: FitConfig, truth: PageTruth | None = None
+    batch: TrainingBatch, config: FitConfig, truth: ValueTruth | None = None
 ) -> PageContents:
     positions = position_profile(batch, resolve(config), max_response_tokens=MAX_RESPONSE_TOKENS)
     return page_contents(batch, config, positions, iteration=3, truth=truth)
 
 
 def rendered(
-    batch: TrainingBatch, config: FitConfig, truth: PageTruth | None = None
+    batch: TrainingBatch, config: FitConfig, truth: ValueTruth | None = None
 ) -> tuple[str, dict[str, Any]]:
     page = render_page(contents_of(batch, config, truth), TokenText(tiny_tokenizer()), ABOUT)
     return page, page_json(page)

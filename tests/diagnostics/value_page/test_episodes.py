@@ -32,7 +32,8 @@ from vapo.diagnostics.position_profiles import position_profile
 from vapo.diagnostics.value_page.contents import estimator_facts, notes, page_contents
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.diagnostics.value_page.truth import PageTruth, measured_prefixes
+from vapo.diagnostics.value_page.truth import measured_prefixes
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.types import Phase, TrainingBatch
 
@@ -40,7 +41,7 @@ EPISODES = ("environment.kind=function", "environment.function=games:Guess")
 TURNS = "algorithm.gae_over=turns"
 
 
-def page_of(config: FitConfig, batch: TrainingBatch, truth: PageTruth | None = None) -> str:
+def page_of(config: FitConfig, batch: TrainingBatch, truth: ValueTruth | None = None) -> str:
     positions = position_profile(batch, resolve(config), max_response_tokens=MAX_TOKENS)
     contents = page_contents(batch, config, positions, iteration=3, truth=truth)
     about = ABOUT | {"notes": list(notes(config, Phase.POLICY_OPTIMIZATION))}
@@ -108,11 +109,11 @@ def test_measured_prefixes_stand_at_the_sampled_token_behind_them() -> None:
     before = first.num_observed + first.num_sampled + second.num_observed
     length = len(rollouts[row].response_ids)
     points = [
-        TruthPoint("guess:0", row, n, length, (1.0, -1.0), 0.5, is_of_steps=True)
+        TruthPoint(row, n, (1.0, -1.0), "guess:0", length, 0.5, is_of_steps=True)
         for n in (first.num_observed, before)
     ]
     batch = episode_batch(system_config("vapo", *EPISODES))
-    truth = PageTruth(points, made_up_truth(batch, []).figures, (-1.0, 1.0))
+    truth = ValueTruth(points, made_up_truth(batch, []).figures, (-1.0, 1.0))
     shown = {row: batch.response_mask[row].nonzero().flatten()}
     assert measured_prefixes(truth, shown)[row]["num_tokens"] == [0, first.num_sampled]
 

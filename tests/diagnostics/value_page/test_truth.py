@@ -19,13 +19,14 @@ from tests.diagnostics.value_page.reading import unpacked
 from tests.diagnostics.value_truth.made_up_figures import figures, without_critic
 from tests.systems import system_config
 from vapo.diagnostics.value_page.group_choice import choose_groups, choose_rows
-from vapo.diagnostics.value_page.truth import PageTruth, measured_prefixes, truth_calibration
+from vapo.diagnostics.value_page.truth import measured_prefixes, truth_calibration
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.types import TrainingBatch
 
 
 def point(row: int, num_tokens: int, *returns: float, **other: Any) -> TruthPoint:
-    return TruthPoint(f"made-up:{row // 3}", row, num_tokens, 10, returns, **other)
+    return TruthPoint(row, num_tokens, returns, f"made-up:{row // 3}", 10, **other)
 
 
 def responses_of(data: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -44,7 +45,7 @@ def ten_tokens() -> TrainingBatch:
 def columns(*points: TruthPoint) -> dict[str, list[float | None]]:
     """Of row 11, None where there is no number."""
     batch = ten_tokens()
-    truth = PageTruth(points, figures(), (-1.0, 1.0))
+    truth = ValueTruth(points, figures(), (-1.0, 1.0))
     found = contents_of(batch, system_config("vapo"), truth).columns
     return {
         name: [round(x, 6) if x == x else None for x in found[name][11].tolist()]
@@ -76,7 +77,7 @@ def test_the_pages_numbers_are_the_measured_ones() -> None:
     config = system_config("vapo")
     batch = ten_tokens()
     points = [point(11, 0, 1.0, 1.0, 1.0, -1.0, value=0.0), point(11, 5, *[-1.0] * 4, value=0.5)]
-    _, data = rendered(batch, config, PageTruth(points, figures(), (-1.0, 1.0)))
+    _, data = rendered(batch, config, ValueTruth(points, figures(), (-1.0, 1.0)))
     measured = responses_of(data)[11]["truth"]
     assert measured["num_tokens"] == [0, 5]
     assert measured["mean"] == [0.5, -1.0]
@@ -106,7 +107,7 @@ def test_prefixes_beyond_the_tokens_that_are_shown_are_left_out() -> None:
     batch = ten_tokens()
     batch = replace(batch, is_correct=torch.arange(12) == 11)
     points = [point(11, n, 1.0, 1.0) for n in (0, 4, 5, 9)]
-    contents = contents_of(batch, config, PageTruth(points, figures(), None))
+    contents = contents_of(batch, config, ValueTruth(points, figures(), None))
     contents = replace(contents, groups=[replace(contents.groups[0], index=3, num_tokens={11: 5})])
     assert contents.truth is not None
     assert measured_prefixes(contents.truth, {11: torch.arange(5)})[11]["num_tokens"] == [0, 4]
@@ -116,7 +117,7 @@ def test_pages_without_truth_say_nothing_of_it() -> None:
     config = system_config("vapo")
     batch = training_batch(config)
     _, plain = rendered(batch, config)
-    _, empty = rendered(batch, config, PageTruth([], figures()))
+    _, empty = rendered(batch, config, ValueTruth([], figures()))
     assert plain == empty
     assert plain["truth"] is None
     assert "truth_error" not in {m["name"] for m in plain["measures"]}
@@ -146,12 +147,12 @@ def test_calibration_by_hand(lowest: float, highest: float) -> None:
     sqrt(4 / 3 * 4 * 0.25) / 4 = 0.288675; at V = 1 two prompts, no interval. A mean return is
     nowhere below the lowest return or above the highest, so its interval is not, either."""
     points = [
-        TruthPoint(f"p{i}", i, 0, 10, (float(i > 1),) * 2, value=0.0, is_of_steps=False)
+        TruthPoint(i, 0, (float(i > 1),) * 2, f"p{i}", 10, value=0.0, is_of_steps=False)
         for i in range(4)
     ]
-    points += [TruthPoint(f"p{i}", i, 5, 10, (1.0, 0.0), value=1.0) for i in range(2)]
-    points.append(TruthPoint("p9", 9, 5, 10, (lowest, highest), value=None))
-    table = truth_calibration(PageTruth(points, figures()))
+    points += [TruthPoint(i, 5, (1.0, 0.0), f"p{i}", 10, value=1.0) for i in range(2)]
+    points.append(TruthPoint(9, 5, (lowest, highest), "p9", 10, value=None))
+    table = truth_calibration(ValueTruth(points, figures()))
     assert table["value_mean"] == [0.0, 1.0]
     assert table["truth_mean"] == [0.5, 0.5]
     assert table["num_prefixes"] == [4, 2]
@@ -163,9 +164,9 @@ def test_calibration_by_hand(lowest: float, highest: float) -> None:
 
 def test_prefixes_of_one_prompt_are_one_draw() -> None:
     """Four prompts with ten equal prefixes each say no more than with one each."""
-    one = [TruthPoint(f"p{i}", i, 0, 10, (float(i > 1),) * 2, value=0.3) for i in range(4)]
+    one = [TruthPoint(i, 0, (float(i > 1),) * 2, f"p{i}", 10, value=0.3) for i in range(4)]
     ten = [replace(p, num_tokens=n) for p in one for n in range(10)]
-    tables = [truth_calibration(PageTruth(points, figures())) for points in (one, ten)]
+    tables = [truth_calibration(ValueTruth(points, figures())) for points in (one, ten)]
     assert tables[0]["truth_ci_low"] == pytest.approx(tables[1]["truth_ci_low"])
     assert tables[1]["num_prefixes"] == [40]
 
@@ -199,10 +200,10 @@ def test_measured_groups_come_first(group: int) -> None:
 
 
 def test_responses_measured_at_their_steps_are_shown_rather_than_single_prefixes() -> None:
-    at_steps = TruthPoint("a", 3, 0, 10, (1.0, -1.0), value=0.0)
-    alone = TruthPoint("b", 7, 4, 10, (1.0, -1.0), value=0.0, is_of_steps=False)
-    assert PageTruth([at_steps, alone], figures()).rows == {3}
-    assert PageTruth([alone], figures()).rows == {7}
+    at_steps = TruthPoint(3, 0, (1.0, -1.0), "a", 10, value=0.0)
+    alone = TruthPoint(7, 4, (1.0, -1.0), "b", 10, value=0.0, is_of_steps=False)
+    assert ValueTruth([at_steps, alone], figures()).rows == {3}
+    assert ValueTruth([alone], figures()).rows == {7}
 
 
 def test_measured_responses_come_first() -> None:

@@ -12,7 +12,7 @@ from tests.diagnostics.value_page.browser import drawings, drawn_by_node, needs_
 from tests.diagnostics.value_page.made_up_pages import made_up_truth, rendered, training_batch
 from tests.diagnostics.value_truth.made_up_figures import figures
 from tests.systems import system_config
-from vapo.diagnostics.value_page.truth import PageTruth
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
 
 
@@ -87,9 +87,9 @@ def test_a_response_with_a_truth_at_one_token_only(tmp_path: Path) -> None:
     """The others have no colour, and the line has gaps in their place."""
     config = system_config("vapo")
     batch = training_batch(config)
-    alone = TruthPoint("made-up:3", 11, 4, 10, (1.0, -1.0), value=0.5, is_of_steps=False)
+    alone = TruthPoint(11, 4, (1.0, -1.0), "made-up:3", 10, value=0.5, is_of_steps=False)
     file = tmp_path / "page.html"
-    page, _ = rendered(batch, config, PageTruth([alone], figures(), (-1.0, 1.0)))
+    page, _ = rendered(batch, config, ValueTruth([alone], figures(), (-1.0, 1.0)))
     file.write_text(page, encoding="utf-8")
     document = drawn_by_node(file, "#truth_error")
     assert "NaN" not in document

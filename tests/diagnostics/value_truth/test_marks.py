@@ -13,12 +13,8 @@ from tests.diagnostics.value_truth.made_up_figures import figures, near
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.value_truth.figures import truth_figures
-from vapo.diagnostics.value_truth.marks import (
-    Found,
-    MistakesByMark,
-    mistakes_by_mark,
-    own_mark,
-)
+from vapo.diagnostics.value_truth.measure import own_mark
+from vapo.diagnostics.value_truth.mistakes import Found, MistakesByMark, mistakes_by_mark
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.networks.loading import load_tokenizer

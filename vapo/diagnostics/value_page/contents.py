@@ -14,7 +14,8 @@ from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
-from vapo.diagnostics.value_page.truth import PageTruth, truth_columns
+from vapo.diagnostics.value_page.truth import truth_columns
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.system.distributed import world_size
 from vapo.system.seeding import derive_seed
 from vapo.types import Phase, TrainingBatch
@@ -34,7 +35,7 @@ class PageContents:
     groups: list[ChosenGroup]
     positions: Profile
     calibration: Profile
-    truth: PageTruth | None = None
+    truth: ValueTruth | None = None
 
 
 def page_contents(
@@ -42,7 +43,7 @@ def page_contents(
     config: FitConfig,
     positions: Profile,
     iteration: int,
-    truth: PageTruth | None = None,
+    truth: ValueTruth | None = None,
 ) -> PageContents:
     """Choose what to show of a batch that has its advantages. Every rank must call this.
 

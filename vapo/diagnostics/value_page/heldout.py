@@ -23,7 +23,6 @@ from vapo.diagnostics.value_page.contents import (
 )
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.diagnostics.value_page.truth import page_truth
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
@@ -39,7 +38,7 @@ from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
-from vapo.rollouts.bad_rows import check_batch
+from vapo.rollouts.bad_rows import CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
@@ -128,8 +127,8 @@ def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
 
 def evaluated_heldout(
     config: FitConfig, batch: RolloutBatch, networks: ForwardNetworks
-) -> tuple[TrainingBatch, str]:
-    """Evaluate the rollouts as a policy iteration would, up to its advantages; note missing ones.
+) -> tuple[TrainingBatch, CheckedBatch]:
+    """Evaluate the rollouts as a policy iteration would, up to its advantages; which rows are left.
 
     `batch` has the baselines that the estimator needs.
 
@@ -146,18 +145,14 @@ def evaluated_heldout(
     )
     if checked.fault is not None:
         raise UserError(f"the held-out responses cannot be judged: {checked.fault}")
-    left_out = ""
-    if checked.num_left_out:
-        left_out = f"{checked.num_left_out} responses are left out: {checked.reason}."
-    phase = Phase.POLICY_OPTIMIZATION
-    return estimate_advantages(checked.batch, phase, config), left_out
+    return estimate_advantages(checked.batch, Phase.POLICY_OPTIMIZATION, config), checked
 
 
 def write_page(
     path: Path,
     config: FitConfig,
     batch: TrainingBatch,
-    left_out: str,
+    checked: CheckedBatch,
     tokenizer: PreTrainedTokenizerBase,
     checkpoint: Path | None,
     *,
@@ -170,14 +165,8 @@ def write_page(
     hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
-    contents = page_contents(
-        batch,
-        config,
-        positions,
-        iteration=0,
-        truth=None if truth is None else page_truth(truth, batch),
-    )
-    about = _about(config, contents, left_out, checkpoint)
+    contents = page_contents(batch, config, positions, iteration=0, truth=truth)
+    about = _about(config, contents, checked, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
     try:
         write_text(path, page)
@@ -186,7 +175,7 @@ def write_page(
 
 
 def _about(
-    config: FitConfig, contents: PageContents, left_out: str, checkpoint: Path | None
+    config: FitConfig, contents: PageContents, checked: CheckedBatch, checkpoint: Path | None
 ) -> dict[str, Any]:
     """Title, facts and notes of the page, in place of a run and an iteration."""
     sampling, k = config.evaluation, contents.batch.group_size
@@ -205,11 +194,11 @@ def _about(
     return {
         "title": f"{name}, held-out prompts",
         "facts": facts | estimator_facts(config),
-        "notes": [*_notes(config, left_out), *notes(config, Phase.POLICY_OPTIMIZATION)],
+        "notes": [*_notes(config, checked), *notes(config, Phase.POLICY_OPTIMIZATION)],
     }
 
 
-def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
+def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
     yield "Written by vapo validate: held-out prompts, and nothing was trained. " + _trained_on(
         config
     )
@@ -227,8 +216,8 @@ def _notes(config: FitConfig, left_out: str) -> Iterator[str]:
         )
     if here.top_p < 1 or here.top_k > 0:
         yield "The engine gap includes the probability that top_p or top_k cut off."
-    if left_out:
-        yield left_out
+    if checked.num_left_out:
+        yield f"{checked.num_left_out} responses are left out: {checked.reason}."
 
 
 def _trained_on(config: FitConfig) -> str:

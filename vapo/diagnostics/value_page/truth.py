@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -14,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_truth.figures import TruthFigures
-from vapo.diagnostics.value_truth.measure import ValueTruth, on_rows_of
+from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint, true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.evaluation import t_interval
@@ -25,35 +23,7 @@ from vapo.types import TrainingBatch
 _CALIBRATION_BINS = 10
 
 
-@dataclass(frozen=True)
-class PageTruth:
-    """A point's `row` is that of the page's batch. `outcomes`: the two returns, if there are two.
-
-    The figures and the calibration are of all `points`; responses that the page does not show are
-    in them too.
-    """
-
-    points: Sequence[TruthPoint]
-    figures: TruthFigures
-    outcomes: tuple[float, float] | None = None
-
-    @property
-    def rows(self) -> frozenset[int]:
-        """The responses to show: those that were continued from every step.
-
-        Where there are none, those that have one measured prefix.
-        """
-        of_steps = frozenset(point.row for point in self.points if point.is_of_steps)
-        return of_steps or frozenset(point.row for point in self.points)
-
-
-def page_truth(truth: ValueTruth, batch: TrainingBatch) -> PageTruth:
-    """What was measured, on the rows of a page's batch, which has some of the rollouts."""
-    points = on_rows_of(truth.points, truth.rollouts, batch)
-    return PageTruth(points, truth.figures, truth.outcomes)
-
-
-def truth_columns(truth: PageTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:
+def truth_columns(truth: ValueTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:
     """The truth and V(s_t) - truth at each token, NaN where nothing is known of it.
 
     In a response that was continued from every step, a token has the truth of the last step's
@@ -71,7 +41,7 @@ def truth_columns(truth: PageTruth, batch: TrainingBatch) -> dict[str, Float[Ten
     return columns
 
 
-def truth_data(truth: PageTruth) -> dict[str, Any]:
+def truth_data(truth: ValueTruth) -> dict[str, Any]:
     """What `page.js` shows of all measured prefixes: the verdict and two charts."""
     figures = truth.figures
     return {
@@ -86,7 +56,7 @@ def truth_data(truth: PageTruth) -> dict[str, Any]:
 
 
 def measured_prefixes(
-    truth: PageTruth, shown: Mapping[int, Int[Tensor, " n"]]
+    truth: ValueTruth, shown: Mapping[int, Int[Tensor, " n"]]
 ) -> dict[int, Profile]:
     """The measured prefixes of each row before one of its shown tokens, in order.
 
@@ -105,7 +75,7 @@ def measured_prefixes(
         if not points:
             continue
         points.sort(key=lambda point: point.num_tokens)
-        limits = [true_value_interval(p.returns, truth.outcomes, spread=spread) for p in points]
+        limits = [true_value_interval(p, truth.outcomes, spread=spread) for p in points]
         found[row] = {
             "num_tokens": [number[point.num_tokens] for point in points],
             "mean": [point.mean for point in points],
@@ -117,7 +87,7 @@ def measured_prefixes(
     return found
 
 
-def truth_calibration(truth: PageTruth) -> Profile:
+def truth_calibration(truth: ValueTruth) -> Profile:
     """Columns of a table with one row for each bin of the critic's values that has prefixes.
 
     Bins of equal width. The 95 % interval of `truth_mean` takes the prefixes of a prompt as one

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_truth.marks import MistakesByMark, mistakes_by_mark
-from vapo.diagnostics.value_truth.mistakes import mistake_sums, pair_sums
-from vapo.diagnostics.value_truth.points import UNKNOWN, Figure, TruthPoint, share_interval
+from vapo.diagnostics.value_truth.mistakes import (
+    MistakesByMark,
+    mistake_sums,
+    mistakes_by_mark,
+    pair_sums,
+)
+from vapo.diagnostics.value_truth.points import (
+    UNKNOWN,
+    Figure,
+    Outcomes,
+    TruthPoint,
+    share_interval,
+)
 
 _MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10
@@ -72,7 +82,7 @@ class TruthFigures:
 def truth_figures(
     points: Sequence[TruthPoint],
     *,
-    outcomes: tuple[float, float] | None,
+    outcomes: Outcomes,
     seed: int,
     num_resamples: int = 1000,
 ) -> TruthFigures:
@@ -159,7 +169,7 @@ def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
 def _sums_of_prompts(
     prompts: Sequence[Sequence[TruthPoint]],
     responses: Sequence[Sequence[Sequence[TruthPoint]]],
-    outcomes: tuple[float, float] | None,
+    outcomes: Outcomes,
     *,
     seed: int,
 ) -> dict[str, Any]:
@@ -183,11 +193,16 @@ def _within(least: float, s: Sums) -> Any:
     return _above(least * s["within_n"], s["within_t"])
 
 
+def _columns(points: Sequence[TruthPoint]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The true values, the critic's, NaN without one, and the noise of the true ones."""
+    rows = [(p.mean, math.nan if p.value is None else p.value, p.noise) for p in points]
+    t, v, noise = np.array(rows, dtype=float).T.copy()
+    return t, v, noise
+
+
 def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
     """Of all prefixes of a prompt; a squared difference from a mean of K has its noise in it."""
-    t = np.array([point.mean for point in points])
-    noise = np.array([point.noise for point in points])
-    v = np.array([math.nan if point.value is None else point.value for point in points])
+    t, v, noise = _columns(points)
     with_baseline = [i for i, point in enumerate(points) if point.baseline is not None]
     b = np.array([points[i].baseline for i in with_baseline], dtype=float)
     return {
@@ -218,9 +233,8 @@ def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
     for steps in responses:
         if len(steps) < 2:
             continue
-        t = np.array([point.mean for point in steps])
-        v = np.array([math.nan if point.value is None else point.value for point in steps])
-        noise = sum(point.noise for point in steps) * (1 - 1 / len(steps))
+        t, v, noises = _columns(steps)
+        noise = sum(noises.tolist()) * (1 - 1 / len(steps))
         found["within_n"] += len(steps) - 1
         found["within_t"] += len(t) * t.var() - noise
         found["within_v"] += len(t) * v.var()

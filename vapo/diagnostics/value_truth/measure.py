@@ -1,4 +1,4 @@
-"""Sample on from prefixes of a rollout batch, and keep what they earned beside the critic."""
+"""Sample on from states of a rollout batch, and keep what they are worth beside the critic."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
-from vapo.diagnostics.value_truth.choice import choose_prefixes
+from vapo.config.data import GeneratedSource
+from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
-from vapo.diagnostics.value_truth.marks import own_mark
-from vapo.diagnostics.value_truth.points import Figure, TruthPoint
+from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
+from vapo.prompts.hidden_states import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
@@ -29,13 +31,25 @@ from vapo.types import Prompt, Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class ValueTruth:
-    """A measurement: this rank's points, of rows of its `rollouts`, and all ranks' figures."""
+    """A measurement: this rank's points, of rows of its batch, and all ranks' figures.
 
-    points: list[TruthPoint]
-    rollouts: Sequence[Rollout]
+    `outcomes`: the two returns that there are, where there are two. `num_tokens` were sampled.
+    """
+
+    points: Sequence[TruthPoint]
     figures: TruthFigures
-    num_tokens: int
-    outcomes: tuple[float, float] | None
+    outcomes: Outcomes = None
+    num_tokens: int = 0
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """The responses that were continued from every step; without any, those with a point."""
+        of_steps = frozenset(point.row for point in self.points if point.is_of_steps)
+        return of_steps or frozenset(point.row for point in self.points)
+
+    def on_rows(self, rows: Sequence[int]) -> ValueTruth:
+        """The same on a smaller batch, which has these rows alone."""
+        return replace(self, points=on_rows(self.points, rows))
 
 
 def measure_truth(
@@ -46,7 +60,7 @@ def measure_truth(
     note: Callable[[str], None],
     groups_are_chosen: bool = False,
 ) -> tuple[list[TruthPoint], int]:
-    """Sample on from prefixes of the batch; the points, without values, and the tokens sampled.
+    """Sample on from states of the batch; the points, without values, and the tokens sampled.
 
     Says what it costs before it begins. Every rank must call this, with its own batch.
 
@@ -63,40 +77,48 @@ def measure_truth(
             if (number := getattr(truth, name)) is not None
         }
         truth = replace(truth, **share)
-    choice = choose_prefixes(batch.rollouts, truth, continuer.player.tokenizer, seed=seed)
-    note(choice.describe(batch.rollouts, truth, most))
+    rollouts, tokenizer = batch.rollouts, continuer.player.tokenizer
+    choice = choose_places(rollouts, truth, tokenizer, seed=seed)
+    note(choice.describe(rollouts, truth, most))
     found = continuer.sample(
-        batch.rollouts, choice.prefixes, num_continuations=truth.num_continuations, seed=seed
+        rollouts, choice.places, num_continuations=truth.num_continuations, seed=seed
     )
     gamma = resolve(config).gamma
-    returns = found.returns(critic_rewards(found.batch, config), gamma=gamma).tolist()
+    measured = found.measured(critic_rewards(found.batch, config), gamma=gamma)
     baselines: list[float | None] = [None] * len(batch)
     if not groups_are_chosen:
         baselines = other_means(batch, critic_rewards(batch, config))
     points = [
         TruthPoint(
-            prompt_id=label_of(batch.rollouts[prefix.row].prompt),
-            row=prefix.row,
-            num_tokens=prefix.num_tokens,
-            length=len(batch.rollouts[prefix.row].response_ids),
-            returns=tuple(row),
-            baseline=baselines[prefix.row],
-            is_of_steps=is_step,
-            is_marked=own_mark(
-                config, batch.rollouts[prefix.row], prefix.num_tokens, continuer.player.tokenizer
-            ),
+            **asdict(measured[place]),
+            prompt_id=label_of(rollouts[place.row].prompt),
+            length=len(rollouts[place.row].response_ids),
+            baseline=baselines[place.row],
+            is_of_steps=is_of_steps,
+            is_marked=own_mark(config, rollouts[place.row], place.num_tokens, tokenizer),
         )
-        for prefix, is_step, row, is_whole in zip(
-            choice.prefixes, choice.of_steps, returns, found.are_whole, strict=True
-        )
-        if is_whole
+        for place, is_of_steps in zip(choice.places, choice.of_steps, strict=True)
+        if place in measured
     ]
-    if len(points) < len(choice.prefixes):
+    if len(points) < len(choice.places):
         note(
-            f"value truth: {len(choice.prefixes) - len(points)} prefixes are left out, because the "
+            f"value truth: {len(choice.places) - len(points)} prefixes are left out, because the "
             "environment failed in a continuation"
         )
     return points, found.num_sampled_tokens
+
+
+def own_mark(
+    config: FitConfig, rollout: Rollout, num_tokens: int, tokenizer: PreTrainedTokenizerBase
+) -> bool | None:
+    """Whether the check that ends so many tokens of the response calls its step wrong; None where
+    there is none, or the task has no checks."""
+    source = config.data.train
+    task = source.task if isinstance(source, GeneratedSource) else None
+    own_check = OWN_CHECKS.get(str(task))
+    if own_check is None or rollout.turns:
+        return None
+    return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
 
 
 def label_of(prompt: Prompt) -> str:
@@ -119,17 +141,10 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
     return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 
 
-def on_rows_of(
-    points: Sequence[TruthPoint], rollouts: Sequence[Rollout], batch: RolloutBatch
-) -> list[TruthPoint]:
-    """The points of rows of `rollouts` on the rows of a batch that has some of them."""
-    rows = {id(rollout): row for row, rollout in enumerate(batch.rollouts)}
-    places = [rows.get(id(rollouts[point.row])) for point in points]
-    return [
-        replace(point, row=place)
-        for point, place in zip(points, places, strict=True)
-        if place is not None
-    ]
+def on_rows(points: Sequence[TruthPoint], rows: Sequence[int]) -> list[TruthPoint]:
+    """The points of these rows of a batch, as a smaller batch numbers them that has them alone."""
+    numbers = {row: number for number, row in enumerate(rows)}
+    return [replace(point, row=numbers[point.row]) for point in points if point.row in numbers]
 
 
 def with_values(
@@ -143,7 +158,7 @@ def with_values(
     return [point for point in found if point.value is not None and math.isfinite(point.value)]
 
 
-def outcomes_of(config: FitConfig) -> tuple[float, float] | None:
+def outcomes_of(config: FitConfig) -> Outcomes:
     """The two returns that there are; None where there are others in between."""
     plain = gives_configured_rewards(config) and config.algorithm.gamma == 1
     return reward_range(config) if plain and not critic_is_punished(config) else None
@@ -168,12 +183,9 @@ def beside_values(
     values: Float[Tensor, "B T"] | None,
     config: FitConfig,
     *,
-    rollouts: Sequence[Rollout],
     seed: int,
 ) -> ValueTruth | None:
-    """The critic's values beside what was measured; None where nothing could be.
-
-    Points and values are of the rows of `rollouts`.
+    """The critic's values beside what was measured of the same rows; None where nothing could be.
 
     Every rank must call this.
     """
@@ -183,7 +195,7 @@ def beside_values(
     if not everything:
         return None
     figures = truth_figures(everything, outcomes=outcomes, seed=seed)
-    return ValueTruth(own, rollouts, figures, int(total), outcomes)
+    return ValueTruth(own, figures, outcomes, int(total))
 
 
 def describe_truth(figures: TruthFigures) -> str:

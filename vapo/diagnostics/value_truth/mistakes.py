@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from itertools import combinations, pairwise
 from statistics import NormalDist, fmean
 
 import numpy as np
 from jaxtyping import Float
 
-from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 
 _LEVEL = 0.05  # chance that a response without any fall is said to have one
 _DRAWS = 200  # of the true values of a response, for the share that an exact critic finds
 _LEAST_STRENGTH = 0.1  # of the prior, in returns, where the measured values are all at the ends
 
-Outcomes = tuple[float, float] | None
 Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in order
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of `num` mistakes the critic's value falls most at `found`."""
+
+    found: int = 0
+    num: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.found} of {self.num}"
+
+
+@dataclass(frozen=True)
+class MistakesByMark:
+    """First mistakes whose own check says so, those whose check says that the step is right, and
+    those whose step has no check, as everywhere on a task without checks.
+
+    A critic that has learned to read the checks finds the first without seeing any mistake: only
+    the others show that it sees the step.
+    """
+
+    marked: Found = Found()
+    unmarked: Found = Found()
+    unchecked: Found = Found()
+
+    def __str__(self) -> str:
+        if self.marked.num + self.unmarked.num == 0:
+            return "the task does not tell whether responses mark their mistakes themselves"
+        unchecked = f", {self.unchecked} without a check" if self.unchecked.num else ""
+        return f"{self.marked} that the response marks itself, {self.unmarked} unmarked{unchecked}"
 
 
 def difference_in_errors(before: TruthPoint, after: TruthPoint, outcomes: Outcomes) -> float:
@@ -68,6 +99,20 @@ def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
         return None
     fall, place = max(falls, key=lambda pair: (pair[0], -pair[1]))
     return place, fall
+
+
+def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> MistakesByMark:
+    """The counts over all responses with a clear fall of the truth."""
+    names = {True: "marked", False: "unmarked", None: "unchecked"}
+    found = {field.name: [0, 0] for field in fields(MistakesByMark)}
+    for steps in (steps for own in prompts for steps in own):
+        place = first_clear_fall(steps, outcomes)
+        if place is not None:
+            fall = largest_fall(steps)
+            counts = found[names[steps[place + 1].is_marked]]
+            counts[0] += fall is not None and fall[0] == place
+            counts[1] += 1
+    return MistakesByMark(**{name: Found(*counts) for name, counts in found.items()})
 
 
 def mistake_sums(
