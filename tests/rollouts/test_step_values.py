@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,25 @@ def test_what_it_costs(sampler: Sampler, engine: ScriptedEngine) -> None:
         "vine/verifier_failure_share": 0.0,
     }
     assert len(batch) == 3, "continuations are not trained on"
+
+
+class NoVerdictAfterA(LastCharacter):
+    """Its verifier fails on responses that begin with a."""
+
+    def judged(self, text: str) -> Verdict:
+        return replace(super().judged(text), failure="timeout" if text.startswith("a") else None)
+
+
+def test_a_failure_counts_for_every_step_that_has_its_continuation(sampler: Sampler) -> None:
+    """Of the steps "", "a;" of one response and "", "b;" of the other, only a;'s three fail."""
+    config = vine_config()
+    batch = batch_of(config, rollout("a;1."), rollout("b;1."))
+    player = player_of(sampler, NoVerdictAfterA(), config)
+    settings = SamplingSettings(max_response_tokens=BUDGET)
+    continuer = Continuer(config, settings, player, Progress(enabled=False).stage)
+    _, metrics = with_step_values(batch, continuer, seed=5)
+    assert metrics["vine/num_prefixes"] == 3
+    assert metrics["vine/verifier_failure_share"] == K / (4 * K)
 
 
 def test_metrics_are_of_all_ranks(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:

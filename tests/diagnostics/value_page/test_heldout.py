@@ -257,10 +257,15 @@ def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
 
     monkeypatch.setattr(heldout, "evaluate_rollouts", poisoned)
     file = tmp_path / "page.html"
-    assert cli.main(command(folders, "--value_page", str(file))) == 0
+    truth = ("--value_truth", "2", "value_truth.num_responses=12", "value_truth.num_prefixes=0")
+    assert cli.main(command(folders, "--value_page", str(file), *truth)) == 0
     page = written(file)
     assert len(page["groups"]) == NUM_PROMPTS - 1
     assert f"{K} responses are left out: old_values not finite in 1 of 12." in page["notes"]
+    for response, _, ids in shown_responses(page):
+        values = unpacked(response["columns"]["value"], len(ids))
+        places = response["truth"]["num_tokens"]
+        assert response["truth"]["value"] == pytest.approx(values[places].tolist())
 
 
 START = "critic.head.start=first_batch"

@@ -22,7 +22,10 @@ from vapo.diagnostics.value_page.group_choice import choose_groups, choose_rows
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_calibration
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.types import TrainingBatch
+from vapo.functional.columns import select_rows
+from vapo.rollouts.bad_rows import CheckedBatch
+from vapo.training.iteration import Iteration
+from vapo.types import IterationStart, Phase, TrainingBatch
 
 
 def point(row: int, num_tokens: int, *returns: float, **other: Any) -> TruthPoint:
@@ -111,6 +114,23 @@ def test_prefixes_beyond_the_tokens_that_are_shown_are_left_out() -> None:
     contents = replace(contents, groups=[replace(contents.groups[0], index=3, num_tokens={11: 5})])
     assert contents.truth is not None
     assert measured_prefixes(contents.truth, {11: torch.arange(5)})[11]["num_tokens"] == [0, 4]
+
+
+def test_the_page_of_an_iteration_that_lost_a_row_has_the_points_of_their_responses() -> None:
+    """Row 1 had a bad number, so the page lacks its group, rows 0 to 2: 4 is 1, and 11 is 8."""
+    config = system_config("vapo")
+    whole = training_batch(config)
+    rows = [0, *range(2, 12)]
+    batch = select_rows(whole, rows)
+    truth = ValueTruth([point(row, 0, 1.0, -1.0) for row in (0, 4, 11)], figures())
+    checked = CheckedBatch(batch, 9, rows, num_left_out=1, reason="old_values not finite")
+    start = IterationStart(1, Phase.POLICY_OPTIMIZATION)
+    page = Iteration(start, [], {}, batch, checked, truth).page(config)
+    assert page is not None
+    assert page.truth is not None
+    assert [one.row for one in page.truth.points] == [1, 8]
+    for one, row in zip(page.truth.points, (4, 11), strict=True):
+        assert page.batch.rollouts[one.row] == whole.rollouts[row]
 
 
 def test_pages_without_truth_say_nothing_of_it() -> None:
