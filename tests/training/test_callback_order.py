@@ -14,6 +14,7 @@ from vapo.runs.stopping import Stopping
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
+from vapo.training.parts import training_parts
 from vapo.training.trainer import RunCallbacks
 
 
@@ -22,7 +23,7 @@ from vapo.training.trainer import RunCallbacks
     [
         ("ValuePretraining", "WeightSync", "the phase decides whether weights are pushed"),
         ("ValuePretraining", "ValuePages", "the last iteration of a phase gets a page"),
-        ("ValuePretraining", "PositionDiagnostics", "and a table by position"),
+        ("ValuePretraining", "DiagnosticTables", "and a table by position"),
         ("WeightSync", "Evaluation", "the score is of the new weights, on an engine that is free"),
         ("Evaluation", "Recording", "the time of the evaluation is among the iteration's"),
         ("ValuePages", "Recording", "and so is that of a page"),
@@ -33,9 +34,14 @@ from vapo.training.trainer import RunCallbacks
 )
 def test_what_must_come_before_what(first: str, second: str, reason: str, tmp_path: Path) -> None:
     config = system_config("vapo", "trainer.profile=true")
-    callbacks = RunCallbacks(
-        config,
+    parts = training_parts(
         VapoModule(config, pad_id=0),
+        MagicMock(),
+        progress=Progress(enabled=False),
+        critic_dir=tmp_path / "critic",
+    )
+    callbacks = RunCallbacks(
+        parts,
         RunDir(tmp_path),
         MagicMock(spec=RunLogger, is_resumed=False),
         Progress(enabled=False),

@@ -9,7 +9,6 @@ import torch
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
 from vapo.advantages.baselines import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
-from vapo.networks.critic import Critic
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.source import RolloutSource
@@ -26,7 +25,6 @@ class PlainNetworks:
     layout: Layout = "padded"
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
     pad_id: int = 0
-    critic: Critic | None = None
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
     baseline: CriticBaseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
 
@@ -46,8 +44,9 @@ class PlainNetworks:
 def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakePlayer]:
     made, sampler = collection("vapo", *overrides)
     networks = PlainNetworks()
-    rollouts = RolloutSource(made.config, made, Lineage(), Progress(enabled=False))
-    runner = IterationRunner(rollouts, networks, total=9)
+    progress = Progress(enabled=False)
+    rollouts = RolloutSource(made.config, made, Lineage(), progress)
+    runner = IterationRunner(made.config, rollouts, networks, progress=progress, total=9)
     return runner, networks, sampler
 
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from vapo.config import FitConfig
+from vapo.networks.lora import merged
 from vapo.networks.token_inputs import TokenInputs
-from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import ActorAccess, make_sampler
-from vapo.system.sharding import gathered
-from vapo.training.callbacks.weight_sync import actor_weights
+from vapo.rollouts.engines.selection import ActorAccess
+from vapo.system.sharding import full_state, gathered
 from vapo.training.module import VapoModule
-
-
-def sampler_maker(
-    config: FitConfig, tokenizer: PreTrainedTokenizerBase
-) -> Callable[[VapoModule], Sampler]:
-    """What makes the config's engine over a module's own actor."""
-    return lambda module: make_sampler(config, actor_access(module), tokenizer)
 
 
 def actor_access(module: VapoModule) -> ActorAccess:
@@ -38,3 +28,13 @@ def actor_access(module: VapoModule) -> ActorAccess:
         gather=lambda: gathered(module.actor),
         local_rank=module.local_rank,
     )
+
+
+def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the actor's full weights under the model folder's names; every rank must iterate.
+
+    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
+    would miss the second. Adapters are merged.
+    """
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
+    yield from merged(weights, module.config.actor.lora)
