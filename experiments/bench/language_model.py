@@ -32,8 +32,8 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
-from vapo.training.actor_access import actor_access
 from vapo.training.callbacks.recording import Recording
+from vapo.training.datamodule import actor_access
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.types import Prompt

@@ -1,4 +1,4 @@
-"""The iteration as Lightning sees it: an epoch whose minibatches it loads, ended by a sync."""
+"""Lightning's side of an iteration: its minibatches, and the engine's access to the module."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from vapo.config import FitConfig
+from vapo.networks.lora import merged
+from vapo.networks.token_inputs import TokenInputs
+from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
-from vapo.training.actor_access import actor_weights
+from vapo.system.sharding import full_state, gathered
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
 from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule
@@ -158,3 +162,30 @@ class WeightSync(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
+
+
+def actor_access(module: VapoModule) -> ActorAccess:
+    """What a sampling engine needs of the module's own actor."""
+
+    def logprobs(inputs: TokenInputs) -> Tensor:
+        with module.trainer.precision_plugin.forward_context():
+            return inputs.scatter(module.actor(inputs, temperature=1.0)[0])
+
+    return ActorAccess(
+        model=module.actor.model,
+        device=module.device,
+        weights=lambda: actor_weights(module),
+        logprobs=logprobs,
+        gather=lambda: gathered(module.actor),
+        local_rank=module.local_rank,
+    )
+
+
+def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the actor's full weights under the model folder's names; every rank must iterate.
+
+    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
+    would miss the second. Adapters are merged.
+    """
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
+    yield from merged(weights, module.config.actor.lora)

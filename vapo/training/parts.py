@@ -21,9 +21,8 @@ from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.training.actor_access import actor_access
 from vapo.training.callbacks.value_pretraining import ValuePretraining
-from vapo.training.datamodule import RolloutDataModule, WeightSync
+from vapo.training.datamodule import RolloutDataModule, WeightSync, actor_access
 from vapo.training.iteration import Observer, Rollouts
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule

@@ -22,7 +22,7 @@ from vapo.networks.ensemble import members_of
 from vapo.networks.meta_device import empty_model
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.studies.short_trainer import make_short_trainer
+from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
 from vapo.training.datamodule import iteration_of
 from vapo.training.heldout_critic import heldout_explained_variance
@@ -142,9 +142,4 @@ def train_watched(
         progress=Progress(enabled=False),
         critic_dir=None,
     )
-    trainer = make_short_trainer(
-        config,
-        [*parts.callbacks, watching],
-        num_iterations=num_pretraining_iterations(module),
-    )
-    trainer.fit(module, parts.datamodule)
+    train_briefly(parts, watching, num_iterations=num_pretraining_iterations(module))

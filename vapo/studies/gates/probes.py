@@ -6,7 +6,6 @@ The module, the stages and the losses are a run's own; there are no checkpoints 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +16,12 @@ from vapo.advantages.credit import value_places
 from vapo.config import FitConfig
 from vapo.functional.metrics import explained_variance
 from vapo.rewards.scorer import Scorer
-from vapo.studies.short_trainer import make_short_trainer
+from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
 from vapo.training.heldout_critic import evaluated_returns
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, num_pretraining_iterations, training_parts
-from vapo.training.schedule import phases_differ
 from vapo.types import RolloutBatch
 
 
@@ -87,12 +85,5 @@ def run_probe(
         trained=trained,
     )
     num_pretraining = 0 if pretrained_in is None else num_pretraining_iterations(module)
-    trainer = make_short_trainer(
-        config,
-        [*parts.callbacks, watcher],
-        num_iterations=num_pretraining + num_policy_iterations,
-        reload_every_n_epochs=int(phases_differ(config)),
-    )
-    with closing(parts.datamodule):
-        trainer.fit(module, parts.datamodule)
+    train_briefly(parts, watcher, num_iterations=num_pretraining + num_policy_iterations)
     return module
