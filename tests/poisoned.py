@@ -19,16 +19,10 @@ from torch.distributed.tensor import DTensor
 from tests.config.fits import STATE_TRACKING
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
-from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
-from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.errors import StoppedRun
-from vapo.prompts.load import PromptReport, PromptSplit
-from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
@@ -97,8 +91,11 @@ class PoisonedModule(VapoModule):
         return super()._update(name, *args, **kwargs)
 
 
-class FixedRollouts(RolloutSource):
+class FixedRollouts:
     """Each rank's share of the same made-up rollouts in every iteration."""
+
+    def __init__(self, config: FitConfig) -> None:
+        self.config = config
 
     def next_batch(
         self, start: IterationStart, *, last: int
@@ -117,25 +114,9 @@ class FixedRollouts(RolloutSource):
         return batch, {}
 
 
-class FixedRolloutModule(RolloutDataModule):
-    def rollout_source(self, module: VapoModule) -> RolloutSource:
-        source = super().rollout_source(module)
-        return FixedRollouts(self.config, source.collection, module.lineage, self.progress)
-
-
-def fixed_rollouts(
-    config: FitConfig,
-    progress: Progress,
-    kind: type[FixedRolloutModule] = FixedRolloutModule,
-) -> FixedRolloutModule:
-    return kind(
-        config,
-        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
-        scorer=NoScorer(),
-        make_sampler=lambda module: ScriptedEngine(ScriptedStream(lambda request: "")),
-        progress=progress,
-        tokenizer=tiny_tokenizer(),
-    )
+def fixed_rollouts(config: FitConfig, progress: Progress) -> RolloutDataModule:
+    made_up = FixedRollouts(config)
+    return RolloutDataModule(config, lambda module: made_up, progress=progress)
 
 
 class Snapshots(Callback):
@@ -195,11 +176,6 @@ class Notebook(RunLogger):
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self.tagged.append(dict(tags))
-
-
-class NoScorer(Scorer):
-    def __init__(self) -> None:
-        pass
 
 
 def run(

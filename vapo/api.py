@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,14 +232,21 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
     """
     with checked("fit", config, {"ckpt_path": None}):
         from vapo.commands.training_checks import checked_inputs
+        from vapo.rewards.scorer import scorer_of
+        from vapo.system.progress import Progress
+        from vapo.training.module import VapoModule
+        from vapo.training.parts import Sampling
         from vapo.training.parts import training_parts as parts_of
 
         inputs = checked_inputs(config)
-        with parts_of(
-            config,
-            tokenizer=inputs.tokenizer,
-            prompts=inputs.prompts,
-            stored=inputs.stored,
-            folder=Path(config.output_dir),
-        ) as parts:
-            yield parts
+        with Progress(live=False) as progress, scorer_of(config) as scorer:
+            progress.note(inputs.prompts.report.describe())
+            parts = parts_of(
+                VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id)),
+                Sampling(config, inputs, scorer, progress),
+                progress=progress,
+                critic_dir=Path(config.output_dir) / "pretrained_critic",
+                stored=inputs.stored,
+            )
+            with closing(parts.datamodule):
+                yield parts

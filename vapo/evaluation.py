@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from scipy.stats import t as students_t
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import EvaluationConfig
@@ -26,7 +24,7 @@ from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns
-from vapo.system.distributed import rank, world_size
+from vapo.system.distributed import rank, sum_over_ranks, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout
@@ -51,8 +49,9 @@ class EvaluationResult:
         return [rollout.prompt for rollout in self.rollouts[:: self.k]]
 
 
-class ClusteredMean(Metric):
-    """Mean over prompts of each prompt's mean, with a 95 % interval that respects the clusters.
+def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
+    """Mean over all ranks' prompts of each prompt's mean, with a 95 % interval that respects the
+    clusters. Every rank must call this.
 
     The k responses of a prompt are not independent: a hard prompt fails all of them. So the
     sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
@@ -60,31 +59,21 @@ class ClusteredMean(Metric):
     fewer than 4 prompts, and has no width when all prompts have the same score.
     Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
     """
+    means = prompt_means.double()
+    sums = torch.stack([means.sum(), means.square().sum(), torch.ones_like(means).sum()])
+    total, total_squares, num = sum_over_ranks(sums).unbind()
+    mean = total / num
+    variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
+    limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
+    low, high = mean.new_tensor(limits).clamp(0, 1).tolist()
+    return {"mean": float(mean), "ci_low": low, "ci_high": high, "num_prompts": float(num)}
 
-    full_state_update = False
-    total: Tensor
-    total_squares: Tensor
-    num_prompts: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("total", "total_squares", "num_prompts"):
-            zero = torch.zeros((), dtype=torch.float64)
-            self.add_state(name, default=zero, dist_reduce_fx="sum")
-
-    def update(self, prompt_means: Float[Tensor, " N"]) -> None:
-        means = prompt_means.double()
-        self.total += means.sum()
-        self.total_squares += means.square().sum()
-        self.num_prompts += len(means)
-
-    def compute(self) -> dict[str, Tensor]:
-        num = self.num_prompts
-        mean = self.total / num
-        variance = (self.total_squares - num * mean.square()).clamp(min=0) / (num - 1)
-        limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
-        low, high = mean.new_tensor(limits).clamp(0, 1)
-        return {"mean": mean, "ci_low": low, "ci_high": high, "num_prompts": num}
+def mean_of_all(numbers: Sequence[float] | Tensor) -> float:
+    """The mean over all ranks' numbers. Every rank must call this."""
+    own = torch.as_tensor(numbers, dtype=torch.float64)
+    total, num = sum_over_ranks(torch.stack([own.sum(), torch.ones_like(own).sum()])).unbind()
+    return float(total / num)
 
 
 def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]) -> bool:
@@ -197,37 +186,23 @@ def _metrics(
     avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
     maj@k: share of prompts whose most frequent answer is correct; left out without votes.
     """
-    avg = ClusteredMean()
-    passed, majority, length, truncation = (MeanMetric(nan_strategy="error") for _ in range(4))
-    for metric in (avg, passed, majority, length, truncation):
-        metric.set_dtype(torch.float64)
-        if dist.is_initialized() and dist.get_backend() == "nccl":
-            metric.to("cuda")
-    if rollouts:  # a rank may have no prompt
-        device = avg.device
-        is_correct = torch.tensor([r.verdict.is_correct for r in rollouts], device=device)
-        is_correct = is_correct.view(-1, k).double()
-        avg.update(is_correct.mean(dim=1))
-        passed.update(is_correct.amax(dim=1))
-        if votes is not None:
-            groups = [slice(first, first + k) for first in range(0, len(rollouts), k)]
-            elected = [majority_is_correct(rollouts[g], votes[g]) for g in groups]
-            majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
-        lengths = [rollout.num_sampled for rollout in rollouts]
-        length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
-        is_cut = [r.finish_reason is not FinishReason.STOP and r.failure is None for r in rollouts]
-        truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
-    score = avg.compute()
-    majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}
+    is_correct = torch.tensor([float(r.verdict.is_correct) for r in rollouts]).view(-1, k)
+    score = clustered_mean(is_correct.double().mean(dim=1))
+    majority = {}
+    if votes is not None:
+        groups = [slice(first, first + k) for first in range(0, len(rollouts), k)]
+        elected = [float(majority_is_correct(rollouts[g], votes[g])) for g in groups]
+        majority["eval/maj_at_k"] = mean_of_all(elected)
+    is_cut = [r.finish_reason is not FinishReason.STOP and r.failure is None for r in rollouts]
     return {
-        "eval/avg_at_k": float(score["mean"]),
-        "eval/avg_at_k_ci_low": float(score["ci_low"]),
-        "eval/avg_at_k_ci_high": float(score["ci_high"]),
-        "eval/pass_at_k": float(passed.compute()),
-        **majority_share,
-        "eval/response_length_mean": float(length.compute()),
-        "eval/truncation_rate": float(truncation.compute()),
-        "eval/num_prompts": float(score["num_prompts"]),
+        "eval/avg_at_k": score["mean"],
+        "eval/avg_at_k_ci_low": score["ci_low"],
+        "eval/avg_at_k_ci_high": score["ci_high"],
+        "eval/pass_at_k": mean_of_all(is_correct.amax(dim=1)),
+        **majority,
+        "eval/response_length_mean": mean_of_all([rollout.num_sampled for rollout in rollouts]),
+        "eval/truncation_rate": mean_of_all(is_cut),
+        "eval/num_prompts": score["num_prompts"],
     }
 
 

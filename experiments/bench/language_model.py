@@ -29,13 +29,13 @@ from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
+from vapo.rollouts.engines.selection import make_sampler
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
-from vapo.training.actor_access import sampler_maker
 from vapo.training.callbacks.recording import Recording
-from vapo.training.callbacks.weight_sync import WeightSync
-from vapo.training.datamodule import RolloutDataModule
+from vapo.training.datamodule import actor_access
 from vapo.training.module import VapoModule
+from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.types import Prompt
 
 STAGES = {
@@ -82,10 +82,9 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
     ]
     module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
     progress = Progress(enabled=False)
-    make = sampler_maker(config, tokenizer)
 
     def endless(module: VapoModule) -> Any:
-        sampler: Any = make(module)
+        sampler: Any = make_sampler(config, actor_access(module), tokenizer)
         sampler._stop_ids = frozenset({-1})
         return sampler
 
@@ -97,23 +96,20 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
             marks.append(time.process_time())
             found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
 
-    datamodule = RolloutDataModule(
-        config,
-        prompts=PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0)),
-        scorer=Scorer(config.rewards, max_response_tokens=options.response_tokens),
-        make_sampler=endless,
-        progress=progress,
-        tokenizer=tokenizer,
-    )
+    split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
+    scorer = Scorer(config.rewards, max_response_tokens=options.response_tokens)
+    inputs = Inputs(tokenizer, split)
+    sampling = Sampling(config, inputs, scorer, progress, make_sampler=endless)
+    parts = training_parts(module, sampling, progress=progress, critic_dir=None)
     logger: Any = SimpleNamespace(log_metrics=log)
     trainer = one_process_trainer(
-        [WeightSync(progress), Recording(logger, progress)],
+        [*parts.callbacks, Recording(logger, progress)],
         precision=options.precision,
         num_iterations=options.repeats + 1,
         folder="build/bench",
     )
     with progress:
-        trainer.fit(module, datamodule)
+        trainer.fit(module, parts.datamodule)
     return found[1:]
 
 

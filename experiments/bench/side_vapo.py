@@ -27,9 +27,8 @@ from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
-from vapo.training.callbacks.weight_sync import WeightSync
-from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
+from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.types import IterationStart, Prompt, RolloutBatch
 
 ROOT = Path(__file__).parents[2]
@@ -57,14 +56,6 @@ class TurnTakingSource(RolloutSource):
         batch, metrics = super().next_batch(start, last=last)
         self.turns.num_tokens = int(batch.response_mask.sum())
         return batch, metrics
-
-
-class TurnTakingDataModule(RolloutDataModule):
-    def rollout_source(self, module: VapoModule) -> RolloutSource:
-        collection = super().rollout_source(module).collection
-        source = TurnTakingSource(self.config, collection, module.lineage, self.progress)
-        source.turns = Turns()
-        return source
 
 
 def make_config(settings: Settings) -> FitConfig:
@@ -110,28 +101,35 @@ def main() -> None:
     prompts = [Prompt(f"made-up:{i}", "", tuple(p), "1") for i, p in enumerate(settings["prompts"])]
     module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
     progress = Progress(enabled=False)
-    datamodule = TurnTakingDataModule(
+    split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
+    sampling = Sampling(
         config,
-        prompts=PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0)),
-        scorer=Scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        Inputs(tokenizer, split),
+        Scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        progress,
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,
             tokenizer,
             max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
             device="cpu",
         ),
-        progress=progress,
-        tokenizer=tokenizer,
     )
+
+    def in_turns(module: VapoModule) -> RolloutSource:
+        source = TurnTakingSource(config, sampling(module).collection, module.lineage, progress)
+        source.turns = Turns()
+        return source
+
+    parts = training_parts(module, in_turns, progress=progress, critic_dir=None)
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
     trainer = one_process_trainer(
-        [WeightSync(progress), Recording(logger, progress)],
+        [*parts.callbacks, Recording(logger, progress)],
         precision=config.trainer.precision,
         num_iterations=100_000,
         folder=settings["scratch"],
     )
     with progress:
-        trainer.fit(module, datamodule)
+        trainer.fit(module, parts.datamodule)
 
 
 if __name__ == "__main__":

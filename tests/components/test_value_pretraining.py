@@ -72,7 +72,6 @@ def run_iteration(
     module.on_train_epoch_start()
     trainer = fake_trainer()
     trainer.datamodule = MagicMock(spec=RolloutDataModule)
-    trainer.datamodule.stored = None
     trainer.datamodule.iteration = Iteration(
         module.start,
         minibatches=[],

@@ -11,9 +11,16 @@ import torch
 
 from tests.judged import judged
 from tests.tiny_model import tiny_tokenizer
+from vapo import evaluation
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
-from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_interval
+from vapo.evaluation import (
+    clustered_mean,
+    evaluate,
+    majority_is_correct,
+    mean_of_all,
+    t_interval,
+)
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
@@ -152,14 +159,16 @@ def test_the_interval_is_students_t(degrees, expected):
     assert 1.0 - low == pytest.approx(expected, rel=1e-6)
 
 
-def test_clustered_mean_adds_up_over_updates():
-    parts, whole = ClusteredMean(), ClusteredMean()
-    parts.update(torch.tensor([0.5, 0.25]))
-    parts.update(torch.tensor([0.25, 0.25, 0.5]))
-    whole.update(torch.tensor([0.5, 0.25, 0.25, 0.25, 0.5]))
-    assert {k: float(v) for k, v in parts.compute().items()} == pytest.approx(
-        {k: float(v) for k, v in whole.compute().items()}
-    )
+def test_means_are_over_the_prompts_of_all_ranks(monkeypatch):
+    """Another rank has 0.25, 0.25 and 0.5; one without a prompt adds nothing."""
+    whole = clustered_mean(torch.tensor([0.5, 0.25, 0.25, 0.25, 0.5]))
+    other = torch.tensor([1.0, 0.375, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(evaluation, "sum_over_ranks", lambda own: own + other)
+    assert clustered_mean(torch.tensor([0.5, 0.25])) == pytest.approx(whole)
+    assert clustered_mean(torch.zeros(0))["num_prompts"] == 3
+    monkeypatch.setattr(evaluation, "sum_over_ranks", lambda own: own + other[[0, 2]])
+    assert mean_of_all([2, 4]) == 7 / 5
+    assert mean_of_all([]) == 1 / 3
 
 
 def responses(*answers: str | None) -> list[Rollout]:

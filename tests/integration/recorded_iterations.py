@@ -13,7 +13,7 @@ from tests.judged import judged
 from vapo import cli
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
-from vapo.diagnostics.value_truth.measure import known_figures
+from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
@@ -23,6 +23,7 @@ from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
+from vapo.training.observers import ValueTruths
 from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Verdict
 
 
@@ -33,7 +34,8 @@ def recorded_fit(*args: str) -> list[dict[str, Any]]:
 
     def run(runner: IterationRunner, start: IterationStart) -> Iteration:
         made = real(runner, start)
-        seen.append(_record(made))
+        truths = [one.latest for one in runner.observers if isinstance(one, ValueTruths)]
+        seen.append(_record(made, truths[0] if truths else None))
         return made
 
     with patch.object(IterationRunner, "run", run), chdir(ROOT):
@@ -41,8 +43,8 @@ def recorded_fit(*args: str) -> list[dict[str, Any]]:
     return seen
 
 
-def _record(made: Iteration) -> dict[str, Any]:
-    batch, truth = made.batch, made.truth
+def _record(made: Iteration, truth: ValueTruth | None) -> dict[str, Any]:
+    batch = made.batch
     found: dict[str, Any] = {
         "rollouts": [
             asdict(rollout) | {"finish_reason": rollout.finish_reason.value}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.callbacks.value_pretraining import ValuePretraining
-from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
-from vapo.training.trainer import RunCallbacks, make_trainer, num_pretraining_iterations
+from vapo.training.parts import Inputs, Sampling, training_parts
+from vapo.training.trainer import make_trainer
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 BY_KIND = (HeadConfig, CriticPromptConfig, BaselineConfig, AlgorithmConfig)
@@ -150,27 +149,18 @@ def train(config: FitConfig, folder: Path) -> VapoModule:
     progress, tokenizer = Progress(enabled=False), tiny_tokenizer()
     check_frozen(config)
     module = VapoModule(config, pad_id=0)
-    datamodule = RolloutDataModule(
-        config,
-        prompts=with_critic_prompts(scripted_prompts(), config, tokenizer),
-        scorer=ScriptedScorer(config.rewards),
-        make_sampler=lambda module: ScriptedSampler(),
+    inputs = Inputs(tokenizer, with_critic_prompts(scripted_prompts(), config, tokenizer))
+    scorer = ScriptedScorer(config.rewards)
+    parts = training_parts(
+        module,
+        Sampling(config, inputs, scorer, progress, make_sampler=lambda module: ScriptedSampler()),
         progress=progress,
-        tokenizer=tokenizer,
-    )
-    pretraining = ValuePretraining(
-        config.components.value_pretraining,
-        num_iterations=num_pretraining_iterations(module),
         critic_dir=folder / "critic",
-        progress=progress,
     )
-    callbacks = object.__new__(RunCallbacks)
-    callbacks.in_order = [pretraining, Checkpoint()]  # else Lightning writes checkpoints itself
-    trainer = make_trainer(config, module, callbacks, NoRecords())
-    try:
-        trainer.fit(module, datamodule)
-    finally:
-        datamodule.close()
+    callbacks = [*parts.callbacks, Checkpoint()]  # else Lightning writes checkpoints itself
+    trainer = make_trainer(parts, callbacks, NoRecords())
+    with closing(parts.datamodule):
+        trainer.fit(module, parts.datamodule)
     return module
 
 

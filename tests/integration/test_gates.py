@@ -22,12 +22,11 @@ from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import make_sampler
 from vapo.studies.gates import measuring
 from vapo.studies.gates.probes import ProbeSetting, run_probe
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
-from vapo.training.actor_access import actor_access
+from vapo.training.parts import Inputs
 
 BASE = ("gates", *ON_STATE_TRACKING, *SMALL)
 N = 3
@@ -159,14 +158,8 @@ def setting() -> Any:
     config = load_config(FitConfig, STATE_TRACKING, [*SMALL, "critic.minibatch_size=8"])
     tokenizer = load_tokenizer(config.actor.path)
     with Scorer(config.rewards, max_response_tokens=32, data=config.data) as scorer:
-        yield ProbeSetting(
-            config,
-            tokenizer,
-            load_prompts(config.data, tokenizer),
-            scorer,
-            lambda module: make_sampler(config, actor_access(module), tokenizer),
-            Progress(enabled=False),
-        )
+        inputs = Inputs(tokenizer, load_prompts(config.data, tokenizer))
+        yield ProbeSetting(config, inputs, scorer, Progress(enabled=False))
 
 
 @pytest.mark.parametrize(
@@ -188,11 +181,6 @@ def test_what_is_not_trained_does_not_move(
 
 def test_a_probe_may_sample_ahead(setting: ProbeSetting) -> None:
     own = replace(setting.config.training, max_staleness=1)
-    config, tokenizer = replace(setting.config, training=own), setting.tokenizer
-    ahead = replace(
-        setting,
-        config=config,
-        make_sampler=lambda module: make_sampler(config, actor_access(module), tokenizer),
-    )
+    ahead = replace(setting, config=replace(setting.config, training=own))
     module = run_probe(ahead, Start(), num_policy_iterations=2)
     assert int(module.policy_iterations) == 2

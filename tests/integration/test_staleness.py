@@ -23,7 +23,7 @@ from vapo.rollouts.engines.transformers.detached import DetachedTransformersSamp
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.tracking.metric_groups import stored_key
-from vapo.training import actor_access
+from vapo.training import parts
 from vapo.training.module import VapoModule
 
 ON = "training.max_staleness=1"
@@ -48,13 +48,13 @@ def no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The engines that runs make."""
     made: list[Any] = []
-    make = actor_access.make_sampler
+    make = parts.make_sampler
 
     def make_and_keep(*args: Any) -> Any:
         made.append(make(*args))
         return made[-1]
 
-    monkeypatch.setattr(actor_access, "make_sampler", make_and_keep)
+    monkeypatch.setattr(parts, "make_sampler", make_and_keep)
     return made
 
 

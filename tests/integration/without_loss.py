@@ -9,12 +9,13 @@ import lightning as L
 import torch
 
 from tests.config.fits import STATE_TRACKING
-from tests.poisoned import FixedRolloutModule, Notebook, Snapshots, fixed_rollouts
+from tests.poisoned import FixedRollouts, Notebook, Snapshots
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.system.distributed import rank
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import Recording
+from vapo.training.datamodule import RolloutDataModule
 from vapo.training.iteration import IterationRunner
 from vapo.training.module import VapoModule
 from vapo.training.strategy import make_strategy
@@ -54,10 +55,10 @@ class MaskedRunner(IterationRunner):
         return made
 
 
-class MaskedRollouts(FixedRolloutModule):
-    def iteration_runner(self, module: VapoModule) -> IterationRunner:
-        made = super().iteration_runner(module)
-        return MaskedRunner(made.rollouts, module, total=made.total)
+class MaskedRollouts(RolloutDataModule):
+    def make_runner(self, module: VapoModule, *, total: int) -> IterationRunner:
+        rollouts = self.make_rollouts(module)
+        return MaskedRunner(self.config, rollouts, module, progress=self.progress, total=total)
 
 
 def run(num_processes: int, *overrides: str) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def run(num_processes: int, *overrides: str) -> dict[str, Any]:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    trainer.fit(module, fixed_rollouts(config, progress, MaskedRollouts))
+    made_up = FixedRollouts(config)
+    trainer.fit(module, MaskedRollouts(config, lambda module: made_up, progress=progress))
     iterations = [logged for logged in notebook.logged if "progress/iteration" in logged]
     return {"steps": snapshots.steps, "iterations": iterations}

@@ -26,9 +26,9 @@ from vapo.networks.critic import start_head
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
 from vapo.training.datamodule import RolloutDataModule
-from vapo.training.iteration import mean_over_ranks
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
+from vapo.training.observers import mean_over_ranks
 from vapo.training.strategy import make_strategy
 from vapo.types import Rollout, Verdict
 

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -20,21 +21,19 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from tests.config.fits import fit_config
 from tests.judged import judged
-from tests.poisoned import NoScorer, PoisonedModule
+from tests.poisoned import PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config
-from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
-from vapo.config import resolve
+from tests.tiny_model import save_tiny_folder, tiny_model
+from vapo.config import FitConfig, resolve
 from vapo.networks.weights_lineage import Lineage
-from vapo.prompts.load import PromptReport, PromptSplit
-from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir, identity_of
 from vapo.system.progress import Progress
-from vapo.training.datamodule import RolloutDataModule, datamodule_of
+from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
 from vapo.types import IterationStart, Phase, RolloutBatch
 
@@ -112,15 +111,18 @@ class SourceThatSamples(RolloutSource):
         return batch, {"digest": digest}
 
 
-class Sampled(RolloutDataModule):
-    sampled: list[int]
-    reused: list[int]
+class Sampled:
+    """Makes the rollouts of a session."""
 
-    def rollout_source(self, module: VapoModule) -> RolloutSource:
-        collection = super().rollout_source(module).collection
-        source = SourceThatSamples(
-            self.config, collection, module.lineage, self.progress, self.kept
-        )
+    def __init__(self, config: FitConfig, kept: KeptRollouts) -> None:
+        self.config, self.kept = config, kept
+        self.sampled: list[int] = []
+        self.reused: list[int] = []
+
+    def __call__(self, module: VapoModule) -> RolloutSource:
+        engine = ScriptedEngine(ScriptedStream(lambda request: ""))
+        collection: Any = SimpleNamespace(player=SimpleNamespace(sampler=engine))
+        source = SourceThatSamples(self.config, collection, module.lineage, Progress(), self.kept)
         source.module, source.sampled, source.reused = module, self.sampled, self.reused
         return source
 
@@ -128,17 +130,18 @@ class Sampled(RolloutDataModule):
 class Saving(Checkpoint):
     """As the run's own: after the iteration is counted; what was kept for it is removed."""
 
-    def __init__(self, folder: Path, every_n: int, killed_at: int | None) -> None:
-        self.folder, self.every_n, self.killed_at = folder, every_n, killed_at
+    def __init__(
+        self, folder: Path, kept: KeptRollouts, every_n: int, killed_at: int | None
+    ) -> None:
+        self.folder, self.kept = folder, kept
+        self.every_n, self.killed_at = every_n, killed_at
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         iteration = int(pl_module.iteration)  # type: ignore[arg-type]
         if iteration % self.every_n:
             return
         trainer.save_checkpoint(self.folder / f"{iteration}.ckpt")
-        kept = datamodule_of(trainer).kept
-        assert kept is not None
-        kept.forget(before=iteration)
+        self.kept.forget(before=iteration)
         if iteration == self.killed_at:
             raise Killed
 
@@ -177,33 +180,26 @@ class Run:
         module = Module(config, pad_id=0)
         module.killed_in, module.plan, module.rounding = killed_in, plan or {}, rounding
         prompts = [rollout.prompt for rollout in ROLLOUTS[0]]
-        datamodule = Sampled(
-            config,
-            prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
-            scorer=NoScorer(),
-            make_sampler=lambda module: ScriptedEngine(ScriptedStream(lambda request: "")),
-            progress=Progress(),
-            tokenizer=tiny_tokenizer(),
-            kept=KeptRollouts(RunDir(self.folder, identity_of(config)), prompts),
-        )
-        datamodule.sampled, datamodule.reused = [], []
+        kept = KeptRollouts(RunDir(self.folder, identity_of(config)), prompts)
+        made = Sampled(config, kept)
         trainer = L.Trainer(
             accelerator="cpu",
             max_epochs=NUM_ITERATIONS,
             num_sanity_val_steps=0,
             logger=False,
-            callbacks=[Saving(self.folder, every_n, killed_at)],
+            callbacks=[Saving(self.folder, kept, every_n, killed_at)],
             enable_progress_bar=False,
             enable_model_summary=False,
         )
         path = None if resume is None else self.folder / f"{resume}.ckpt"
         try:
+            datamodule = RolloutDataModule(config, made, progress=Progress())
             trainer.fit(module, datamodule, ckpt_path=path)
             assert killed_in is killed_at is None
         except Killed:
             pass
         self.module = module
-        return datamodule
+        return made
 
 
 @pytest.fixture

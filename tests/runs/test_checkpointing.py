@@ -68,16 +68,16 @@ class Iterations:
         self.free.set()
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
+        kept: Any = SimpleNamespace(forget=self._forget)
         self.callback = Checkpointing(
             RunDir(tmp_path),
             Records(self.events),
             in_background=in_background,
             held=lambda: self.is_held,
+            kept=kept,
             **{"every_n_iterations": 3, "keep": 2, **options},
         )
         self.folder = tmp_path / "checkpoints"
-        kept = SimpleNamespace(forget=self._forget)
-        monkeypatch.setattr(checkpointing, "datamodule_of", lambda _: SimpleNamespace(kept=kept))
         monkeypatch.setattr(checkpointing, "checkpoint_state", self._state)
         monkeypatch.setattr(checkpoint_saving, "_write_state", self._write)
         self.callback.on_fit_start(self.trainer, self.module)

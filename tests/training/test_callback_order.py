@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
@@ -13,7 +15,10 @@ from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Stopping
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.diagnostics import DiagnosticTables, ValuePages
 from vapo.training.module import VapoModule
+from vapo.training.observers import ValueTruths
+from vapo.training.parts import training_parts
 from vapo.training.trainer import RunCallbacks
 
 
@@ -22,7 +27,7 @@ from vapo.training.trainer import RunCallbacks
     [
         ("ValuePretraining", "WeightSync", "the phase decides whether weights are pushed"),
         ("ValuePretraining", "ValuePages", "the last iteration of a phase gets a page"),
-        ("ValuePretraining", "PositionDiagnostics", "and a table by position"),
+        ("ValuePretraining", "DiagnosticTables", "and a table by position"),
         ("WeightSync", "Evaluation", "the score is of the new weights, on an engine that is free"),
         ("Evaluation", "Recording", "the time of the evaluation is among the iteration's"),
         ("ValuePages", "Recording", "and so is that of a page"),
@@ -32,15 +37,47 @@ from vapo.training.trainer import RunCallbacks
     ],
 )
 def test_what_must_come_before_what(first: str, second: str, reason: str, tmp_path: Path) -> None:
-    config = system_config("vapo", "trainer.profile=true")
-    callbacks = RunCallbacks(
-        config,
-        VapoModule(config, pad_id=0),
-        RunDir(tmp_path),
+    callbacks = run_callbacks(tmp_path, "trainer.profile=true")
+    names = [type(callback).__name__ for callback in callbacks.in_order]
+    assert names.index(first) < names.index(second), reason
+
+
+def run_callbacks(folder: Path, *overrides: str, kept: Any = None) -> RunCallbacks:
+    parts = training_parts(
+        VapoModule(system_config("vapo", *overrides), pad_id=0),
+        MagicMock(),
+        progress=Progress(enabled=False),
+        critic_dir=folder / "critic",
+    )
+    return RunCallbacks(
+        parts,
+        RunDir(folder),
         MagicMock(spec=RunLogger, is_resumed=False),
         Progress(enabled=False),
         tiny_tokenizer(),
         Stopping(1.0),
+        kept,
     )
-    names = [type(callback).__name__ for callback in callbacks.in_order]
-    assert names.index(first) < names.index(second), reason
+
+
+def test_the_users_own_come_last_before_the_checkpoint_that_has_their_states(
+    tmp_path: Path,
+) -> None:
+    own, callbacks = Callback(), run_callbacks(tmp_path)
+    callbacks.add([])
+    assert "OwnStates" not in [type(callback).__name__ for callback in callbacks.in_order]
+    callbacks.add([own])
+    assert callbacks.in_order[-3] is own
+    assert [type(callback).__name__ for callback in callbacks.in_order[-2:]] == [
+        *("OwnStates", "Checkpointing")
+    ]
+
+
+def test_what_looks_and_what_saves_get_what_they_need(tmp_path: Path) -> None:
+    kept = MagicMock()
+    truth = ("value_truth.every_n_iterations=1", "value_truth.num_prefixes=1")
+    callbacks = run_callbacks(tmp_path, *truth, kept=kept)
+    assert callbacks.checkpointing.kept is kept
+    readers = [c for c in callbacks.in_order if isinstance(c, (DiagnosticTables, ValuePages))]
+    assert len(readers) == 2
+    assert {type(reader.truths) for reader in readers} == {ValueTruths}

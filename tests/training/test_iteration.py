@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 import torch
 
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
 from vapo.advantages.baselines import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
-from vapo.networks.critic import Critic
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
+from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
+from vapo.training import iteration as stages
 from vapo.training.faults import Faults
-from vapo.training.iteration import IterationRunner
+from vapo.training.iteration import IterationRunner, Observer
+from vapo.training.observers import ValueTruths
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 
@@ -26,7 +30,6 @@ class PlainNetworks:
     layout: Layout = "padded"
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
     pad_id: int = 0
-    critic: Critic | None = None
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
     baseline: CriticBaseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
 
@@ -46,8 +49,9 @@ class PlainNetworks:
 def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakePlayer]:
     made, sampler = collection("vapo", *overrides)
     networks = PlainNetworks()
-    rollouts = RolloutSource(made.config, made, Lineage(), Progress(enabled=False))
-    runner = IterationRunner(rollouts, networks, total=9)
+    progress = Progress(enabled=False)
+    rollouts = RolloutSource(made.config, made, Lineage(), progress)
+    runner = IterationRunner(made.config, rollouts, networks, progress=progress, total=9)
     return runner, networks, sampler
 
 
@@ -93,3 +97,89 @@ def test_the_runs_last_iteration_is_known_in_the_policys_phase() -> None:
         (Phase.VALUE_PRETRAINING, 2, 0, 8),
     ):
         assert runner.last(IterationStart(number, phase, policy_iterations)) == last
+
+
+class Watching(Observer):
+    """Says when it is called, and gives a metric of it."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def sampled(
+        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+    ) -> dict[str, float]:
+        assert player is not None
+        self.events.append("sampled")
+        return {"mine/sampled": float(len(batch))}
+
+    def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
+        self.events.append("evaluated")
+        assert batch.old_values is not None
+        return {"mine/value": float(batch.old_values[0, 0])}
+
+
+def test_observers_are_called_between_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the engine awake before the values, and with all rows after them."""
+    runner, networks, player = make_runner()
+    events: list[str] = []
+    runner.observers = [Watching(events), Watching(events)]
+    runner.safe_point = lambda: events.append("safe point")
+    evaluate, check = networks.evaluate_rollouts, stages.check_batch
+
+    def evaluated(*args: Any, **options: Any) -> EvaluatedBatch:
+        events.append("values")
+        return evaluate(*args, **options)
+
+    def checked(*args: Any, **options: Any) -> Any:
+        events.append("check")
+        return check(*args, **options)
+
+    monkeypatch.setattr(networks, "evaluate_rollouts", evaluated)
+    monkeypatch.setattr(stages, "check_batch", checked)
+    monkeypatch.setattr(player.sampler, "sleep", lambda: events.append("sleep"))
+    made = runner.run(IterationStart(1, Phase.POLICY_OPTIMIZATION))
+    assert events == [
+        *("safe point", "safe point", "sampled", "sampled", "sleep"),
+        *("values", "safe point", "evaluated", "evaluated", "check"),
+    ]
+    assert made.metrics["mine/sampled"] == NUM_PROMPTS * G
+    assert made.metrics["mine/value"] == 0.25
+
+
+def test_an_engine_that_samples_ahead_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _, player = make_runner("training.max_staleness=1")
+    monkeypatch.setattr(player.sampler, "sleep", lambda: pytest.fail("it samples on"))
+    runner.sleep()
+
+
+def test_weights_follow_what_is_waited_for_once_they_may_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, _, player = make_runner()
+    events: list[str] = []
+    assert runner.source is not None
+    monkeypatch.setattr(runner.source, "before_update", lambda: events.append("waited"))
+    monkeypatch.setattr(player.sampler, "sync", lambda weights: events.append(*weights))
+    runner.sync(Phase.VALUE_PRETRAINING, iter([]))
+    assert events == ["waited"]
+    runner.sync(Phase.POLICY_OPTIMIZATION, iter(["weights"]))  # type: ignore[list-item]
+    assert events == ["waited", "waited", "weights"]
+
+
+@pytest.mark.parametrize("trained", [("actor",), ("critic",), ("actor", "critic")])
+def test_minibatches_train_the_networks_that_are_to_be_trained(trained: tuple[str, ...]) -> None:
+    runner, *_ = make_runner()
+    runner.trained = trained
+    made = runner.run(IterationStart(1, Phase.POLICY_OPTIMIZATION))
+    assert {minibatch.networks for minibatch in made.minibatches} == {trained}
+
+
+def test_a_truth_is_of_its_iteration_alone() -> None:
+    runner, *_ = make_runner("value_truth.every_n_iterations=2", "value_truth.num_prefixes=1")
+    truths = ValueTruths(runner.config, runner.progress)
+    measured: Any = object()
+    truths.measured = truths.latest = measured
+    runner.observers = [truths]
+    made = runner.run(IterationStart(3, Phase.VALUE_PRETRAINING))
+    assert truths.measured is truths.latest is None
+    assert not [key for key in made.metrics if key.startswith("truth/")]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
-from tests.poisoned import FixedRolloutModule, Notebook, fixed_rollouts
+from tests.poisoned import Notebook, fixed_rollouts
 from tests.systems import estimated, made_up_batch, system_config
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import reads_old_logprobs
@@ -100,7 +100,7 @@ def fitted(*overrides: str, reads: bool | None = None) -> tuple[Counting, list[d
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, fixed_rollouts(config, progress, FixedRolloutModule))
+    trainer.fit(module, fixed_rollouts(config, progress))
     return module, [found for found in notebook.logged if "progress/iteration" in found]
 
 

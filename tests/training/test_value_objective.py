@@ -19,9 +19,11 @@ from vapo.errors import UserError
 from vapo.functional.losses import value_loss
 from vapo.functional.value_heads import categorical_value
 from vapo.networks.build import make_critic
-from vapo.training.iteration import IterationRunner, mean_over_ranks
+from vapo.training.iteration import IterationRunner
 from vapo.training.minibatches import Microbatches, Minibatch
+from vapo.training.module import VapoModule
 from vapo.training.objective import Totals, value_objective
+from vapo.training.observers import HeadStart, mean_over_ranks
 from vapo.types import IterationStart, Phase, TrainingBatch
 
 CATEGORICAL = ("critic.head.kind=categorical", "critic.head.low=0", "critic.head.high=1")
@@ -121,22 +123,25 @@ def test_the_squared_error_of_an_expectation_and_of_a_scalar_head_are_one(tmp_pa
 # ---- the first batch ----------------------------------------------------------------------
 
 
-def first_batch_runner(folder: Path, *overrides: str) -> IterationRunner:
-    """With a critic of its own."""
+def first_batch_runner(folder: Path, *overrides: str) -> tuple[IterationRunner, HeadStart]:
+    """With the start of a critic of its own."""
     policy = save_tiny_folder(folder / "policy")
     start = ["critic.head.start=first_batch", "critic.init=policy", f"actor.path={policy}"]
-    runner, networks, _ = make_runner(*start, *overrides)
-    networks.critic = make_critic(runner.config, None)
-    return runner
+    runner, *_ = make_runner(*start, *overrides)
+    module = VapoModule(runner.config, pad_id=0)
+    module.critic = make_critic(runner.config, None)
+    head_start = HeadStart(module, runner.progress)
+    runner.observers = [head_start]
+    return runner, head_start
 
 
 def test_the_critic_starts_at_the_first_batchs_mean_reward_and_only_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = first_batch_runner(tmp_path)
+    runner, head_start = first_batch_runner(tmp_path)
     notes: list[str] = []
     monkeypatch.setattr(runner.progress, "note", notes.append)
-    critic = runner.networks.critic
+    critic = head_start.module.critic
     assert critic is not None
     iteration = runner.run(IterationStart(1, Phase.VALUE_PRETRAINING))
     mean = float(iteration.batch.rewards.mean())
@@ -153,11 +158,11 @@ def test_the_critic_starts_at_the_first_batchs_mean_reward_and_only_there(
 def test_a_mean_outside_of_the_range_is_held_inside_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = first_batch_runner(tmp_path, "critic.head.kind=bounded")
+    runner, head_start = first_batch_runner(tmp_path, "critic.head.kind=bounded")
     notes: list[str] = []
     monkeypatch.setattr(runner.progress, "note", notes.append)
     batch = replace(rows(), rewards=torch.tensor([-1.0, -1.0]))
-    metrics = runner.start_head(batch, IterationStart(1, Phase.VALUE_PRETRAINING))
+    metrics = head_start.sampled(batch, IterationStart(1, Phase.VALUE_PRETRAINING), None)
     assert metrics["critic/head_start_mean_reward"] == -1.0
     assert metrics["critic/head_start_value"] == pytest.approx(-0.98)
     assert "held inside the head's range at -0.9800" in notes[0]
@@ -171,8 +176,8 @@ def test_the_mean_is_of_the_rewards_that_the_critic_learns(tmp_path: Path) -> No
     )
     for kind, mean in (("shaped", -0.25), ("unshaped", 0.5)):
         punished = "rewards.overlong.soft_punishment=true"
-        runner = first_batch_runner(tmp_path, punished, f"critic.reward={kind}")
-        metrics = runner.start_head(batch, start)
+        _, head_start = first_batch_runner(tmp_path, punished, f"critic.reward={kind}")
+        metrics = head_start.sampled(batch, start, None)
         assert metrics["critic/head_start_mean_reward"] == mean
         assert metrics["critic/head_start_value"] == mean
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
-from vapo.commands.training_checks import CheckedInputs, checked_inputs
+from vapo.commands.training_checks import checked_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.config.function_rules import names_a_notebooks_function
@@ -20,10 +20,8 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoint_folders import path_for_lightning
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import read_manifest
@@ -46,9 +44,8 @@ from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
-from vapo.training.actor_access import sampler_maker
-from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
+from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.training.trainer import RunCallbacks, make_trainer
 
 _FOLDER_CHARS = 48  # so that the folder's path has room on a line of 80 columns
@@ -95,13 +92,13 @@ def train(
     config: FitConfig,
     run_dir: RunDir,
     checkpoint: Path | None,
-    inputs: CheckedInputs,
+    inputs: Inputs,
     own: OwnParts,
     stopping: Stopping,
     started: float,
 ) -> Path:
     """The run itself, once everything has been checked."""
-    tokenizer, prompts, stored = inputs.tokenizer, inputs.prompts, inputs.stored
+    tokenizer, prompts = inputs.tokenizer, inputs.prompts
     with (
         Progress() as progress,
         scorer_of(config) as scorer,
@@ -117,28 +114,25 @@ def train(
     ):
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
-        begin_record(config, run_dir, prompts, stored, logger, progress)
+        begin_record(config, run_dir, inputs, logger, progress)
         module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
         kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
-        datamodule = RolloutDataModule(
-            config,
-            prompts=prompts,
-            scorer=scorer,
-            make_sampler=sampler_maker(config, tokenizer),
+        parts = training_parts(
+            module,
+            Sampling(config, inputs, scorer, progress, kept),
             progress=progress,
-            kept=kept,
-            stored=stored,
-            tokenizer=tokenizer,
+            critic_dir=run_dir.path / "pretrained_critic",
+            stored=inputs.stored,
             safe_point=stopping.safe_point,
         )
-        callbacks = RunCallbacks(config, module, run_dir, logger, progress, tokenizer, stopping)
+        callbacks = RunCallbacks(parts, run_dir, logger, progress, tokenizer, stopping, kept)
         callbacks.add(own.callbacks)
-        trainer = make_trainer(config, module, callbacks, logger)
+        trainer = make_trainer(parts, callbacks.in_order, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
         try:
-            with closing(datamodule), callbacks.peers.ends_clearly(run_dir):
-                trainer.fit(module, datamodule, ckpt_path=path)
+            with closing(parts.datamodule), callbacks.peers.ends_clearly(run_dir):
+                trainer.fit(module, parts.datamodule, ckpt_path=path)
                 leave_together()
             describe_score(config, callbacks, logger)
         except StoppedRun as stopped:
@@ -157,12 +151,12 @@ def train(
 def begin_record(
     config: FitConfig,
     run_dir: RunDir,
-    prompts: PromptSplit,
-    stored: StoredRollouts | None,
+    inputs: Inputs,
     logger: RunLogger,
     progress: Progress,
 ) -> None:
     """What the run reads, into its record; what the user should know of it, to the console."""
+    prompts, stored = inputs.prompts, inputs.stored
     if run_dir.is_same_config:
         logger.skip_recorded()
     else:

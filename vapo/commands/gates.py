@@ -7,16 +7,15 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot
-from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.command_rules import check_gates
-from vapo.commands.training_checks import checked_tokenizer
+from vapo.commands.training_checks import checked_tokenizer, read_inputs
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
@@ -25,12 +24,9 @@ from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
-from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
 from vapo.studies.gates.answer_now import answer_token_ids
 from vapo.studies.gates.measuring import measure, policy_iterations
 from vapo.studies.gates.probes import ProbeSetting
@@ -43,19 +39,8 @@ from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.training.actor_access import sampler_maker
+from vapo.training.parts import Inputs
 from vapo.types import Prompt
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What the config names, read and checked. `answer_ids` None: without a guess."""
-
-    tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSplit
-    heldout: list[Prompt]
-    stored: StoredRollouts | None
-    answer_ids: tuple[int, ...] | None
 
 
 def run(
@@ -69,8 +54,7 @@ def run(
     started = time.monotonic()
     quiet_libraries()
     check_gates(config, answer_now)
-    inputs = read_inputs(config, answer_now)
-    tokenizer = inputs.tokenizer
+    inputs, heldout, answer_ids = gates_inputs(config, answer_now)
     folder = output_dir or Path(config.output_dir) / "gates"
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -86,19 +70,19 @@ def run(
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, inputs.prompts))
         progress.note(inputs.prompts.report.describe())
-        setting = ProbeSetting(
-            config,
-            tokenizer,
-            inputs.prompts,
-            scorer,
-            sampler_maker(config, tokenizer),
-            progress,
-            inputs.stored,
+        setting = ProbeSetting(config, inputs, scorer, progress)
+        start = measured_start(setting, heldout, answer_ids)
+        progress.note(describe_cost(config, start, num_iterations))
+        figures, curves = measure(
+            setting,
+            start,
+            lambda rollout: oracle_states(config, rollout, inputs.tokenizer),
+            num_iterations=num_iterations,
+            folder=folder,
         )
-        figures, curves, num_heldout = measured(setting, inputs, num_iterations, folder)
         gates = judge(figures)
         about = [
-            f"{num_heldout} held-out responses of {config.actor.path}, critic from "
+            f"{len(start.batch)} held-out responses of {config.actor.path}, critic from "
             f"{critic_start(config)}, seed {config.seed}",
             f"answered at the middle with {answer_now!r}" if answer_now else "no --answer_now",
             f"at most {num_iterations} iterations a probe; {time.monotonic() - started:.0f} s in "
@@ -110,43 +94,31 @@ def run(
     return folder
 
 
-def read_inputs(config: FitConfig, answer_now: str | None) -> Inputs:
-    """Read what is needed, and check it before anything is sampled."""
+def gates_inputs(
+    config: FitConfig, answer_now: str | None
+) -> tuple[Inputs, list[Prompt], tuple[int, ...] | None]:
+    """Read what is needed, and check it before anything is sampled; with the held-out prompts and
+    the tokens of `answer_now`."""
     tokenizer = checked_tokenizer(config)
     check_head_is_kept(config)
     budget, answer_ids = config.rollouts.max_response_tokens, None
     if answer_now is not None:
         answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
-    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
-    heldout = prompts.heldout[: config.evaluation.num_prompts]
+    inputs = read_inputs(config, tokenizer)
+    heldout = inputs.prompts.heldout[: config.evaluation.num_prompts]
     if not heldout:
         raise UserError("data.heldout: no prompts to sample held-out rollouts of")
-    return Inputs(tokenizer, prompts, heldout, open_stored(config, tokenizer), answer_ids)
+    return inputs, heldout, answer_ids
 
 
-def measured(
-    setting: ProbeSetting, inputs: Inputs, num_iterations: int, folder: Path
-) -> tuple[GateFigures, GateCurves, int]:
-    """Sample the start policy, say what the probes cost at most, and run them; with the number
-    of held-out responses."""
-    config, tokenizer = setting.config, inputs.tokenizer
+def measured_start(
+    setting: ProbeSetting, heldout: list[Prompt], answer_ids: tuple[int, ...] | None
+) -> StartPolicy:
+    """Sample the start policy."""
+    config, tokenizer = setting.config, setting.inputs.tokenizer
     with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
-        start = sample_start(
-            config,
-            inputs.heldout,
-            Player(config, sampler, setting.scorer, tokenizer),
-            setting.progress,
-            answer_ids=inputs.answer_ids,
-        )
-    setting.progress.note(describe_cost(config, start, num_iterations))
-    figures, curves = measure(
-        setting,
-        start,
-        lambda rollout: oracle_states(config, rollout, tokenizer),
-        num_iterations=num_iterations,
-        folder=folder,
-    )
-    return figures, curves, len(start.batch)
+        player = Player(config, sampler, setting.scorer, tokenizer)
+        return sample_start(config, heldout, player, setting.progress, answer_ids=answer_ids)
 
 
 def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:

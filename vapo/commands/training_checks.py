@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
@@ -12,33 +10,29 @@ from vapo.networks.build import check_critic, check_tokenizers
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.prompts.load import load_prompts
 from vapo.rollouts.engines.selection import check_engine
-from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored
+from vapo.rollouts.stored_rollouts import open_stored
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.distributed import check_launch
 from vapo.system.quiet import quiet_libraries
+from vapo.training.parts import Inputs
 
 
-@dataclass(frozen=True)
-class CheckedInputs:
-    """What a training reads before its networks; `stored`: rollouts for value pretraining."""
-
-    tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSplit
-    stored: StoredRollouts | None
-
-
-def checked_inputs(config: FitConfig) -> CheckedInputs:
+def checked_inputs(config: FitConfig) -> Inputs:
     """Check the config against the machine, and read tokenizer, prompts and stored rollouts.
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
     quiet_libraries()
     check_launch(config.trainer)
-    tokenizer = checked_tokenizer(config)
+    return read_inputs(config, checked_tokenizer(config))
+
+
+def read_inputs(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Inputs:
+    """The prompts and stored rollouts of a config. Raises: UserError."""
     prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
-    return CheckedInputs(tokenizer, prompts, open_stored(config, tokenizer))
+    return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
 
 
 def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:

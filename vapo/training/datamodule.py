@@ -1,26 +1,24 @@
-"""The LightningDataModule: each epoch is one iteration, whose minibatches it hands to Lightning."""
+"""Lightning's side of an iteration: its minibatches, and the engine's access to the module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import lightning as L
 import torch
-from transformers import PreTrainedTokenizerBase
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from vapo.config import FitConfig
-from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.rollouts.player import Player
+from vapo.networks.lora import merged
+from vapo.networks.token_inputs import TokenInputs
+from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
-from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.training.iteration import Iteration, IterationRunner
-from vapo.training.minibatches import Minibatch
+from vapo.system.sharding import full_state, gathered
+from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
+from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule
 from vapo.training.schedule import num_steps
 
@@ -38,50 +36,59 @@ def iteration_of(trainer: L.Trainer) -> Iteration:
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Holds what an iteration needs, and the iteration in training.
+    """Makes the iterations of a module once its networks are there, and holds the one in training.
 
     Args:
-        make_sampler: the engine of a run that has something to do.
-        tokenizer: the policy's.
-        kept: the rollouts on the disk; None: they are not kept.
-        stored: the rollouts that value pretraining trains on; None: it samples.
+        make_rollouts: where a module's rollouts come from; called for a run that has something to
+            do. The engine is its own, and closed with it.
+        observers: called between the stages.
+        trained: the networks that minibatches may train.
         safe_point: called between stages; may raise, to stop the run.
     """
-
-    iteration: Iteration
-    player: Player
-    rollouts: RolloutSource
-    loader: IterationLoader
 
     def __init__(
         self,
         config: FitConfig,
+        make_rollouts: Callable[[VapoModule], Rollouts],
         *,
-        prompts: PromptSplit,
-        scorer: Scorer,
-        make_sampler: Callable[[VapoModule], Sampler],
         progress: Progress,
-        tokenizer: PreTrainedTokenizerBase,
-        kept: KeptRollouts | None = None,
-        stored: StoredRollouts | None = None,
+        observers: Sequence[Observer] = (),
+        trained: Sequence[str] = NETWORKS,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.config = config
-        self.prompts = prompts
-        self.scorer = scorer
-        self.make_sampler = make_sampler
+        self.make_rollouts = make_rollouts
         self.progress = progress
-        self.kept = kept
-        self.stored = stored
-        self.tokenizer = tokenizer
+        self.observers = observers
+        self.trained = trained
         self.safe_point = safe_point
+        self._runner: IterationRunner | None = None
+        self._iteration: Iteration | None = None
+
+    @property
+    def runner(self) -> IterationRunner:
+        """What runs the stages, from the first loader on."""
+        assert self._runner is not None, "Lightning asks for the loader first"
+        return self._runner
+
+    @property
+    def iteration(self) -> Iteration:
+        """The iteration that is being trained on, or was trained on last."""
+        assert self._iteration is not None, "it begins with the epoch's first minibatch"
+        return self._iteration
+
+    @property
+    def source(self) -> RolloutSource:
+        """The rollouts of a run that has an engine."""
+        assert self.runner.source is not None, "all rollouts are a file's"
+        return self.runner.source
 
     def train_dataloader(self) -> Sized:
         """Lightning asks once, when networks and optimizers are as the run begins or resumes.
 
-        Where the phases differ in their numbers of minibatches it asks before each iteration, and
-        gets the same loader again.
+        Where the phases differ in their numbers of minibatches it asks before each iteration; the
+        runner stays the same.
         """
         assert self.trainer is not None, "the datamodule is used through a Trainer"
         module = self.trainer.lightning_module
@@ -89,28 +96,27 @@ class RolloutDataModule(L.LightningDataModule):
         if module.is_finished:  # Lightning asks before it looks whether there is more to do
             self.progress.note("the run has all its iterations already: nothing is left to do")
             return []
-        if hasattr(self, "loader") and self.loader.module is module:
-            return self.loader
-        self.player = Player(self.config, self.make_sampler(module), self.scorer, self.tokenizer)
-        self.rollouts = self.rollout_source(module)
-        self.loader = IterationLoader(self, module, self.iteration_runner(module))
-        return self.loader
+        if self._runner is None or self._runner.networks is not module:
+            self._runner = self.make_runner(module, total=self.trainer.max_epochs or 0)
+        return IterationLoader(self, module)
 
-    def iteration_runner(self, module: VapoModule) -> IterationRunner:
-        assert self.trainer is not None
-        total = self.trainer.max_epochs or 0
-        return IterationRunner(self.rollouts, module, total=total, safe_point=self.safe_point)
-
-    def rollout_source(self, module: VapoModule) -> RolloutSource:
-        collection = RolloutCollection(
+    def make_runner(self, module: VapoModule, *, total: int) -> IterationRunner:
+        return IterationRunner(
             self.config,
-            prompts=self.prompts,
-            player=self.player,
+            self.make_rollouts(module),
+            module,
             progress=self.progress,
+            total=total,
+            observers=self.observers,
+            trained=self.trained,
+            safe_point=self.safe_point,
         )
-        return RolloutSource(
-            self.config, collection, module.lineage, self.progress, self.kept, self.stored
-        )
+
+    def next_iteration(self, module: VapoModule) -> Iteration:
+        """Run the stages of the iteration that begins."""
+        self._iteration = None  # one iteration's rollouts are in memory at a time
+        self._iteration = self.runner.run(module.start)
+        return self._iteration
 
     def transfer_batch_to_device(
         self, batch: Minibatch, device: torch.device, dataloader_idx: int
@@ -120,16 +126,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Lightning's hook, Ctrl-C included: no thread outlives the run."""
-        if hasattr(self, "rollouts"):
-            self.rollouts.cancel()
+        if self._runner is not None and self._runner.source is not None:
+            self._runner.source.cancel()
 
     def close(self) -> None:
-        """Stop what is sampled ahead, the verifier's processes and the engine."""
-        if hasattr(self, "rollouts"):
-            self.rollouts.cancel()
-        self.scorer.close()
-        if hasattr(self, "player"):
-            self.player.sampler.close()
+        """Stop what is sampled ahead, and the engine."""
+        if self._runner is not None and self._runner.source is not None:
+            self._runner.source.cancel()
+            self._runner.source.collection.player.sampler.close()
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,46 @@ class IterationLoader:
 
     datamodule: RolloutDataModule
     module: VapoModule
-    runner: IterationRunner
 
     def __len__(self) -> int:
         """Of the next iteration: those of the two phases may differ."""
         return num_steps(self.datamodule.config, self.module.phase)
 
     def __iter__(self) -> Iterator[Minibatch]:
-        if hasattr(self.datamodule, "iteration"):
-            del self.datamodule.iteration  # one iteration's rollouts are in memory at a time
-        self.datamodule.iteration = self.runner.run(self.module.start)
-        yield from self.datamodule.iteration.minibatches
+        yield from self.datamodule.next_iteration(self.module).minibatches
+
+
+class WeightSync(Callback):
+    """Ends an iteration with its last stage; must come before every callback that uses the engine,
+    and after `ValuePretraining`, which ends the phase."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
+
+
+def actor_access(module: VapoModule) -> ActorAccess:
+    """What a sampling engine needs of the module's own actor."""
+
+    def logprobs(inputs: TokenInputs) -> Tensor:
+        with module.trainer.precision_plugin.forward_context():
+            return inputs.scatter(module.actor(inputs, temperature=1.0)[0])
+
+    return ActorAccess(
+        model=module.actor.model,
+        device=module.device,
+        weights=lambda: actor_weights(module),
+        logprobs=logprobs,
+        gather=lambda: gathered(module.actor),
+        local_rank=module.local_rank,
+    )
+
+
+def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the actor's full weights under the model folder's names; every rank must iterate.
+
+    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
+    would miss the second. Adapters are merged.
+    """
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
+    yield from merged(weights, module.config.actor.lora)

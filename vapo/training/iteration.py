@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics
-from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
-from vapo.diagnostics.position_profiles import Profile, position_profile
-from vapo.diagnostics.value_page.contents import PageContents, page_contents
-from vapo.diagnostics.value_truth.measure import (
-    ValueTruth,
-    beside_values,
-    measure_truth,
-    truth_metrics,
-)
-from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import start_heads
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
-from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
-from vapo.system.distributed import all_ranks, rank, sum_over_ranks
+from vapo.system.distributed import rank
+from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.training.faults import Faults
-from vapo.training.minibatches import Minibatch, make_minibatches
-from vapo.training.schedule import common_minibatches, passes
+from vapo.training.minibatches import NETWORKS, Minibatch, make_minibatches
+from vapo.training.schedule import common_minibatches, page_is_due, passes
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, TrainingBatch
 
 
@@ -48,7 +34,6 @@ class Networks(Protocol):
 
     pad_id: int
     faults: Faults
-    critic: Critic | None
     baseline: CriticBaseline
 
     @property
@@ -61,6 +46,29 @@ class Networks(Protocol):
         """Add the log-probs and values that the phase needs to a batch."""
 
 
+class Rollouts(Protocol):
+    """Where the rollouts come from: a run's `RolloutSource`, or a file alone."""
+
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The iteration's rollouts, and the metrics of sampling; `last` is the run's last index."""
+
+
+class Observer:
+    """What is done beside the stages. Every rank calls it; it returns metrics of the iteration."""
+
+    def sampled(
+        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+    ) -> dict[str, float]:
+        """The rollouts are there, their values are not; `player` (None: without) is still free."""
+        return {}
+
+    def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
+        """All rollouts have their values; none has been left out yet."""
+        return {}
+
+
 @dataclass(frozen=True)
 class Iteration:
     """What an iteration trains on, and its rollouts as they were before its update."""
@@ -70,7 +78,6 @@ class Iteration:
     metrics: dict[str, float]
     batch: TrainingBatch
     checked: CheckedBatch
-    truth: ValueTruth | None = None
 
     @property
     def number(self) -> int:
@@ -81,127 +88,77 @@ class Iteration:
     def phase(self) -> Phase:
         return self.start.phase
 
-    def positions(self, config: FitConfig) -> Profile:
-        """The table of values and advantages by token position. Every rank must call this."""
-        return position_profile(
-            self.batch,
-            resolve(config),
-            max_response_tokens=config.rollouts.max_response_tokens,
-        )
-
-    def page(self, config: FitConfig) -> PageContents | None:
-        """The value page; None where nothing could be trained on. Every rank must call this."""
-        batch = self.checked.whole_groups(self.batch)
-        if self.checked.fault is not None or not all_ranks(len(batch) > 0):
-            return None
-        truth = None if self.truth is None else self.truth.on_rows(self.checked.whole_rows)
-        return page_contents(batch, config, self.positions(config), self.start.index, truth=truth)
-
 
 class IterationRunner:
     """Runs the stages of an iteration; every rank runs the same ones.
 
     Args:
         total: the expected number of iterations of the whole run.
+        observers: called between stages, in this order.
+        trained: the networks that minibatches may train; the others stay as they are.
         safe_point: called between stages; may raise, to stop the run.
     """
 
     def __init__(
         self,
-        rollouts: RolloutSource,
+        config: FitConfig,
+        rollouts: Rollouts,
         networks: Networks,
         *,
+        progress: Progress,
         total: int,
+        observers: Sequence[Observer] = (),
+        trained: Sequence[str] = NETWORKS,
         safe_point: Callable[[], None] = lambda: None,
     ) -> None:
+        self.config = config
+        self.hyperparameters = resolve(config)
         self.rollouts = rollouts
+        # without them all rollouts are a file's, and there is no engine
+        self.source = rollouts if isinstance(rollouts, RolloutSource) else None
+        self.player = None if self.source is None else self.source.collection.player
         self.networks = networks
+        self.progress = progress
         self.total = total
+        self.observers = observers
+        self.trained = trained
         self.safe_point = safe_point
-        self.config = rollouts.config
-        self.progress = rollouts.progress
-        self.hyperparameters = resolve(self.config)
 
     def run(self, start: IterationStart) -> Iteration:
-        """Run one iteration: prompts, rollouts, rewards, values, advantages, minibatches."""
+        """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
         self.progress.iteration(start.number, self.total, start.phase.value)
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start, last=self.last(start))
         self.safe_point()
-        measured = self.sample_truth(rollouts, start)
-        if not self.rollouts.samples_ahead:
-            self.rollouts.collection.player.sampler.sleep()
-        metrics |= self.start_head(rollouts, start)
+        for observer in self.observers:
+            metrics |= observer.sampled(rollouts, start, self.player)
+        self.sleep()
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
-        truth = self.truth(measured, evaluated, start)
+        for observer in self.observers:
+            metrics |= observer.evaluated(evaluated, start)
         checked = self.check(evaluated, start)
-        batch = self.estimate(checked.batch, start)
-        metrics = iteration_metrics(batch, self.hyperparameters) | metrics
-        metrics |= {} if truth is None else truth_metrics(truth)
-        metrics |= correction_metrics(batch, mismatch_of(self.config))
-        batch, masked = mask_agreement(batch, self.config.algorithm.agreement_mask_share)
-        metrics |= masked
-        batch, masked = mask_disagreement(batch, self.config.algorithm.disagreement_mask_share)
-        metrics |= masked
-        if start.phase is Phase.POLICY_OPTIMIZATION:
-            metrics |= self.networks.baseline.metrics
+        batch, found = self.mask(self.estimate(checked.batch, start), start)
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
-        return Iteration(start, minibatches, metrics, batch, checked, truth)
+        return Iteration(start, minibatches, found | metrics, batch, checked)
 
-    def start_head(self, batch: RolloutBatch, start: IterationStart) -> dict[str, float]:
-        """Let the critic start at the mean of its rewards over all ranks, with
-        `critic.head.start` first_batch in the run's first iteration.
+    def sync(self, next_phase: Phase, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """After the iteration's steps the engine gets the policy's weights, once they may move.
 
-        A resumed run is past it: a checkpoint is written at an iteration's end.
+        Rollouts that are sampled ahead are waited for where the config says so, so this must come
+        before everything else that uses the engine. Every rank must call this.
         """
-        waits = self.config.critic.head.start == "first_batch" and start.number == 1
-        if not waits or self.networks.critic is None:
-            return {}
-        rewards = critic_rewards(batch, self.config)
-        if batch.is_failed is not None:
-            rewards = rewards[~batch.is_failed]
-        mean = mean_over_ranks(rewards)
-        value = start_heads(self.networks.critic, mean)
-        held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
-        self.progress.note(
-            f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "
-            f"mean reward of the first rollout batch, {mean:.4f}{held}"
-        )
-        return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
+        if self.source is None or self.player is None:
+            return
+        self.source.before_update()
+        if next_phase is Phase.POLICY_OPTIMIZATION:
+            with self.progress.stage("weight_sync"):
+                self.player.sampler.sync(weights)
 
-    def sample_truth(
-        self, batch: RolloutBatch, start: IterationStart
-    ) -> tuple[list[TruthPoint], int] | None:
-        """Sample on from prefixes of the rollouts, where `value_truth` has it due."""
-        every_n = self.config.value_truth.every_n_iterations
-        if every_n is None or not is_due(self.config, start, every_n, ends_phase=False):
-            return None
-        if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
-            return None
-        if not all_ranks(any(rollout.failure is None for rollout in batch.rollouts)):
-            return None  # a process has lost all its episodes
-        settings = sampling_settings(self.config.rollouts)
-        return measure_truth(
-            batch,
-            self.rollouts.collection.continuer(settings),
-            seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
-            note=self.progress.note,
-            groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
-            and start.phase is Phase.POLICY_OPTIMIZATION,
-        )
-
-    def truth(
-        self,
-        measured: tuple[list[TruthPoint], int] | None,
-        batch: EvaluatedBatch,
-        start: IterationStart,
-    ) -> ValueTruth | None:
-        """What was measured, beside the critic's values."""
-        if measured is None:
-            return None
-        seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
-        return beside_values(*measured, batch.old_values, self.config, seed=seed)
+    def sleep(self) -> None:
+        """The networks get the engine's memory, unless it samples on beside them."""
+        if self.player is not None and not self.config.training.max_staleness:
+            self.player.sampler.sleep()
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""
@@ -233,6 +190,20 @@ class IterationRunner:
             check_value_targets(estimated, self.config.critic)
             return correct_mismatch(estimated, mismatch_of(self.config))
 
+    def mask(
+        self, batch: TrainingBatch, start: IterationStart
+    ) -> tuple[TrainingBatch, dict[str, float]]:
+        """Take from the policy's losses what the spread of several critics says; with the metrics,
+        which are of the batch as it came."""
+        algorithm = self.config.algorithm
+        metrics = iteration_metrics(batch, self.hyperparameters)
+        metrics |= correction_metrics(batch, mismatch_of(self.config))
+        batch, of_policy = mask_agreement(batch, algorithm.agreement_mask_share)
+        batch, of_bonus = mask_disagreement(batch, algorithm.disagreement_mask_share)
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            metrics |= self.networks.baseline.metrics
+        return batch, metrics | of_policy | of_bonus
+
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
     ) -> list[Minibatch]:
@@ -247,7 +218,7 @@ class IterationRunner:
                 pad_id=self.networks.pad_id,
                 layout=self.networks.layout,
                 seed=derive_seed(self.config.seed, "minibatches", *place),
-                networks=part.networks,
+                networks=tuple(name for name in part.networks if name in self.trained),
             )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
@@ -256,32 +227,3 @@ class IterationRunner:
         if start.phase is Phase.POLICY_OPTIMIZATION:
             return start.index + self.config.training.num_iterations - start.policy_iterations - 1
         return self.total - 1
-
-
-def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:
-    """The mean of the finite rewards of all ranks; 0 without one."""
-    finite = rewards[torch.isfinite(rewards)].double()
-    total, count = sum_over_ranks(
-        torch.stack([finite.sum(), torch.tensor(len(finite), dtype=torch.double)])
-    ).tolist()
-    return total / max(count, 1.0)
-
-
-def is_due(config: FitConfig, start: IterationStart, every_n: int, *, ends_phase: bool) -> bool:
-    """Whether an iteration is the first, the last or an n-th of its phase.
-
-    Args:
-        ends_phase: whether the iteration has ended value pretraining, which is known after it.
-    """
-    if start.phase is Phase.POLICY_OPTIMIZATION:
-        number = start.policy_iterations + 1
-        is_last = number >= config.training.num_iterations
-    else:
-        number, is_last = start.number, ends_phase
-    return number == 1 or is_last or number % every_n == 0
-
-
-def page_is_due(config: FitConfig, start: IterationStart, *, ends_phase: bool) -> bool:
-    """Whether the iteration gets a value page."""
-    every_n = config.value_pages.every_n_iterations
-    return every_n is not None and is_due(config, start, every_n, ends_phase=ends_phase)

@@ -24,6 +24,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.ensemble import forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
+from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.sharding import reshard, set_gradient_sync
@@ -78,6 +79,7 @@ class VapoModule(L.LightningModule):
         self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
         self.minibatches_without_loss: dict[str, int] = {}  # of these
         self.engine_gaps = EngineGaps()  # of this iteration, where nothing reads old log-probs
+        self._layout: Layout | None = None
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.lineage = Lineage()
         self.baseline = CriticBaseline(config.algorithm.baseline)
@@ -90,6 +92,12 @@ class VapoModule(L.LightningModule):
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self.phase_index.fill_(PHASES.index(phase))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the networks' inputs, once `configure_model` has made them."""
+        assert self._layout is not None, "Lightning calls configure_model first"
+        return self._layout
 
     @property
     def next_start(self) -> IterationStart:
@@ -106,7 +114,7 @@ class VapoModule(L.LightningModule):
     # ---- networks and optimizers -------------------------------------------------------------
 
     def configure_model(self) -> None:
-        if hasattr(self, "actor"):
+        if self._layout is not None:
             return
         mesh = data_mesh(self)
         self.actor = make_actor(self.config, mesh)
@@ -114,7 +122,7 @@ class VapoModule(L.LightningModule):
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self.layout = choose_layout(
+        self._layout = choose_layout(
             self.config.training.packing,
             [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
         )
@@ -156,10 +164,9 @@ class VapoModule(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.start = self.next_start
-        self.update_seconds.clear()
+        for of_iteration in (self.update_seconds, self.minibatch_metrics, self.engine_gaps):
+            of_iteration.clear()
         self.update_flops = 0.0
-        self.minibatch_metrics.clear()
-        self.engine_gaps.clear()
         self.num_minibatches = dict.fromkeys(self._losses(), 0)
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 

@@ -1,9 +1,8 @@
-"""A config's module, data and callbacks, for a Lightning Trainer of one's own."""
+"""The parts of a training, put together: for `vapo fit`, for Python, for probes and for critics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,69 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.collection import RolloutCollection
+from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.engines.selection import make_sampler
+from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.player import Player
+from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
-from vapo.training.actor_access import sampler_maker
 from vapo.training.callbacks.value_pretraining import ValuePretraining
-from vapo.training.callbacks.weight_sync import WeightSync
-from vapo.training.datamodule import RolloutDataModule
+from vapo.training.datamodule import RolloutDataModule, WeightSync, actor_access
+from vapo.training.iteration import Observer, Rollouts
+from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
-from vapo.training.trainer import num_pretraining_iterations, trainer_options
+from vapo.training.observers import HeadStart, ValueTruths
+from vapo.training.schedule import phases_differ
+from vapo.training.strategy import lightning_precision, make_strategy
+
+MakeSampler = Callable[[VapoModule], Sampler]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a training reads before its networks.
+
+    Attributes:
+        tokenizer: the policy's.
+        stored: the rollouts that value pretraining trains on; None: it samples.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSplit
+    stored: StoredRollouts | None = None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Makes a module's rollouts: its actor samples them, the scorer answers and judges.
+
+    Args:
+        kept: the rollouts on the disk; None: they are not kept.
+        make_sampler: another engine than the config's.
+    """
+
+    config: FitConfig
+    inputs: Inputs
+    scorer: Scorer
+    progress: Progress
+    kept: KeptRollouts | None = None
+    make_sampler: MakeSampler | None = None
+
+    def __call__(self, module: VapoModule) -> RolloutSource:
+        config, tokenizer, prompts = self.config, self.inputs.tokenizer, self.inputs.prompts
+        if self.make_sampler is not None:
+            sampler = self.make_sampler(module)
+        else:
+            sampler = make_sampler(config, actor_access(module), tokenizer)
+        player = Player(config, sampler, self.scorer, tokenizer)
+        collection = RolloutCollection(
+            config, prompts=prompts, player=player, progress=self.progress
+        )
+        stored = self.inputs.stored
+        return RolloutSource(config, collection, module.lineage, self.progress, self.kept, stored)
 
 
 @dataclass(frozen=True)
@@ -35,50 +88,77 @@ class TrainingParts:
             policy phase, and the weights' way to the sampling engine.
         trainer_options: arguments of `L.Trainer` that follow from the config: devices, strategy,
             precision, the number of epochs, and how Lightning treats the loader.
+        truths: what `value_truth` measures; None: nothing.
     """
 
     module: VapoModule
     datamodule: RolloutDataModule
     callbacks: list[Callback]
     trainer_options: dict[str, Any]
+    truths: ValueTruths | None
 
 
-@contextmanager
 def training_parts(
-    config: FitConfig,
+    module: VapoModule,
+    make_rollouts: Callable[[VapoModule], Rollouts],
     *,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSplit,
-    stored: StoredRollouts | None,
-    folder: Path,
-) -> Iterator[TrainingParts]:
-    """The parts of a training; verifiers' processes and the engine end with the context.
+    progress: Progress,
+    critic_dir: Path | None,
+    stored: StoredRollouts | None = None,
+    trained: Sequence[str] = NETWORKS,
+    safe_point: Callable[[], None] = lambda: None,
+) -> TrainingParts:
+    """Put the parts of a training of the module's config together.
 
-    `folder` is where value pretraining saves its critic, as `pretrained_critic`.
+    Args:
+        critic_dir: where value pretraining saves its critic; None: the module's phase is not
+            changed, and there is no value pretraining but by it.
+        stored: the rollouts whose held-out part tells when value pretraining is over.
+        trained: the networks that minibatches may train.
+        safe_point: called between stages; may raise, to stop the run.
     """
-    with (
-        Progress(live=False) as progress,
-        scorer_of(config) as scorer,
-    ):
-        progress.note(prompts.report.describe())
-        module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
-        datamodule = RolloutDataModule(
-            config,
-            prompts=prompts,
-            scorer=scorer,
-            make_sampler=sampler_maker(config, tokenizer),
+    config, observers, truths = module.config, list[Observer](), None
+    if config.value_truth.every_n_iterations is not None:
+        observers.append(truths := ValueTruths(config, progress))
+    if config.critic.head.start == "first_batch":
+        observers.append(HeadStart(module, progress))
+    datamodule = RolloutDataModule(
+        config,
+        make_rollouts,
+        progress=progress,
+        observers=observers,
+        trained=trained,
+        safe_point=safe_point,
+    )
+    callbacks: list[Callback] = [WeightSync()]
+    if critic_dir is not None:
+        pretraining = ValuePretraining(
+            config.components.value_pretraining,
+            num_iterations=num_pretraining_iterations(module),
+            critic_dir=critic_dir,
             progress=progress,
             stored=stored,
-            tokenizer=tokenizer,
         )
-        callbacks: list[Callback] = [
-            ValuePretraining(
-                config.components.value_pretraining,
-                num_iterations=num_pretraining_iterations(module),
-                critic_dir=folder / "pretrained_critic",
-                progress=progress,
-            ),
-            WeightSync(progress),
-        ]
-        with closing(datamodule):
-            yield TrainingParts(module, datamodule, callbacks, trainer_options(config, module))
+        callbacks.insert(0, pretraining)
+    return TrainingParts(module, datamodule, callbacks, trainer_options(module), truths)
+
+
+def num_pretraining_iterations(module: VapoModule) -> int:
+    return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
+
+
+def trainer_options(module: VapoModule) -> dict[str, Any]:
+    """The arguments of `L.Trainer` that follow from the config: one epoch is one iteration."""
+    config = module.config
+    return {
+        "accelerator": config.trainer.accelerator,
+        "devices": config.trainer.devices,
+        "num_nodes": config.trainer.num_nodes,
+        "strategy": make_strategy(config.trainer),
+        "precision": lightning_precision(config.trainer),
+        "max_epochs": num_pretraining_iterations(module) + config.training.num_iterations,
+        "use_distributed_sampler": False,
+        "reload_dataloaders_every_n_epochs": int(phases_differ(config)),
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }

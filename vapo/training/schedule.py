@@ -1,4 +1,4 @@
-"""How often an iteration's rollouts are trained on, and by which network: its passes.
+"""An iteration's passes over its rollouts, and the iterations that are looked at more closely.
 
 A pass goes over the rollout batch once, in minibatches of one size. Actor and critic share the
 first pass where their minibatches are equally large; every other pass is of one network alone.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import num_actor_steps
-from vapo.types import Phase
+from vapo.types import IterationStart, Phase
 
 ACTOR, CRITIC = "actor", "critic"
 
@@ -92,3 +92,23 @@ def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
     if network != CRITIC or own is None:
         return None
     return own if phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
+
+
+def is_due(config: FitConfig, start: IterationStart, every_n: int, *, ends_phase: bool) -> bool:
+    """Whether an iteration is the first, the last or an n-th of its phase.
+
+    Args:
+        ends_phase: whether the iteration has ended value pretraining, which is known after it.
+    """
+    if start.phase is Phase.POLICY_OPTIMIZATION:
+        number = start.policy_iterations + 1
+        is_last = number >= config.training.num_iterations
+    else:
+        number, is_last = start.number, ends_phase
+    return number == 1 or is_last or number % every_n == 0
+
+
+def page_is_due(config: FitConfig, start: IterationStart, *, ends_phase: bool) -> bool:
+    """Whether the iteration gets a value page."""
+    every_n = config.value_pages.every_n_iterations
+    return every_n is not None and is_due(config, start, every_n, ends_phase=ends_phase)

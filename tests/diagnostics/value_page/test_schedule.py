@@ -6,7 +6,7 @@ import pytest
 
 from tests.systems import system_config
 from vapo.diagnostics.value_page.contents import notes
-from vapo.training.iteration import is_due, page_is_due
+from vapo.training.schedule import is_due, page_is_due
 from vapo.types import IterationStart, Phase
 
 N = 5

@@ -24,6 +24,7 @@ from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.functional.columns import select_rows
 from vapo.rollouts.bad_rows import CheckedBatch
+from vapo.training.callbacks.diagnostics import page_of
 from vapo.training.iteration import Iteration
 from vapo.types import IterationStart, Phase, TrainingBatch
 
@@ -125,7 +126,7 @@ def test_the_page_of_an_iteration_that_lost_a_row_has_the_points_of_their_respon
     truth = ValueTruth([point(row, 0, 1.0, -1.0) for row in (0, 4, 11)], figures())
     checked = CheckedBatch(batch, 9, rows, num_left_out=1, reason="old_values not finite")
     start = IterationStart(1, Phase.POLICY_OPTIMIZATION)
-    page = Iteration(start, [], {}, batch, checked, truth).page(config)
+    page = page_of(Iteration(start, [], {}, batch, checked), config, truth)
     assert page is not None
     assert page.truth is not None
     assert [one.row for one in page.truth.points] == [1, 8]

@@ -16,11 +16,11 @@ from tests.poisoned import Notebook, PoisonedModule, fixed_rollouts
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
 from vapo.system.progress import Progress
-from vapo.training.callbacks.diagnostics import PositionDiagnostics, ValuePages
+from vapo.training.callbacks.diagnostics import DiagnosticTables, ValuePages
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.minibatches import Microbatch
 from vapo.training.module import VapoModule
-from vapo.training.trainer import num_pretraining_iterations
+from vapo.training.parts import num_pretraining_iterations
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
 SMALL = (
@@ -109,7 +109,7 @@ def train(
                 progress=progress,
             ),
             ValuePages(texts, tiny_tokenizer(), progress),
-            PositionDiagnostics(texts),
+            DiagnosticTables(texts),
             watching,
         ],
         logger=False,

@@ -7,34 +7,29 @@ engine, a verifier and prompts, so that what a config says of its critic holds h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config import FitConfig, resolve
+from vapo.config import FitConfig
 from vapo.networks.build import make_critic
 from vapo.networks.ensemble import members_of
 from vapo.networks.meta_device import empty_model
 from vapo.networks.packed_attention import choose_layout
-from vapo.prompts.load import PromptReport, PromptSplit
-from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.studies.short_trainer import make_short_trainer
+from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
-from vapo.training.datamodule import RolloutDataModule, iteration_of
+from vapo.training.datamodule import iteration_of
 from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
-from vapo.types import Phase
+from vapo.training.parts import num_pretraining_iterations, training_parts
+from vapo.types import IterationStart, Phase, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -51,29 +46,16 @@ class Point:
     explained_variance: float
 
 
-class _NoEngine:
-    """Stored rollouts need no engine."""
+@dataclass(frozen=True)
+class FileAlone:
+    """Rollouts of a file, without what would sample others."""
 
-    end_ids: frozenset[int] = frozenset()
+    stored: StoredRollouts
 
-    def turns(self, settings: SamplingSettings, *, seed: int) -> NoReturn:
-        raise RuntimeError("a critic that is trained on stored rollouts samples none")
-
-    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        pass
-
-    def sleep(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _NoVerifier(Scorer):
-    """Stored rollouts have their rewards; no process is started."""
-
-    def __init__(self) -> None:
-        self.judges, self.by_source, self._environments = [], {}, None
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        return self.stored.batch(start.index)
 
 
 class CriticModule(VapoModule):
@@ -84,7 +66,7 @@ class CriticModule(VapoModule):
     """
 
     def configure_model(self) -> None:
-        if hasattr(self, "critic"):
+        if self._layout is not None:
             return
         self.critic, actor = make_critic(self.config, None), self.config.actor
         policy = empty_model(  # of config.json, without weights
@@ -94,7 +76,7 @@ class CriticModule(VapoModule):
             attn_implementation=actor.attn_implementation,
         )
         models = [policy, *(member.model for member in members_of(self.critic))]
-        self.layout = choose_layout(self.config.training.packing, models)
+        self._layout = choose_layout(self.config.training.packing, models)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         return make_optimizers(self, {"critic": self.config.critic})
@@ -154,14 +136,10 @@ def train_watched(
     """Train a critic as a run's value pretraining does; the callback sees it after iterations."""
     module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     module.phase = Phase.VALUE_PRETRAINING
-    datamodule = RolloutDataModule(
-        config,
-        prompts=PromptSplit(TrainingSet(()), [], PromptReport(0, 0, 0, 0)),
-        scorer=_NoVerifier(),
-        make_sampler=lambda module: _NoEngine(),
+    parts = training_parts(
+        module,
+        lambda module: FileAlone(stored),
         progress=Progress(enabled=False),
-        tokenizer=tokenizer,
-        stored=stored,
+        critic_dir=None,
     )
-    num_iterations = resolve(config).value_pretraining_iterations
-    make_short_trainer(config, [watching], num_iterations=num_iterations).fit(module, datamodule)
+    train_briefly(parts, watching, num_iterations=num_pretraining_iterations(module))

@@ -59,7 +59,7 @@ def measure(
         run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
     # a file's rollouts may be another policy's
-    known = beginning.start_lengths if setting.stored is None else []
+    known = beginning.start_lengths if setting.inputs.stored is None else []
     if not known and unlearning is not None:
         known = unlearning.start_lengths
     collapse = Collapse(progress, known)
@@ -115,5 +115,5 @@ def figures_of(
         share_right=statistics.fmean(beginning.shares_right),
         length_variation=statistics.fmean(beginning.length_variations),
         share_returned=beginning.share_returned,
-        prompt_visits=visits / len(setting.prompts.train),
+        prompt_visits=visits / len(setting.inputs.prompts.train),
     )

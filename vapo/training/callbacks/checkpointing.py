@@ -13,6 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
+from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.background_saving import BackgroundSaves
 from vapo.runs.checkpoint_folders import FOLDERS, checkpoint_name, iteration_of
 from vapo.runs.checkpoint_saving import (
@@ -30,7 +31,6 @@ from vapo.system.atomic_files import point_link
 from vapo.system.distributed import rank
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
-from vapo.training.datamodule import datamodule_of
 from vapo.training.module import VapoModule
 
 
@@ -45,6 +45,7 @@ class Checkpointing(Checkpoint):
         in_background: write while the next iteration runs; an error is raised at its end.
         held: while it is true, nothing is saved.
         note: gets the line that says how large checkpoints will be.
+        kept: the rollouts on the disk, of the run's processes.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Checkpointing(Checkpoint):
         in_background: bool = False,
         held: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = tell,
+        kept: KeptRollouts | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.logger = logger
@@ -65,6 +67,7 @@ class Checkpointing(Checkpoint):
         self.in_background = in_background
         self.held = held
         self.note = note
+        self.kept = kept
         self._saves: BackgroundSaves | None = None
         self.best_score = -math.inf
         self.best_name: str | None = None
@@ -149,9 +152,9 @@ class Checkpointing(Checkpoint):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove rollouts left by a run that was killed right after its last checkpoint."""
         self._settle(wait=True)
-        kept, last = datamodule_of(trainer).kept, self.run_dir.checkpoints / LAST
-        if kept is not None and last.exists() and rank() == 0:
-            kept.forget(before=iteration_of(last.resolve().name))
+        last = self.run_dir.checkpoints / LAST
+        if self.kept is not None and last.exists() and rank() == 0:
+            self.kept.forget(before=iteration_of(last.resolve().name))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)
@@ -162,7 +165,7 @@ class Checkpointing(Checkpoint):
         """Write the checkpoint, or start to in a thread, which does not touch the live run."""
         manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
         sharded = module.config.trainer.sharded_checkpoints
-        kept, saves = datamodule_of(trainer).kept, self._saves
+        saves = self._saves
         group = None if saves is None else saves.group
         name = checkpoint_name(manifest.iteration)
         final = self.run_dir.checkpoints / name
@@ -170,8 +173,8 @@ class Checkpointing(Checkpoint):
 
         def put_in_order() -> None:
             self._tidy(name, best_name)
-            if kept is not None:
-                kept.forget(before=manifest.iteration)
+            if self.kept is not None:
+                self.kept.forget(before=manifest.iteration)
 
         def write(state: dict[str, Any]) -> Manifest:
             written = write_checkpoint(

@@ -3,81 +3,69 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
 from vapo.config.sources import default_name
+from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import (
     PageContents,
     estimator_facts,
     notes,
+    page_contents,
     responses_fact,
 )
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.diagnostics.value_truth.measure import truth_table
+from vapo.diagnostics.value_truth.measure import ValueTruth, truth_table
+from vapo.system.distributed import all_ranks
 from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import NOTE_TAG
 from vapo.training.datamodule import iteration_of
-from vapo.training.iteration import Iteration, is_due, page_is_due
+from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
+from vapo.training.observers import ValueTruths
+from vapo.training.schedule import is_due, page_is_due
 
 
-class PositionDiagnostics(Callback):
-    """Writes `diagnostics/positions_iteration_0001.json`.
+class DiagnosticTables(Callback):
+    """Writes `diagnostics/positions_iteration_0001.json` and `value_truth/iteration_0001.json`.
 
-    At the first and last iteration of each phase and, in both, at every
-    `evaluation.every_n_iterations`-th. The numbers are of the iteration's rollouts: from before
-    its update. Must come after `ValuePretraining`, which ends the phase.
+    By position at the first and last iteration of each phase and, in both, at every
+    `evaluation.every_n_iterations`-th; the truth where an iteration has measured it. The numbers
+    are of the iteration's rollouts: from before its update. Must come after `ValuePretraining`,
+    which ends the phase.
     """
 
-    def __init__(self, logger: RunLogger) -> None:
-        self.logger = logger
+    def __init__(self, logger: RunLogger, truths: ValueTruths | None = None) -> None:
+        self.logger, self.truths = logger, truths
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
         every_n = config.evaluation.every_n_iterations
         ends_phase = has_ended_phase(pl_module, iteration)
-        if not is_due(config, iteration.start, every_n, ends_phase=ends_phase):
-            return
-        if not (columns := iteration.positions(config)):
-            return
-        table = {
+        if is_due(config, iteration.start, every_n, ends_phase=ends_phase) and (
+            columns := positions(iteration, config)
+        ):
+            self.write("diagnostics/positions_iteration", iteration, {"columns": columns})
+        if self.truths is not None and self.truths.latest is not None:
+            self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
+
+    def write(self, name: str, iteration: Iteration, table: Mapping[str, Any]) -> None:
+        about = {
             "iteration": iteration.number,
             "phase": iteration.phase.value,
             "policy_steps": iteration.start.policy_steps,
-            "columns": columns,
         }
-        self.logger.log_text(
-            json.dumps(table), f"diagnostics/positions_iteration_{iteration.number:04d}.json"
-        )
-
-
-class ValueTruths(Callback):
-    """Writes `value_truth/iteration_0001.json` where an iteration has measured it."""
-
-    def __init__(self, logger: RunLogger) -> None:
-        self.logger = logger
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        iteration = iteration_of(trainer)
-        if iteration.truth is None:
-            return
-        table = {
-            "iteration": iteration.number,
-            "phase": iteration.phase.value,
-            "policy_steps": iteration.start.policy_steps,
-            **truth_table(iteration.truth),
-        }
-        name = f"value_truth/iteration_{iteration.number:04d}.json"
-        self.logger.log_text(json.dumps(table), name)
+        self.logger.log_text(json.dumps(about | dict(table)), f"{name}_{iteration.number:04d}.json")
 
 
 class ValuePages(Callback):
@@ -88,11 +76,16 @@ class ValuePages(Callback):
     """
 
     def __init__(
-        self, logger: RunLogger, tokenizer: PreTrainedTokenizerBase, progress: Progress
+        self,
+        logger: RunLogger,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Progress,
+        truths: ValueTruths | None = None,
     ) -> None:
         self.logger = logger
         self.token_text = TokenText(tokenizer)
         self.progress = progress
+        self.truths = truths
         self._linked = logger.is_resumed
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -102,7 +95,8 @@ class ValuePages(Callback):
         if not page_is_due(config, iteration.start, ends_phase=ends_phase):
             return
         with self.progress.stage("value_page"):
-            contents = iteration.page(config)
+            truth = None if self.truths is None else self.truths.latest
+            contents = page_of(iteration, config, truth)
             if contents is None or not trainer.is_global_zero:
                 return
             page = render_page(contents, self.token_text, self.about(config, iteration, contents))
@@ -146,3 +140,25 @@ class ValuePages(Callback):
 def has_ended_phase(module: VapoModule, iteration: Iteration) -> bool:
     """Whether the next iteration is of another phase, because `ValuePretraining` has ended."""
     return module.phase is not iteration.phase
+
+
+def positions(iteration: Iteration, config: FitConfig) -> Profile:
+    """The table of values and advantages by token position. Every rank must call this."""
+    most = config.rollouts.max_response_tokens
+    return position_profile(iteration.batch, resolve(config), max_response_tokens=most)
+
+
+def page_of(
+    iteration: Iteration, config: FitConfig, truth: ValueTruth | None
+) -> PageContents | None:
+    """The value page; None where nothing could be trained on. Every rank must call this."""
+    batch = iteration.checked.whole_groups(iteration.batch)
+    if iteration.checked.fault is not None or not all_ranks(len(batch) > 0):
+        return None
+    return page_contents(
+        batch,
+        config,
+        positions(iteration, config),
+        iteration.start.index,
+        truth=None if truth is None else truth.on_rows(iteration.checked.whole_rows),
+    )

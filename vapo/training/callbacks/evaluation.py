@@ -5,11 +5,11 @@ from __future__ import annotations
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.evaluation import EvaluationResult, evaluate
+from vapo.evaluation import evaluate
 from vapo.runs.summary import describe_score, interval_of
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.datamodule import RolloutDataModule, datamodule_of, iteration_of
+from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.module import VapoModule
 from vapo.types import Phase
 
@@ -46,25 +46,18 @@ class Evaluation(Callback):
     def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate the current policy; log its metrics and a table of sample responses."""
         assert isinstance(pl_module, VapoModule)
-        result: EvaluationResult = evaluate_policy(datamodule_of(trainer), self.progress)
+        config, source = pl_module.config, datamodule_of(trainer).source
+        with source.engine_free():
+            result = evaluate(
+                source.collection.prompts.heldout,
+                player=source.collection.player,
+                config=config.evaluation,
+                max_response_tokens=config.rollouts.max_response_tokens,
+                progress=self.progress,
+            )
         self.latest = result.metrics
         self.logger.log_metrics(result.metrics, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
-        self.progress.note(
-            f"held-out score {describe_score(score, interval, pl_module.config.evaluation.k)}"
-        )
+        self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
         return result.metrics
-
-
-def evaluate_policy(datamodule: RolloutDataModule, progress: Progress) -> EvaluationResult:
-    """The held-out score of the actor, by the config's evaluation settings."""
-    config = datamodule.config
-    with datamodule.rollouts.engine_free():
-        return evaluate(
-            datamodule.prompts.heldout,
-            player=datamodule.player,
-            config=config.evaluation,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            progress=progress,
-        )

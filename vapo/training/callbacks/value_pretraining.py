@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks import Callback
 
 from vapo.config import components
 from vapo.networks.export import save_network
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.datamodule import datamodule_of, iteration_of
+from vapo.training.datamodule import iteration_of
 from vapo.training.heldout_critic import BestCritic
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import stepper
@@ -26,7 +27,7 @@ class ValuePretraining(Callback):
     The phase ends after `num_iterations`, or earlier once the stop rule is met; then the
     critic is saved to `critic_dir`, from which other runs can start (`critic.init`), unless its
     head is of the user's own, and the policy phase begins. 0 iterations (the component is off):
-    the phase never begins. With stored rollouts (`data`) the held-out explained variance is
+    the phase never begins. With `stored` rollouts (`data`) the held-out explained variance is
     measured after each pass over them, and the phase ends with its best weights.
 
     Source: VAPO 4.1; VC-PPO 3.2.
@@ -39,11 +40,13 @@ class ValuePretraining(Callback):
         num_iterations: int,
         critic_dir: Path,
         progress: Progress,
+        stored: StoredRollouts | None = None,
     ) -> None:
         self.settings = settings
         self.num_iterations = num_iterations
         self.critic_dir = critic_dir
         self.progress = progress
+        self.stored = stored
         self.best = BestCritic(settings)
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,9 +56,8 @@ class ValuePretraining(Callback):
         self.best.load_state_dict(state_dict)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        stored = datamodule_of(trainer).stored
-        if stored is not None:
-            self.best.begin(stored)
+        if self.stored is not None:
+            self.best.begin(self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with its own phase."""
@@ -101,7 +103,7 @@ class ValuePretraining(Callback):
         self, trainer: L.Trainer, module: VapoModule, finished: int, *, is_last: bool
     ) -> bool:
         """Measure the critic after a pass over stored rollouts; whether the phase ends by it."""
-        stored = datamodule_of(trainer).stored
+        stored = self.stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
             return False
         optimizer = stepper(module, "critic")[0].optimizer

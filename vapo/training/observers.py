@@ -1,0 +1,115 @@
+"""What an iteration has done beside its stages: the head's start, and what values are in truth."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.advantages.token_rewards import critic_rewards
+from vapo.config import FitConfig
+from vapo.diagnostics.value_truth.measure import (
+    ValueTruth,
+    beside_values,
+    measure_truth,
+    truth_metrics,
+)
+from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.networks.ensemble import start_heads
+from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
+from vapo.system.distributed import all_ranks, rank, sum_over_ranks
+from vapo.system.progress import Progress
+from vapo.system.seeding import derive_seed
+from vapo.training.iteration import Observer
+from vapo.training.module import VapoModule
+from vapo.training.schedule import is_due
+from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
+
+
+class HeadStart(Observer):
+    """`critic.head.start` first_batch: the critic starts at the mean of its rewards over all ranks.
+
+    In the run's first iteration. A resumed run is past it: a checkpoint is written at an
+    iteration's end.
+    """
+
+    def __init__(self, module: VapoModule, progress: Progress) -> None:
+        self.module, self.progress = module, progress
+
+    def sampled(
+        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+    ) -> dict[str, float]:
+        critic = self.module.critic
+        if start.number != 1 or critic is None:
+            return {}
+        rewards = critic_rewards(batch, self.module.config)
+        if batch.is_failed is not None:
+            rewards = rewards[~batch.is_failed]
+        mean = mean_over_ranks(rewards)
+        value = start_heads(critic, mean)
+        held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
+        self.progress.note(
+            f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "
+            f"mean reward of the first rollout batch, {mean:.4f}{held}"
+        )
+        return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
+
+
+class ValueTruths(Observer):
+    """Samples on from prefixes of the rollouts where `value_truth` has it due.
+
+    `latest` is what the iteration in training has of it, beside the critic's values; None: nothing.
+    """
+
+    def __init__(self, config: FitConfig, progress: Progress) -> None:
+        self.config, self.progress = config, progress
+        self.measured: tuple[list[TruthPoint], int] | None = None
+        self.latest: ValueTruth | None = None
+
+    def sampled(
+        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+    ) -> dict[str, float]:
+        self.measured = self.latest = None
+        if player is None or not self.is_due(start):
+            return {}
+        if not all_ranks(any(rollout.failure is None for rollout in batch.rollouts)):
+            return {}  # a process has lost all its episodes
+        settings = sampling_settings(self.config.rollouts)
+        self.measured = measure_truth(
+            batch,
+            Continuer(self.config, settings, player, self.progress.stage),
+            seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
+            note=self.progress.note,
+            groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
+            and start.phase is Phase.POLICY_OPTIMIZATION,
+        )
+        return {}
+
+    def is_due(self, start: IterationStart) -> bool:
+        every_n, pretraining = (
+            self.config.value_truth.every_n_iterations,
+            self.config.components.value_pretraining,
+        )
+        if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
+            return False  # stored rollouts are perhaps of another policy, and judged elsewhere
+        return every_n is not None and is_due(self.config, start, every_n, ends_phase=False)
+
+    def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
+        if self.measured is None:
+            return {}
+        seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
+        self.latest = beside_values(*self.measured, batch.old_values, self.config, seed=seed)
+        return {} if self.latest is None else truth_metrics(self.latest)
+
+
+def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:
+    """The mean of the finite rewards of all ranks; 0 without one."""
+    finite = rewards[torch.isfinite(rewards)].double()
+    total, count = sum_over_ranks(
+        torch.stack([finite.sum(), torch.tensor(len(finite), dtype=torch.double)])
+    ).tolist()
+    return total / max(count, 1.0)
