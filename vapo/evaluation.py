@@ -96,7 +96,7 @@ def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]
     """
     counts = Counter(votes)
     elected = max(counts, key=lambda answer: counts[answer])  # the first of equals: seen first
-    return elected is not None and rollouts[votes.index(elected)].verdict.is_correct
+    return elected is not None and bool(rollouts[votes.index(elected)].is_correct)
 
 
 def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
@@ -205,7 +205,7 @@ def _metrics(
             metric.to("cuda")
     if rollouts:  # a rank may have no prompt
         device = avg.device
-        is_correct = torch.tensor([r.verdict.is_correct for r in rollouts], device=device)
+        is_correct = torch.tensor([r.is_correct for r in rollouts], device=device)
         is_correct = is_correct.view(-1, k).double()
         avg.update(is_correct.mean(dim=1))
         passed.update(is_correct.amax(dim=1))
@@ -215,7 +215,7 @@ def _metrics(
             majority.update(torch.tensor(elected, device=device, dtype=torch.float64))
         lengths = [rollout.num_sampled for rollout in rollouts]
         length.update(torch.tensor(lengths, device=device, dtype=torch.float64))
-        is_cut = [r.finish_reason is not FinishReason.STOP and r.failure is None for r in rollouts]
+        is_cut = [r.finish_reason is not FinishReason.STOP and not r.is_lost for r in rollouts]
         truncation.update(torch.tensor(is_cut, device=device, dtype=torch.float64))
     score = avg.compute()
     majority_share = {} if votes is None else {"eval/maj_at_k": float(majority.compute())}
@@ -240,16 +240,16 @@ def _table(
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
         rollout = rollouts[i]
-        verdict = rollout.verdict
-        judged = "correct" if verdict.is_correct else "incorrect"
+        judged = "correct" if rollout.is_correct else "incorrect"
+        failure, reward = rollout.failure, rollout.reward
         rows.append(
             {
                 "prompt": rollout.prompt.text,
                 "answer": rollout.prompt.answer,
                 "response": rollout.response_text,
-                "extracted": verdict.extracted,
-                "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
-                "reward": verdict.reward if math.isfinite(verdict.reward) else None,
+                "extracted": rollout.extracted,
+                "verdict": judged if failure is None else f"failed: {failure}",
+                "reward": reward if math.isfinite(reward) else None,
                 "length": rollout.num_sampled,
                 "finish_reason": str(rollout.finish_reason),
                 "k": i % k,
@@ -261,7 +261,7 @@ def _table(
 
 def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What the table has of an episode beside, and in place of the response's text."""
-    if not rollout.turns:
+    if not rollout.in_environment:
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
     shown = shown_turns(rollout, tokenizer)

@@ -17,7 +17,7 @@ Dtypes: token ids int64, masks bool, everything else float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -93,11 +93,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of an episode: what the environment wrote, then what the policy sampled.
+    """One turn: what the environment wrote, then what the policy sampled.
 
-    `num_observed` and `num_sampled` are tokens; `reward` is what the environment gave for what was
-    sampled, and stands on the turn's last token. `version` counts the weight updates before the
-    turn was asked for, None where nobody counts.
+    `num_observed` and `num_sampled` are tokens; `reward` is what environment or verifier gave for
+    what was sampled, and stands on the turn's last token. `version` counts the weight updates
+    before the turn was asked for, None where nobody counts.
     """
 
     num_observed: int
@@ -116,12 +116,10 @@ class TurnSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's judgement of one response.
+    """A verifier's judgement of one response, on its way to the response's rollout.
 
-    `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`).
-    `failure` names why there is no verdict (timeout, crash, garbled, nan); such a response
-    counts as incorrect and as a verifier failure.
+    `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
+    fields are those of the rollout.
     """
 
     is_correct: bool
@@ -129,23 +127,35 @@ class Verdict:
     extracted: str | None = None
     failure: str | None = None
 
-
-NOT_JUDGED = Verdict(is_correct=False, reward=0.0, failure="not judged")
+    def on(self, rollout: Rollout) -> Rollout:
+        """The response with this verdict, whose reward is that of its turn."""
+        (turn,) = rollout.turns
+        return replace(
+            rollout,
+            turns=(replace(turn, reward=self.reward),),
+            is_correct=self.is_correct,
+            extracted=self.extracted,
+            failure=self.failure,
+        )
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled response to one prompt, or one episode in an environment.
+    """One episode: the policy's turns after one prompt. A response to a verifier is one turn.
 
     `response_ids` holds every token that the policy sampled, the end token included when
     `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
     distribution that was sampled from. `response_text` leaves special tokens out.
 
-    An episode has `turns`, whose tokens follow each other in `response_ids` as the engine read
-    them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
-    sampled. `failure` names why the environment failed (timeout, crash, ...): what the episode
-    would have earned is not known then. `version` counts the weight updates before the first token
-    was sampled, None where nobody counts. `verdict` is what verifier or environment said of it.
+    The tokens of the `turns` follow each other in `response_ids` as the engine read them: the
+    environment's, whose log-probs are 0, are among them. Only an episode whose environment failed
+    before the first turn has none.
+
+    `is_correct` is what the positive-example LM loss and the accuracies use; None: nobody has
+    judged yet. `extracted` is the answer that a verifier read. `in_environment`: an environment
+    answered the turns; else a verifier judged the one turn. `failure` names why one of them failed
+    (timeout, crash, garbled, ...): without a verdict a response counts as incorrect, and what an
+    episode would have earned is not known (`is_lost`).
     """
 
     prompt: Prompt
@@ -154,9 +164,25 @@ class Rollout:
     rollout_logprobs: tuple[float, ...]
     finish_reason: FinishReason
     turns: tuple[Turn, ...] = ()
+    is_correct: bool | None = None
+    extracted: str | None = None
     failure: str | None = None
-    version: int | None = None
-    verdict: Verdict = NOT_JUDGED
+    in_environment: bool = False
+
+    @property
+    def reward(self) -> float:
+        """What the turns earned together, without shaping."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def version(self) -> int | None:
+        """The weight updates before the first turn; None where nobody counts."""
+        return self.turns[0].version if self.turns else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its environment failed, so that it cannot be trained on."""
+        return self.in_environment and self.failure is not None
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
@@ -171,16 +197,12 @@ class Rollout:
     @property
     def is_sampled(self) -> tuple[bool, ...]:
         """Of each token of `response_ids`, whether the policy sampled it."""
-        if not self.turns:
-            return (True,) * len(self.response_ids)
         parts = ((False,) * turn.num_observed + (True,) * turn.num_sampled for turn in self.turns)
         return tuple(is_own for part in parts for is_own in part)
 
     @property
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
-        if not self.turns:
-            return len(self.response_ids)
         return sum(turn.num_sampled for turn in self.turns)
 
 

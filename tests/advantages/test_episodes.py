@@ -208,7 +208,7 @@ def two_turns(*, finish: FinishReason = FinishReason.STOP) -> Rollout:
     """An observation, two sampled tokens worth 0.5, an observation, one worth 1."""
     turns = (Turn(1, 2, 0.5), Turn(2, 1, 1.0))
     prompt = Prompt("p", "", (2,), "1")
-    return Rollout(prompt, (5,) * 6, "", (-1.0,) * 6, finish, turns)
+    return Rollout(prompt, (5,) * 6, "", (-1.0,) * 6, finish, turns, in_environment=True)
 
 
 def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
@@ -276,7 +276,7 @@ def test_without_turns_the_whole_response_is_one() -> None:
 
 def test_a_response_beside_episodes_keeps_its_reward() -> None:
     config = system_config("vapo", *TURNS)
-    plain = replace(two_turns(), turns=(), response_ids=(5,) * 3, rollout_logprobs=(-1.0,) * 3)
+    plain = Rollout(two_turns().prompt, (5,) * 3, "", (-1.0,) * 3, FinishReason.STOP)
     batch = make_rollout_batch(
         judged([two_turns(), plain], [Verdict(True, 1.5), Verdict(False, -1.0)]),
         group_size=1,

@@ -32,7 +32,7 @@ from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.functional.columns import select_rows
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Prefix, distinct
-from vapo.rollouts.segments import num_whole_turns, turn_starts
+from vapo.rollouts.segments import begun_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Verdict
 
 
@@ -66,7 +66,7 @@ def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
     choice = choose_prefixes(rollouts, settings, tiny_tokenizer(), seed=0)
     assert sum(not of_steps for of_steps in choice.of_steps) == 30
     number = Counter(
-        num_whole_turns(rollouts[prefix.row], prefix.num_tokens) for prefix in choice.prefixes
+        len(begun_turns(rollouts[prefix.row], prefix.num_tokens)) for prefix in choice.prefixes
     )
     assert len(number) == 4, "turns at all places of an episode"
     for row in {

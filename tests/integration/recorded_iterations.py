@@ -23,7 +23,7 @@ from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
-from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Turn
 
 
 def recorded_fit(*args: str) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
             | {
                 "prompt": Prompt(**row["prompt"]),
                 "finish_reason": FinishReason(row["finish_reason"]),
-                "verdict": Verdict(**row["verdict"]),
+                "turns": tuple(Turn(**turn) for turn in row["turns"]),
             }
         )
         for row in recorded["rollouts"]

@@ -93,7 +93,7 @@ class ScriptedScorer(InstantScorer):
         super().__init__()
         self.rewards = rewards
 
-    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
             draw = random.Random(rollout.response_text)

@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from tests.prompts.tokenizers_for_tests import SPECIAL, character_tokenizer
 from tests.rewards.rollouts_for_tests import scorer
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
 
 POSITIONS = 256
 VANISHES = "\u200b"
@@ -47,9 +47,8 @@ class ScoreCase:
     reason: FinishReason
 
     def as_rollout(self) -> Rollout:
-        return Rollout(
-            Prompt("p", self.prompt, (1,), "?"), (1,), self.response, (0.0,), self.reason
-        )
+        prompt, turns = Prompt("p", self.prompt, (1,), "?"), (Turn(0, 1),)
+        return Rollout(prompt, (1,), self.response, (0.0,), self.reason, turns)
 
     def expected(self) -> tuple[int, ...] | str:
         """Token ids, or the failure: one token a character, and no special token among them."""

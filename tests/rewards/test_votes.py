@@ -56,9 +56,9 @@ def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> d
 def test_wrong_answers_vote_together_by_value_as_right_ones_do():
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         votes = math.votes(rollouts, group_size=5)
-    assert [r.verdict.is_correct for r in rollouts] == [True, False, True, False, False]
+    assert [r.is_correct for r in rollouts] == [True, False, True, False, False]
     assert votes == [0, 1, 0, 1, 1]
     assert not majority_is_correct(rollouts, votes)
 
@@ -98,7 +98,7 @@ def test_groups_that_take_too_long_vote_by_text(
 ):
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         monkeypatch.setattr(
             math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )

@@ -8,18 +8,19 @@ import pytest
 
 from vapo.config.schema import RewardConfig
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
 
-JUDGED = Rollout(
-    Prompt("p", "", (2,), "1"), (3,), "", (0.0,), FinishReason.STOP, verdict=Verdict(True, 1.0)
+SAMPLED = Rollout(
+    Prompt("p", "", (2,), "1"), (3,), "", (0.0,), FinishReason.STOP, turns=(Turn(0, 1),)
 )
+JUDGED = Verdict(True, 1.0).on(SAMPLED)
 
 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        (Rollout(JUDGED.prompt, (3,), "", (0.0,), FinishReason.STOP), "has no verdict"),
-        (replace(JUDGED, response_ids=(), rollout_logprobs=()), "has no response token"),
+        (SAMPLED, "has no verdict"),
+        (replace(JUDGED, response_ids=(), rollout_logprobs=(), turns=()), "has no response token"),
     ],
 )
 def test_a_rollout_without_a_verdict_or_a_token_is_an_error(rollout: Rollout, message: str) -> None:

@@ -111,13 +111,13 @@ class FakePlayer(Player):
             for p in prompts
             for j in range(group_size)
         ]
-        return judged(rollouts, self.scorer.score(rollouts))
+        return judged(rollouts, self.scorer.verdicts(rollouts))
 
 
 class FakeScorer(InstantScorer):
     """Even prompts have one right response of two; odd ones are all right if divisible by 3."""
 
-    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
             number = int(rollout.prompt.prompt_id)

@@ -90,7 +90,7 @@ def test_an_episodes_tokens_are_those_that_the_engine_read_and_gave() -> None:
 
 def test_rewards_stand_on_the_turns_last_sampled_tokens() -> None:
     rollouts = play(ScriptedEnvironments(counting), prompts("2", "1"), correct_above=1.2)
-    assert [r.verdict.is_correct for r in rollouts] == [True, False]
+    assert [r.is_correct for r in rollouts] == [True, False]
     batch = make_rollout_batch(
         rollouts,
         group_size=1,
@@ -368,10 +368,12 @@ def begun(budget: int = 60, **options: Any) -> tuple[Player, Rollout]:
 def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_turns: int) -> None:
     player, episode = begun()
     start = first_tokens(episode, num_tokens)
-    assert start.turns == episode.turns[:num_turns]
+    *over, begun_turn = start.turns
+    assert tuple(over) == episode.turns[:num_turns]
+    assert begun_turn == replace(episode.turns[num_turns], num_sampled=0, reward=0.0)
     settings = SamplingSettings(max_response_tokens=60)
     again = player.play_on([start], group_size=2, settings=settings, seed=3)
-    assert [replace(r, version=None) for r in again] == [episode, episode]
+    assert again == [episode, episode]
     engine: Any = player.sampler
     asked = [r for r in engine.stream.requests[3:] if r.key == KEY]
     assert [request.turn for request in asked] == list(range(num_turns, 3))

@@ -80,7 +80,7 @@ def sampler_of(engine: ScriptedEngine) -> Sampler:
 class LastCharacter(InstantScorer):
     """Right is a response that ends with 1."""
 
-    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         return [self.judged(rollout.response_text) for rollout in rollouts]
 
     def judged(self, text: str) -> Verdict:
@@ -116,7 +116,7 @@ def rollout(text: str, prompt: int = 0) -> Rollout:
 
 def batch_of(config: FitConfig, *rollouts: Rollout, group_size: int = 1) -> RolloutBatch:
     return make_rollout_batch(
-        judged(rollouts, LastCharacter().score(rollouts)),
+        judged(rollouts, LastCharacter().verdicts(rollouts)),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=BUDGET,

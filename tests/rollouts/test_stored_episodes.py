@@ -38,13 +38,12 @@ EPISODE: dict[str, Any] = {
 def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: Path) -> None:
     episodes, verdicts = make_episodes(6, vocab_size=len(TOKENIZER), max_turns=2)
     plain, plain_verdicts = make_rollouts(1, vocab_size=len(TOKENIZER), max_response=5)
-    failed = replace(
-        plain[0], response_ids=(), rollout_logprobs=(), turns=(), failure="timeout: reset"
-    )
+    failed = replace(plain[0], response_ids=(), rollout_logprobs=(), turns=(), in_environment=True)
     rollouts = [*episodes, *plain, failed]
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(judged(rollouts, verdicts), range(8), [None] * 8)
+    rollouts = judged(rollouts, verdicts)
+    table = rollout_table(rollouts, range(8), [None] * 8)
     write_table(path, table, {"schema_version": 3})
     config = config_of(
         tmp_path,
@@ -53,9 +52,9 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
         "training.minibatch_size=2",
     )
     rows, _ = read_rollouts(config, path, TOKENIZER)
-    for row, rollout, verdict in zip(rows, rollouts, verdicts, strict=True):
+    for row, rollout in zip(rows, rollouts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
-        expected = replace(rollout, rollout_logprobs=tuple(exact), verdict=verdict)
+        expected = replace(rollout, rollout_logprobs=tuple(exact))
         assert row.rollout == expected
     sampled = sum(rollout.num_sampled for rollout in rollouts)
     assert sampled < sum(len(rollout.response_ids) for rollout in rollouts)
@@ -87,7 +86,7 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert first.rollout.turns == (Turn(1, 2, -0.5), Turn(2, 1, 1.0))
     assert first.rollout.is_sampled == (False, True, True, False, False, True)
-    assert (first.rollout.verdict.reward, first.rollout.verdict.is_correct) == (0.5, True)
+    assert (first.rollout.reward, first.rollout.is_correct) == (0.5, True)
     assert second.rollout.finish_reason is FinishReason.TURNS
 
 
@@ -127,6 +126,7 @@ def episode() -> Rollout:
         (0.0, -1.0, -1.0, 0.0, 0.0, -1.0),
         FinishReason.STOP,
         (Turn(1, 2, -0.5), Turn(2, 1, 1.0)),
+        in_environment=True,
     )
 
 
@@ -141,7 +141,7 @@ def test_the_turns_as_text() -> None:
 
 
 def test_the_evaluations_table_shows_turns() -> None:
-    plain = replace(episode(), turns=())
+    plain = replace(episode(), turns=(), in_environment=False)
     rows = _table(judged([episode(), plain], [Verdict(True, 0.5)] * 2), 1, TOKENIZER)
     assert rows[0]["response"] == shown_turns(episode(), TOKENIZER)
     assert (rows[0]["num_turns"], rows[0]["turn_rewards"], rows[0]["length"]) == (

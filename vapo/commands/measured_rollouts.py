@@ -97,7 +97,7 @@ def measure_step_starts(
     prefixes = [
         Prefix(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
-        if measuring.is_measured(group) and rollout.failure is None
+        if measuring.is_measured(group) and not rollout.is_lost
         for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
     ]
     if not prefixes:  # all episodes were lost to their environment

@@ -43,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    failed = [rollout.verdict.failure is not None for rollout in batch.rollouts]
+    failed = [rollout.failure is not None for rollout in batch.rollouts]
     columns = torch.stack(
         [
             batch.rewards.double(),
@@ -72,8 +72,8 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Turns, observations and how episodes ended; nothing where responses are no episodes."""
-    if batch.turn_rewards is None:
+    """Turns, observations and how episodes ended; nothing of a verifier's responses."""
+    if not any(rollout.in_environment for rollout in batch.rollouts):
         return {}
     columns = torch.tensor(
         [

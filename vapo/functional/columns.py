@@ -17,17 +17,17 @@ Batch = TypeVar("Batch", bound=RolloutBatch)
 
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Each response's reward on its last sampled token.
+    """Each turn's reward on its last sampled token, and the rest on the last token of all.
 
-    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
-    (the overlong punishment, a bootstrapped value) on the last of all.
+    The rest is the overlong punishment, or a bootstrapped value. A single turn has its row's
+    reward as it is: what is subtracted and added again may be rounded.
 
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
-    if batch.turn_rewards is None:
-        return place_at_last_token(rewards, batch.response_mask)
     rest = rewards - batch.turn_rewards.sum(dim=1)
     placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    is_one_turn = batch.turn_starts.sum(dim=1, keepdim=True) < 2
+    placed = torch.where(is_one_turn, place_at_last_token(rewards, batch.response_mask), placed)
     check_rewards_on_sampled(placed, batch.response_mask)
     return placed
 

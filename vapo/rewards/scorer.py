@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +126,8 @@ class Scorer(AbstractContextManager["Scorer"]):
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Verdict]:
-        """One verdict per rollout, in their order; `advance(n)` reports n more as done."""
+    ) -> list[Rollout]:
+        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
         found: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -144,9 +143,9 @@ class Scorer(AbstractContextManager["Scorer"]):
         finally:
             for withdraw in withdrawals:
                 withdraw()
-        verdicts = [found[row] for row in range(len(rollouts))]
-        self.check([replace(r, verdict=v) for r, v in zip(rollouts, verdicts, strict=True)])
-        return verdicts
+        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
+        self.check(judged)
+        return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         """Warn of responses of a batch that a verifier, or their environment, failed on.
@@ -271,10 +270,10 @@ class _Judge:
             self._model.pump(is_idle=timeout_s > 0)
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [r for r in rollouts if r.verdict.failure is not None]
+        failed = [r for r in rollouts if r.failure is not None]
         if not failed or not self._warns:
             return
-        first = f"{failed[0].verdict.failure}, prompt {failed[0].prompt.prompt_id}"
+        first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
         if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
             name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
             if self._environment is not None:

@@ -58,7 +58,7 @@ def _mean_rewards(made: Continuations, batch: RolloutBatch) -> Float[Tensor, " P
 
 def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     assert batch.step_starts is not None
-    failed = sum(rollout.verdict.failure is not None for rollout in made.batch.rollouts)
+    failed = sum(rollout.failure is not None for rollout in made.batch.rollouts)
     counts = torch.tensor(
         [
             *(made.num_sampled_tokens, made.num_states, failed, len(made.batch)),

@@ -18,7 +18,7 @@ class TurnText(NamedTuple):
 
 
 def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
-    """The texts of an episode's turns, each decoded by itself; empty where it is no episode."""
+    """The texts of the turns, each decoded by itself."""
     ids = rollout.response_ids
     return [
         TurnText(_decoded(ids[begin:first], tokenizer), _decoded(ids[first:end], tokenizer), reward)

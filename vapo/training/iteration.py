@@ -180,7 +180,7 @@ class IterationRunner:
             return None
         if self.rollouts.is_stored(start):  # perhaps of another policy, and judged elsewhere
             return None
-        if not all_ranks(any(rollout.failure is None for rollout in batch.rollouts)):
+        if not all_ranks(any(not rollout.is_lost for rollout in batch.rollouts)):
             return None  # a process has lost all its episodes
         settings = sampling_settings(self.config.rollouts)
         return measure_truth(

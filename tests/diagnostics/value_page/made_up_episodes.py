@@ -48,6 +48,7 @@ def episodes(num_groups: int = 3, group_size: int = 4) -> tuple[list[Rollout], l
         prompt = Prompt(f"guess:{i // group_size}", "guess", tuple(ids_of("1=")), "42")
         logprobs = tuple(-draw.random() for _ in ids)
         rollouts.append(Rollout(prompt, tuple(ids), "", logprobs, finish, tuple(turns)))
+        rollouts[-1] = replace(rollouts[-1], in_environment=True)
         verdicts.append(Verdict(finish is FinishReason.STOP and reward > 0, reward))
     return rollouts, verdicts
 

@@ -25,9 +25,9 @@ class Recorder(InstantScorer):
         super().__init__()
         self.judged: list[Rollout] = []
 
-    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
         self.judged += rollouts
-        return super().score(rollouts)
+        return super().verdicts(rollouts)
 
 
 class Engine(TransformersSampler):

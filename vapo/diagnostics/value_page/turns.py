@@ -15,12 +15,12 @@ _MAX_CHARS = 4000  # of an observation
 def turns_data(
     rollout: Rollout, num_tokens: int, token_text: TokenText
 ) -> list[dict[str, Any]] | None:
-    """The turns that begin within the first `num_tokens` sampled tokens; None: no episode.
+    """The turns that begin within the first `num_tokens` sampled tokens; None: a response.
 
     `at`: how many sampled tokens come before the turn; `observed`: what the environment wrote
     before it, visible.
     """
-    if not rollout.turns:
+    if not rollout.in_environment:
         return None
     found: list[dict[str, Any]] = []
     turns = zip(turn_places(rollout), rollout.turns, rollout.turn_spans, strict=True)
@@ -48,7 +48,7 @@ def in_context(
 ) -> list[tuple[int, str]]:
     """(place, text) of the sampled tokens that read differently beside their neighbours, which are
     those of the same turn."""
-    starts = turn_places(rollout) or [0]
+    starts = turn_places(rollout)
     ends = [*starts[1:], len(token_ids)]
     return [
         (start + place, text)
