@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from vapo.types import Rollout, Turn, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import Rollout, Turn
 
 
 def judged(rollouts: Sequence[Rollout], verdicts: Iterable[Verdict]) -> list[Rollout]:

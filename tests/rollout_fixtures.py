@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 def make_rollouts(

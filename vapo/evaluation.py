@@ -25,7 +25,7 @@ from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.rollouts.turn_texts import shown_turns
+from vapo.rollouts.turn_texts import shown_turns, shows_turns
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -261,7 +261,7 @@ def _table(
 
 def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What the table has of an episode beside, and in place of the response's text."""
-    if not rollout.in_environment:
+    if not shows_turns(rollout):
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
     shown = shown_turns(rollout, tokenizer)

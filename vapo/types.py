@@ -17,7 +17,7 @@ Dtypes: token ids int64, masks bool, everything else float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -115,31 +115,6 @@ class TurnSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A verifier's judgement of one response, on its way to the response's rollout.
-
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
-    fields are those of the rollout.
-    """
-
-    is_correct: bool
-    reward: float
-    extracted: str | None = None
-    failure: str | None = None
-
-    def on(self, rollout: Rollout) -> Rollout:
-        """The response with this verdict, whose reward is that of its turn."""
-        (turn,) = rollout.turns
-        return replace(
-            rollout,
-            turns=(replace(turn, reward=self.reward),),
-            is_correct=self.is_correct,
-            extracted=self.extracted,
-            failure=self.failure,
-        )
-
-
-@dataclass(frozen=True)
 class Rollout:
     """One episode: the policy's turns after one prompt. A response to a verifier is one turn.
 
@@ -212,13 +187,14 @@ class RolloutBatch:
 
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
-    those that carry value loss (None: the same). Of episodes `turn_rewards` has each turn's reward
-    on its last sampled token, whose sums are the rewards without shaping, and `turn_starts` marks
-    the first sampled token of each turn; `is_failed` are episodes whose environment failed.
-    `unshaped_rewards` are the rewards without the overlong punishment, None where there is
-    none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
-    the system needs none. `step_starts` marks the first token of each step and `step_values` has,
-    on every token, what continuations from the start of its step earned; None without them. Of
+    those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
+    and `turn_starts` marks the first sampled token of each turn; `is_failed` are episodes whose
+    environment failed. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
+    punishment in them, too.
+
+    The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
+    response to the row's prompt. `step_starts` marks the first token of each step and
+    `step_values` has, on every token, what continuations from the start of its step earned. Of
     stored rollouts whose prefixes were continued, `measured_values` has
     the mean return of the continuations at the first token after such a prefix, and
     `measured_draws` how many of them count for the row; 0 elsewhere.
@@ -231,21 +207,21 @@ class RolloutBatch:
     response_ids: Int[Tensor, "B T"]
     response_mask: Bool[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]
+    value_mask: Bool[Tensor, "B T"]
     rollout_logprobs: Float[Tensor, "B T"]
+    turn_rewards: Float[Tensor, "B T"]
+    turn_starts: Bool[Tensor, "B T"]
     rewards: Float[Tensor, " B"]
+    unshaped_rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
+    is_failed: Bool[Tensor, " B"]
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None
-    unshaped_rewards: Float[Tensor, " B"] | None = None
-    value_mask: Bool[Tensor, "B T"] | None = None
     step_starts: Bool[Tensor, "B T"] | None = None
     step_values: Float[Tensor, "B T"] | None = None
     measured_values: Float[Tensor, "B T"] | None = None
     measured_draws: Float[Tensor, "B T"] | None = None
-    turn_rewards: Float[Tensor, "B T"] | None = None
-    turn_starts: Bool[Tensor, "B T"] | None = None
-    is_failed: Bool[Tensor, " B"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -254,11 +230,6 @@ class RolloutBatch:
     def response_lengths(self) -> Int[Tensor, " B"]:
         """How many tokens the policy sampled, whatever lies between them."""
         return self.response_mask.sum(dim=1)
-
-    @property
-    def critic_mask(self) -> Bool[Tensor, "B T"]:
-        """The tokens that carry value loss."""
-        return self.loss_mask if self.value_mask is None else self.value_mask
 
     @property
     def is_truncated(self) -> Bool[Tensor, " B"]:
@@ -291,26 +262,21 @@ class TrainingBatch(EvaluatedBatch):
     """An evaluated batch with everything that the losses need.
 
     `token_rewards` places the response's reward and the KL penalty on tokens, `value_rewards`
-    those of the value targets (None: the same); `raw_advantages` are those before whitening.
-    `importance_weights` multiply the tokens' policy losses and `value_weights` the responses'
-    value losses, None all of them by 1. `value_draws` says how many returns a token's value target
-    is the mean of (None: one each); the value loss is a mean over them. `policy_mask` marks the
-    tokens of `loss_mask` that carry policy loss, `entropy_mask` those that carry the entropy bonus
-    (None: all). Advantages are None while the policy is not trained, targets without a critic.
+    those of the value targets; `raw_advantages` are those before whitening. `importance_weights`
+    multiply the tokens' policy losses and `value_weights` the responses' value losses.
+    `value_draws` says how many returns a token's value target is the mean of; the value loss is a
+    mean over them. `policy_mask` marks the tokens of `loss_mask` that carry policy loss,
+    `entropy_mask` those that carry the entropy bonus. Advantages are None while the policy is not
+    trained, targets without a critic.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
+    value_rewards: Float[Tensor, "B T"] = field(kw_only=True)
     policy_mask: Bool[Tensor, "B T"] = field(kw_only=True)
+    entropy_mask: Bool[Tensor, "B T"] = field(kw_only=True)
+    importance_weights: Float[Tensor, "B T"] = field(kw_only=True)
+    value_weights: Float[Tensor, " B"] = field(kw_only=True)
+    value_draws: Float[Tensor, "B T"] = field(kw_only=True)
     raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
-    importance_weights: Float[Tensor, "B T"] | None = None
-    value_rewards: Float[Tensor, "B T"] | None = None
-    value_weights: Float[Tensor, " B"] | None = None
-    value_draws: Float[Tensor, "B T"] | None = None
-    entropy_mask: Bool[Tensor, "B T"] | None = None
-
-    @property
-    def critic_token_rewards(self) -> Float[Tensor, "B T"]:
-        """The rewards that the value targets add up."""
-        return self.token_rewards if self.value_rewards is None else self.value_rewards

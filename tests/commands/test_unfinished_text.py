@@ -9,8 +9,9 @@ from tests.judged import judged, with_verdict
 from vapo.commands.reward_model import with_unfinished
 from vapo.config import RewardModelConfig
 from vapo.config.loading import load_config
+from vapo.environments.contract import Verdict
 from vapo.networks.loading import load_tokenizer
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = load_tokenizer(str(ROOT / "models/state_tracking/policy"), key="policy_path")

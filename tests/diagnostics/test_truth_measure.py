@@ -29,11 +29,12 @@ from vapo.diagnostics.value_truth.measure import (
     with_values,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
+from vapo.environments.contract import Verdict
 from vapo.functional.columns import select_rows
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Prefix, distinct
 from vapo.rollouts.segments import begun_turns, turn_starts
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 
 def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> list[Rollout]:

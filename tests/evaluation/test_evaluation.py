@@ -12,12 +12,13 @@ import torch
 from tests.judged import judged, with_verdict
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.schema import EvaluationConfig
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import ClusteredMean, evaluate, majority_is_correct, t_interval
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 
 class ScriptedPlayer(Player):

@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.integration.commands import ROOT
-from tests.judged import judged
 from vapo import cli
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
@@ -80,7 +79,7 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
 def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: int) -> RolloutBatch:
     """The rollouts, judged again."""
     return make_rollout_batch(
-        judged(rollouts, continuer.player.scorer.score(rollouts)),
+        continuer.player.scorer.score(rollouts),
         group_size=group_size,
         rewards=continuer.config.rewards,
         max_response_tokens=continuer.config.rollouts.max_response_tokens,

@@ -24,6 +24,7 @@ from vapo.config import FitConfig
 from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
 from vapo.config.critic import CriticPromptConfig, HeadConfig
 from vapo.config.kinds import make, own_type
+from vapo.environments.contract import Verdict
 from vapo.networks.build import check_frozen
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptReport, PromptSplit
@@ -35,7 +36,7 @@ from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.module import VapoModule
 from vapo.training.trainer import RunCallbacks, make_trainer, num_pretraining_iterations
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 BY_KIND = (HeadConfig, CriticPromptConfig, BaselineConfig, AlgorithmConfig)
 NUM_TOKENS = 30  # of the tiny vocabulary, special tokens left out

@@ -13,10 +13,10 @@ from tests.judged import verdict_of
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.shuffling import with_shuffled_verdicts
-from vapo.types import Verdict
 
 DIGIT = r"(\d+)"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
-from tests.judged import judged
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.schema import (
@@ -37,7 +36,7 @@ SPLIT = [
 
 def votes_of(judge: Scorer, texts: list[str], answer: str, group_size: int) -> list[int | None]:
     rollouts = [rollout(text, answer) for text in texts]
-    return judge.votes(judged(rollouts, judge.score(rollouts)), group_size=group_size)
+    return judge.votes(judge.score(rollouts), group_size=group_size)
 
 
 def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> dict[str, float]:

@@ -160,7 +160,6 @@ def test_failed_episodes_are_counted_apart_from_bad_numbers(
 ) -> None:
     """Of four groups of two, the first has a bad number, the second both, the third failed."""
     batch = replace(made_up(16), is_failed=torch.zeros(16, dtype=torch.bool))
-    assert batch.is_failed is not None
     groups = range(0, 16, batch.group_size)
     first, second, third, fourth, *_ = groups
     batch.rewards[[first, second]] = NAN

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from vapo.config.schema import RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 SAMPLED = Rollout(
     Prompt("p", "", (2,), "1"), (3,), "", (0.0,), FinishReason.STOP, turns=(Turn(0, 1),)

@@ -99,10 +99,8 @@ def test_rewards_stand_on_the_turns_last_sampled_tokens() -> None:
     )
     own = [[0, 0, 1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]]
     assert batch.response_mask.int().tolist() == own
-    assert batch.turn_rewards is not None
     assert batch.turn_rewards.tolist()[0] == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 1.0]
     assert batch.rewards.tolist() == [1.5, 1.0]
-    assert batch.turn_starts is not None
     assert batch.turn_starts.nonzero().tolist() == [[0, 2], [0, 7], [1, 2]]
     assert batch.response_lengths.tolist() == [6, 3]
 
@@ -212,7 +210,6 @@ def test_rewards_whose_sum_is_beyond_float32_are_a_failure_of_their_episode() ->
         max_response_tokens=60,
     )
     assert batch.rewards.isfinite().all()
-    assert batch.is_failed is not None
     assert batch.is_failed.tolist() == [True, False]
 
 
@@ -429,7 +426,6 @@ def test_a_batch_of_failures_alone_is_a_batch() -> None:
     batch = make_rollout_batch(
         rollouts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
     )
-    assert batch.is_failed is not None
     assert batch.is_failed.tolist() == [True, True]
     assert not batch.response_mask.any()
     inputs = rollout_inputs(batch, [0, 1], pad_id=0)

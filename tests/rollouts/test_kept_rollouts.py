@@ -12,13 +12,14 @@ import torch
 from tests.judged import judged
 from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [

@@ -13,9 +13,10 @@ from tests.rewards.test_scorer import scorer as verifier
 from tests.rollouts.playing import InstantScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import ragged_prompts, tiny_tokenizer
+from vapo.environments.contract import Verdict
 from vapo.environments.judged_responses import JudgedResponses
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 SETTINGS = SamplingSettings(max_response_tokens=8)
 

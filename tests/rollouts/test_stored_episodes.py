@@ -14,13 +14,14 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes, make_rollouts
 from tests.rollouts.test_stored_rollouts import END, TOKENIZER, A, B, config_of, foreign, policy
 from vapo.commands.rollouts import summary_metrics
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import _table
 from vapo.rollouts.rollout_file import rollout_table, write_table
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.rollouts.turn_texts import shown_turns, turn_texts
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 __all__ = ["policy"]
 EPISODE: dict[str, Any] = {

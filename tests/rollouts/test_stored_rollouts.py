@@ -339,7 +339,7 @@ def test_truncated_responses_carry_value_loss_as_the_config_says(
     ):
         options = (f"rewards.overlong.filter_truncated={filtered}", f"critic.truncated={kind}")
         batch = stored_of(tmp_path, policy, rows, *options).batch(0)[0]
-        assert bool(batch.critic_mask.any()) is bool(batch.critic_mask.all()) is carries
+        assert bool(batch.value_mask.any()) is bool(batch.value_mask.all()) is carries
         assert bool(batch.loss_mask.any()) is (filtered == "false")
 
 

@@ -42,11 +42,9 @@ def token_rewards(
 def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
     """The rewards of the value targets: the batch's, or those without the overlong punishment.
 
-    The policy's rewards themselves where the two do not differ. Source: JustRL-II.
+    Source: JustRL-II.
     """
-    if config.critic.reward == "shaped" or batch.unshaped_rewards is None:
-        return batch.rewards
-    return batch.unshaped_rewards
+    return batch.rewards if config.critic.reward == "shaped" else batch.unshaped_rewards
 
 
 def bootstrapped(

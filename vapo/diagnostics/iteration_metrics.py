@@ -111,7 +111,7 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     if batch.old_values is None:
         return {}
     mask, values = value_places(batch, hyperparameters), batch.old_values
-    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
+    returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     rows, first, last = torch.arange(len(batch)), first_column(mask), last_column(mask)
     ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)

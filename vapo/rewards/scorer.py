@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.config.environments import EnvironmentConfig, environment_name
 from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
-from vapo.environments.contract import Environments
+from vapo.environments.contract import Environments, Verdict
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
@@ -23,7 +23,7 @@ from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker_pool import WAIT_S, WorkerPool
 from vapo.system.shown_text import visible
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 if TYPE_CHECKING:
     from vapo.rewards.model_judge import ModelJudge

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from vapo.types import Rollout, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import Rollout
 
 
 def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:

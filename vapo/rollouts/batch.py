@@ -42,10 +42,8 @@ def make_rollout_batch(
     logprobs = _on_tokens(is_token, [r.rollout_logprobs for r in rollouts], torch.float32)
     response_mask = _on_tokens(is_token, [r.is_sampled for r in rollouts], torch.bool)
     turns = turn_columns(rollouts, response_mask)
-    reward = turns["turn_rewards"].sum(dim=1)  # in float32, as everywhere
-    unshaped_rewards = None
+    unshaped_rewards = reward = turns["turn_rewards"].sum(dim=1)  # in float32, as everywhere
     if rewards.overlong.soft_punishment:
-        unshaped_rewards = reward
         reward = reward + soft_overlong_punishment(
             lengths,
             max_response_tokens=max_response_tokens,
@@ -54,7 +52,7 @@ def make_rollout_batch(
     finished = torch.tensor([r.finish_reason is FinishReason.STOP for r in rollouts])
     is_finished = response_mask & finished[:, None]
     loss_mask = is_finished if rewards.overlong.filter_truncated else response_mask
-    value_masks = {"as_policy": None, "train": response_mask, "leave_out": is_finished}
+    value_masks = {"as_policy": loss_mask, "train": response_mask, "leave_out": is_finished}
     return RolloutBatch(
         rollouts=list(rollouts),
         response_ids=response_ids,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.environments.contract import Verdict
 from vapo.rollouts.engines.contract import SampledTurn
 from vapo.rollouts.environment_inputs import Replayed, turn_text
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 Key = tuple[int, int]
 

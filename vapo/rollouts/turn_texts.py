@@ -17,6 +17,11 @@ class TurnText(NamedTuple):
     reward: float
 
 
+def shows_turns(rollout: Rollout) -> bool:
+    """Whether people are shown its turns. A response is its text, which a verifier judged whole."""
+    return rollout.in_environment
+
+
 def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
     """The texts of the turns, each decoded by itself."""
     ids = rollout.response_ids

@@ -159,10 +159,7 @@ class IterationRunner:
         waits = self.config.critic.head.start == "first_batch" and start.number == 1
         if not waits or self.networks.critic is None:
             return {}
-        rewards = critic_rewards(batch, self.config)
-        if batch.is_failed is not None:
-            rewards = rewards[~batch.is_failed]
-        mean = mean_over_ranks(rewards)
+        mean = mean_over_ranks(critic_rewards(batch, self.config)[~batch.is_failed])
         value = start_heads(self.networks.critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(

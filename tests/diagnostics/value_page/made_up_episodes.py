@@ -12,16 +12,9 @@ from tests.judged import judged
 from tests.systems import estimated
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.types import (
-    EvaluatedBatch,
-    FinishReason,
-    Prompt,
-    Rollout,
-    TrainingBatch,
-    Turn,
-    Verdict,
-)
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch, Turn
 
 TOKENIZER = tiny_tokenizer()
 MAX_TOKENS = 40

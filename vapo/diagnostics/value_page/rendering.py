@@ -128,7 +128,7 @@ def _response_data(
         "finish_reason": rollout.finish_reason.value,
         "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
         "failure": failure and _shortened(failure, _MAX_ANSWER_CHARS),
-        "carries_loss": bool((batch.loss_mask | batch.critic_mask)[row].any()),
+        "carries_loss": bool((batch.loss_mask | batch.value_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.rollouts.turn_texts import shows_turns
 from vapo.types import Rollout
 
 _MAX_CHARS = 4000  # of an observation
@@ -20,7 +21,7 @@ def turns_data(
     `at`: how many sampled tokens come before the turn; `observed`: what the environment wrote
     before it, visible.
     """
-    if not rollout.in_environment:
+    if not shows_turns(rollout):
         return None
     found: list[dict[str, Any]] = []
     turns = zip(turn_places(rollout), rollout.turns, rollout.turn_spans, strict=True)
