@@ -157,9 +157,10 @@ def test_the_evaluations_table_shows_turns() -> None:
 def test_a_saved_bad_rollout_has_its_turns(tmp_path: Path) -> None:
     saved = BadRollouts(2)
     saved.open(tmp_path, 0)
-    saved.save([(episode(), {}), (replace(episode(), turns=()), {})])
+    (plain,), _ = make_rollouts(1, vocab_size=30, max_response=5)
+    saved.save([(episode(), {}), (plain, {})])
     lines = (tmp_path / "bad_rollouts" / "rank0.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
     assert first["turns"][1]["num_observed"] == 2
     assert first["turns"][0]["reward"] == -0.5
-    assert "turns" not in second
+    assert [turn["num_sampled"] for turn in second["turns"]] == [5]
