@@ -34,7 +34,7 @@ from vapo.functional.columns import select_rows
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Prefix, distinct
 from vapo.rollouts.segments import begun_turns, turn_starts
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> list[Rollout]:
@@ -45,7 +45,8 @@ def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> li
         ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         number = row // group_size
         prompt = Prompt(f"p{number}", f"{number}=", (2 + number,), "1")
-        found.append(Rollout(prompt, ids, text, (0.0,) * len(ids), FinishReason.LENGTH))
+        turns = (Turn(0, len(ids)),)
+        found.append(Rollout(prompt, ids, text, (0.0,) * len(ids), FinishReason.LENGTH, turns))
     return found
 
 
