@@ -5,8 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from vapo.types import Rollout, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import Rollout, Turn
 
 
 def judged(rollouts: Sequence[Rollout], verdicts: Iterable[Verdict]) -> list[Rollout]:
-    return [replace(r, verdict=verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]
+    return [with_verdict(r, verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:
+    """An episode keeps its turns, whose rewards must add up to the verdict's; a response becomes
+    one turn that has its reward."""
+    if not rollout.in_environment:
+        turns = (Turn(0, len(rollout.response_ids), version=rollout.version),)
+        return verdict.on(replace(rollout, turns=turns))
+    assert abs(rollout.reward - verdict.reward) < 1e-9
+    return replace(rollout, is_correct=verdict.is_correct, failure=verdict.failure)
+
+
+def verdict_of(rollout: Rollout) -> Verdict:
+    """What was said of a rollout."""
+    assert rollout.is_correct is not None
+    return Verdict(rollout.is_correct, rollout.reward, rollout.extracted, rollout.failure)
+
+
+def not_judged(rollout: Rollout) -> Rollout:
+    """The rollout as its engine made it, of no known weights."""
+    turns = tuple(replace(turn, reward=0.0, version=None) for turn in rollout.turns)
+    return replace(rollout, turns=turns, is_correct=None, extracted=None, failure=None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 def make_rollouts(
@@ -25,6 +26,7 @@ def make_rollouts(
                 response_text="",
                 rollout_logprobs=tuple(-draw.random() for _ in range(length)),
                 finish_reason=FinishReason.STOP,
+                turns=(Turn(0, length),),
             )
         )
         verdicts.append(Verdict(is_correct=is_correct, reward=1.0 if is_correct else -1.0))
@@ -62,6 +64,7 @@ def make_episodes(
             rollout_logprobs=tuple(logprobs),
             finish_reason=ends.get(i, FinishReason.STOP),
             turns=tuple(turns),
+            in_environment=True,
         )
         reward = sum(turn.reward for turn in turns)
         rollouts.append(rollout)

@@ -18,6 +18,7 @@ from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
@@ -29,7 +30,6 @@ from vapo.types import (
     Rollout,
     RolloutBatch,
     TrainingBatch,
-    Verdict,
 )
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -132,9 +132,15 @@ def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:
 
 
 def with_columns(batch: RolloutBatch, **columns: Any) -> TrainingBatch:
-    """With columns of later stages by hand; no token has a reward."""
+    """With columns of later stages by hand; no token has a reward, and each counts once."""
     zeros = torch.zeros_like(batch.rollout_logprobs)
-    return TrainingBatch(**vars(batch), token_rewards=zeros, policy_mask=batch.loss_mask, **columns)
+    plain = {
+        **dict.fromkeys(("token_rewards", "value_rewards"), zeros),
+        **dict.fromkeys(("policy_mask", "entropy_mask"), batch.loss_mask),
+        **dict.fromkeys(("importance_weights", "value_draws"), zeros + 1),
+        "value_weights": torch.ones_like(batch.rewards),
+    }
+    return TrainingBatch(**vars(batch), **{**plain, **columns})
 
 
 def system_loss(

@@ -23,7 +23,7 @@ from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.rollouts.turn_texts import shown_turns
+from vapo.rollouts.turn_texts import shown_turns, shows_turns
 from vapo.system.distributed import rank, sum_over_ranks, world_size
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
@@ -85,7 +85,7 @@ def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]
     """
     counts = Counter(votes)
     elected = max(counts, key=lambda answer: counts[answer])  # the first of equals: seen first
-    return elected is not None and rollouts[votes.index(elected)].verdict.is_correct
+    return elected is not None and bool(rollouts[votes.index(elected)].is_correct)
 
 
 def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
@@ -186,14 +186,14 @@ def _metrics(
     avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
     maj@k: share of prompts whose most frequent answer is correct; left out without votes.
     """
-    is_correct = torch.tensor([float(r.verdict.is_correct) for r in rollouts]).view(-1, k)
+    is_correct = torch.tensor([float(bool(r.is_correct)) for r in rollouts]).view(-1, k)
     score = clustered_mean(is_correct.double().mean(dim=1))
     majority = {}
     if votes is not None:
         groups = [slice(first, first + k) for first in range(0, len(rollouts), k)]
         elected = [float(majority_is_correct(rollouts[g], votes[g])) for g in groups]
         majority["eval/maj_at_k"] = mean_of_all(elected)
-    is_cut = [r.finish_reason is not FinishReason.STOP and r.failure is None for r in rollouts]
+    is_cut = [r.finish_reason is not FinishReason.STOP and not r.is_lost for r in rollouts]
     return {
         "eval/avg_at_k": score["mean"],
         "eval/avg_at_k_ci_low": score["ci_low"],
@@ -215,16 +215,16 @@ def _table(
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
         rollout = rollouts[i]
-        verdict = rollout.verdict
-        judged = "correct" if verdict.is_correct else "incorrect"
+        judged = "correct" if rollout.is_correct else "incorrect"
+        failure, reward = rollout.failure, rollout.reward
         rows.append(
             {
                 "prompt": rollout.prompt.text,
                 "answer": rollout.prompt.answer,
                 "response": rollout.response_text,
-                "extracted": verdict.extracted,
-                "verdict": judged if verdict.failure is None else f"failed: {verdict.failure}",
-                "reward": verdict.reward if math.isfinite(verdict.reward) else None,
+                "extracted": rollout.extracted,
+                "verdict": judged if failure is None else f"failed: {failure}",
+                "reward": reward if math.isfinite(reward) else None,
                 "length": rollout.num_sampled,
                 "finish_reason": str(rollout.finish_reason),
                 "k": i % k,
@@ -236,7 +236,7 @@ def _table(
 
 def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What the table has of an episode beside, and in place of the response's text."""
-    if not rollout.turns:
+    if not shows_turns(rollout):
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
     shown = shown_turns(rollout, tokenizer)

@@ -93,11 +93,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of an episode: what the environment wrote, then what the policy sampled.
+    """One turn: what the environment wrote, then what the policy sampled.
 
-    `num_observed` and `num_sampled` are tokens; `reward` is what the environment gave for what was
-    sampled, and stands on the turn's last token. `version` counts the weight updates before the
-    turn was asked for, None where nobody counts.
+    `num_observed` and `num_sampled` are tokens; `reward` is what environment or verifier gave for
+    what was sampled, and stands on the turn's last token. `version` counts the weight updates
+    before the turn was asked for, None where nobody counts.
     """
 
     num_observed: int
@@ -115,37 +115,22 @@ class TurnSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A verifier's judgement of one response.
-
-    `is_correct` is the verdict that the positive-example LM loss and the accuracies use;
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`).
-    `failure` names why there is no verdict (timeout, crash, garbled, nan); such a response
-    counts as incorrect and as a verifier failure.
-    """
-
-    is_correct: bool
-    reward: float
-    extracted: str | None = None
-    failure: str | None = None
-
-
-NOT_JUDGED = Verdict(is_correct=False, reward=0.0, failure="not judged")
-
-
-@dataclass(frozen=True)
 class Rollout:
-    """One sampled response to one prompt, or one episode in an environment.
+    """One episode: the policy's turns after one prompt. A response to a verifier is one turn.
 
     `response_ids` holds every token that the policy sampled, the end token included when
     `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
     distribution that was sampled from. `response_text` leaves special tokens out.
 
-    An episode has `turns`, whose tokens follow each other in `response_ids` as the engine read
-    them: the environment's, whose log-probs are 0, are among them. Without turns all tokens were
-    sampled. `failure` names why the environment failed (timeout, crash, ...): what the episode
-    would have earned is not known then. `version` counts the weight updates before the first token
-    was sampled, None where nobody counts. `verdict` is what verifier or environment said of it.
+    The tokens of the `turns` follow each other in `response_ids` as the engine read them: the
+    environment's, whose log-probs are 0, are among them. Only an episode whose environment failed
+    before the first turn has none.
+
+    `is_correct` is what the positive-example LM loss and the accuracies use; None: nobody has
+    judged yet. `extracted` is the answer that a verifier read. `in_environment`: an environment
+    answered the turns; else a verifier judged the one turn. `failure` names why one of them failed
+    (timeout, crash, garbled, ...): without a verdict a response counts as incorrect, and what an
+    episode would have earned is not known (`is_lost`).
     """
 
     prompt: Prompt
@@ -154,9 +139,25 @@ class Rollout:
     rollout_logprobs: tuple[float, ...]
     finish_reason: FinishReason
     turns: tuple[Turn, ...] = ()
+    is_correct: bool | None = None
+    extracted: str | None = None
     failure: str | None = None
-    version: int | None = None
-    verdict: Verdict = NOT_JUDGED
+    in_environment: bool = False
+
+    @property
+    def reward(self) -> float:
+        """What the turns earned together, without shaping."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def version(self) -> int | None:
+        """The weight updates before the first turn; None where nobody counts."""
+        return self.turns[0].version if self.turns else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its environment failed, so that it cannot be trained on."""
+        return self.in_environment and self.failure is not None
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
@@ -171,16 +172,12 @@ class Rollout:
     @property
     def is_sampled(self) -> tuple[bool, ...]:
         """Of each token of `response_ids`, whether the policy sampled it."""
-        if not self.turns:
-            return (True,) * len(self.response_ids)
         parts = ((False,) * turn.num_observed + (True,) * turn.num_sampled for turn in self.turns)
         return tuple(is_own for part in parts for is_own in part)
 
     @property
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
-        if not self.turns:
-            return len(self.response_ids)
         return sum(turn.num_sampled for turn in self.turns)
 
 
@@ -190,13 +187,14 @@ class RolloutBatch:
 
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
-    those that carry value loss (None: the same). Of episodes `turn_rewards` has each turn's reward
-    on its last sampled token, whose sums are the rewards without shaping, and `turn_starts` marks
-    the first sampled token of each turn; `is_failed` are episodes whose environment failed.
-    `unshaped_rewards` are the rewards without the overlong punishment, None where there is
-    none; `baseline_rewards` is the reward of the greedy response to the row's prompt, None where
-    the system needs none. `step_starts` marks the first token of each step and `step_values` has,
-    on every token, what continuations from the start of its step earned; None without them. Of
+    those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
+    and `turn_starts` marks the first sampled token of each turn; `is_failed` are episodes whose
+    environment failed. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
+    punishment in them, too.
+
+    The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
+    response to the row's prompt. `step_starts` marks the first token of each step and
+    `step_values` has, on every token, what continuations from the start of its step earned. Of
     stored rollouts whose prefixes were continued, `measured_values` has
     the mean return of the continuations at the first token after such a prefix, and
     `measured_draws` how many of them count for the row; 0 elsewhere.
@@ -209,21 +207,21 @@ class RolloutBatch:
     response_ids: Int[Tensor, "B T"]
     response_mask: Bool[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]
+    value_mask: Bool[Tensor, "B T"]
     rollout_logprobs: Float[Tensor, "B T"]
+    turn_rewards: Float[Tensor, "B T"]
+    turn_starts: Bool[Tensor, "B T"]
     rewards: Float[Tensor, " B"]
+    unshaped_rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
+    is_failed: Bool[Tensor, " B"]
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None
-    unshaped_rewards: Float[Tensor, " B"] | None = None
-    value_mask: Bool[Tensor, "B T"] | None = None
     step_starts: Bool[Tensor, "B T"] | None = None
     step_values: Float[Tensor, "B T"] | None = None
     measured_values: Float[Tensor, "B T"] | None = None
     measured_draws: Float[Tensor, "B T"] | None = None
-    turn_rewards: Float[Tensor, "B T"] | None = None
-    turn_starts: Bool[Tensor, "B T"] | None = None
-    is_failed: Bool[Tensor, " B"] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -232,11 +230,6 @@ class RolloutBatch:
     def response_lengths(self) -> Int[Tensor, " B"]:
         """How many tokens the policy sampled, whatever lies between them."""
         return self.response_mask.sum(dim=1)
-
-    @property
-    def critic_mask(self) -> Bool[Tensor, "B T"]:
-        """The tokens that carry value loss."""
-        return self.loss_mask if self.value_mask is None else self.value_mask
 
     @property
     def is_truncated(self) -> Bool[Tensor, " B"]:
@@ -269,26 +262,21 @@ class TrainingBatch(EvaluatedBatch):
     """An evaluated batch with everything that the losses need.
 
     `token_rewards` places the response's reward and the KL penalty on tokens, `value_rewards`
-    those of the value targets (None: the same); `raw_advantages` are those before whitening.
-    `importance_weights` multiply the tokens' policy losses and `value_weights` the responses'
-    value losses, None all of them by 1. `value_draws` says how many returns a token's value target
-    is the mean of (None: one each); the value loss is a mean over them. `policy_mask` marks the
-    tokens of `loss_mask` that carry policy loss, `entropy_mask` those that carry the entropy bonus
-    (None: all). Advantages are None while the policy is not trained, targets without a critic.
+    those of the value targets; `raw_advantages` are those before whitening. `importance_weights`
+    multiply the tokens' policy losses and `value_weights` the responses' value losses.
+    `value_draws` says how many returns a token's value target is the mean of; the value loss is a
+    mean over them. `policy_mask` marks the tokens of `loss_mask` that carry policy loss,
+    `entropy_mask` those that carry the entropy bonus. Advantages are None while the policy is not
+    trained, targets without a critic.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
+    value_rewards: Float[Tensor, "B T"] = field(kw_only=True)
     policy_mask: Bool[Tensor, "B T"] = field(kw_only=True)
+    entropy_mask: Bool[Tensor, "B T"] = field(kw_only=True)
+    importance_weights: Float[Tensor, "B T"] = field(kw_only=True)
+    value_weights: Float[Tensor, " B"] = field(kw_only=True)
+    value_draws: Float[Tensor, "B T"] = field(kw_only=True)
     raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
-    importance_weights: Float[Tensor, "B T"] | None = None
-    value_rewards: Float[Tensor, "B T"] | None = None
-    value_weights: Float[Tensor, " B"] | None = None
-    value_draws: Float[Tensor, "B T"] | None = None
-    entropy_mask: Bool[Tensor, "B T"] | None = None
-
-    @property
-    def critic_token_rewards(self) -> Float[Tensor, "B T"]:
-        """The rewards that the value targets add up."""
-        return self.token_rewards if self.value_rewards is None else self.value_rewards

@@ -39,7 +39,7 @@ from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, value_objective
 from vapo.training.optimizers import clip_gradient, make_optimizer
 from vapo.training.schedule import CRITIC, passes
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 ROOT = Path(__file__).parents[2]
 STATE_TRACKING = ROOT / "conf/state_tracking/vapo.yaml"
@@ -122,9 +122,10 @@ def make_batch(config: FitConfig, size: Size, *, privileged: bool) -> RolloutBat
             logprobs = (-1.0,) * len(response)
             is_correct = draw.random() < 0.5
             rewards = config.rewards
-            verdict = Verdict(is_correct, rewards.correct if is_correct else rewards.incorrect)
+            reward = rewards.correct if is_correct else rewards.incorrect
+            turns = (Turn(0, len(response), reward),)
             rollouts.append(
-                Rollout(prompt, response, "", logprobs, FinishReason.STOP, verdict=verdict)
+                Rollout(prompt, response, "", logprobs, FinishReason.STOP, turns, is_correct)
             )
     return make_rollout_batch(
         rollouts,

@@ -81,7 +81,7 @@ class Heldout:
         """The oracle's value of a state is the mean return of the known rollouts' tokens in it."""
         table = state_values(
             [row.oracle_state or () for row in known],
-            [[row.rollout.verdict.reward] * len(row.oracle_state or ()) for row in known],
+            [[row.rollout.reward] * len(row.oracle_state or ()) for row in known],
             [row.oracle_state or () for row in rows],
         )
         ends = {tokenizer.convert_tokens_to_ids(end) for end in STEP_ENDS}
@@ -92,7 +92,7 @@ class Heldout:
         return Heldout(rows, [np.array(values) for values in table], starts)
 
     def judge(self, values: Sequence[np.ndarray]) -> Knowledge:
-        rewards = np.array([row.rollout.verdict.reward for row in self.rows])
+        rewards = np.array([row.rollout.reward for row in self.rows])
         returns = np.repeat(rewards, [len(v) for v in values])
         error = returns - np.concatenate(values)
         named = [n for n in map(self._is_named, range(len(self.rows)), values) if n is not None]

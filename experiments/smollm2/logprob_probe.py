@@ -40,7 +40,7 @@ def fit_and_value(
 ) -> list[np.ndarray]:
     """The values of the held-out tokens, by a regression of the returns of the training tokens."""
     inputs = [features(row) for row in training]
-    returns = np.repeat([row.rollout.verdict.reward for row in training], [len(x) for x in inputs])
+    returns = np.repeat([row.rollout.reward for row in training], [len(x) for x in inputs])
     x = np.concatenate(inputs)
     center, scale = x.mean(axis=0), x.std(axis=0) + 1e-5
     x = (x - center) / scale

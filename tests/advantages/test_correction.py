@@ -22,10 +22,11 @@ from tests.systems import (
 from vapo.advantages.mismatch import correct_mismatch, correction_metrics, mismatch_metrics
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import MismatchConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
-from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch
 
 CAP_2 = MismatchConfig(tis_cap=2.0)
 
@@ -139,7 +140,7 @@ def test_the_effective_sample_is_that_of_the_weights_in_use() -> None:
 def test_off_fills_nothing_and_value_pretraining_neither() -> None:
     batch, on = two_responses(), MismatchConfig(tis_cap=2.0, mask_below=0.5)
     assert correct_mismatch(batch, MismatchConfig()) is batch
-    assert batch.importance_weights is None
+    assert batch.importance_weights.eq(1).all()
     assert batch.policy_mask is batch.loss_mask
     assert correction_metrics(batch, MismatchConfig()).keys() == {"rollout/effective_sample_share"}
     pretraining = replace(batch, old_logprobs=None)
@@ -173,7 +174,6 @@ def test_an_engine_that_agrees_changes_no_bit(system: str) -> None:
     off = gradient_of(config, batch, logprobs)
     tight = MismatchConfig(tis_cap=1.0, mask_below=0.999, mask_above=1.001)
     batch = correct_mismatch(batch, tight)
-    assert batch.importance_weights is not None
     assert torch.equal(gradient_of(config, batch, logprobs), off)
 
 

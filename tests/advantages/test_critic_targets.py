@@ -16,12 +16,13 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.environments.contract import Verdict
 from vapo.functional.advantages import gae
 from vapo.functional.columns import with_loss_on
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.objective import Totals, has_loss, value_objective
-from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, TrainingBatch, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, TrainingBatch
 
 VALUES = [[0.2, 0.5, 0.8], [0.1, 0.3, 0.0]]
 PLAIN = (
@@ -80,7 +81,7 @@ def test_the_critic_may_be_spared_the_punishment_and_advantages_are_as_before() 
     assert unshaped.advantages is not None
     assert torch.equal(shaped.advantages, unshaped.advantages)
     assert listed(unshaped.token_rewards)[0] == [0.0, 0.0, -1.5]
-    assert listed(unshaped.critic_token_rewards)[0] == [0.0, 0.0, -1.0]
+    assert listed(unshaped.value_rewards)[0] == [0.0, 0.0, -1.0]
 
 
 def test_in_value_pretraining_too_and_explained_variance_is_of_the_critics_reward() -> None:
@@ -117,7 +118,7 @@ def test_three_choices_for_a_truncated_response(
     made = stage(*overrides, phase=phase)
     assert made.loss_mask.any(dim=1).tolist() == [actor, True]
     assert made.policy_mask.any(dim=1).tolist() == [actor, True]
-    assert made.critic_mask.any(dim=1).tolist() == [critic, True]
+    assert made.value_mask.any(dim=1).tolist() == [critic, True]
     (minibatch,) = cut(made)
     assert (minibatch.num_tokens, minibatch.num_policy_tokens) == (2 + 3 * actor,) * 2
     assert minibatch.num_value_tokens == 2 + 3 * critic
@@ -129,7 +130,7 @@ def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
     masks: dict[str, Any] = {
         "loss_mask": whole.loss_mask,
         "policy_mask": whole.policy_mask,
-        "value_mask": None,
+        "value_mask": whole.value_mask,
     }
     assert_same(replace(left_out, **masks), whole)
 
@@ -137,9 +138,9 @@ def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
 def test_a_filler_has_no_loss_of_the_critic_either() -> None:
     config = system_config("vapo", FILTERED, "critic.truncated=train")
     whole = evaluated(config)
-    assert whole.critic_mask.any(dim=1).tolist() == [True, True]
+    assert whole.value_mask.any(dim=1).tolist() == [True, True]
     made = with_loss_on(whole, torch.tensor([False, True]))
-    assert made.critic_mask.any(dim=1).tolist() == [False, True]
+    assert made.value_mask.any(dim=1).tolist() == [False, True]
     assert made.loss_mask.any(dim=1).tolist() == [False, True]
 
 
@@ -162,7 +163,7 @@ def test_the_value_loss_is_a_mean_over_the_critics_tokens() -> None:
     errors = [1.2**2, 1.5**2, 1.8**2, 0.9**2, 0.7**2]
     made = estimate_advantages(evaluated(config), Phase.POLICY_OPTIMIZATION, config)
     assert loss_of(made, config) == pytest.approx(0.5 * sum(errors) / 5)
-    alone = replace(made, value_mask=None)
+    alone = replace(made, value_mask=made.loss_mask)
     assert loss_of(alone, config) == pytest.approx(0.5 * sum(errors[3:]) / 2)
 
 
@@ -212,12 +213,12 @@ def test_anchors_are_the_value_losss_tokens_in_the_policy_phase_alone() -> None:
     config = system_config("vapo", *PLAIN, anchors)
     made = stage(anchors)
     expected = [[False, True, False], [True, False, False]]
-    assert made.critic_mask.tolist() == expected
+    assert made.value_mask.tolist() == expected
     assert loss_of(made, config) == pytest.approx(0.5 * (1.5**2 + 0.9**2) / 2)
     assert made.loss_mask.sum() == 5, "the policy's loss is on every token"
     dense = stage(anchors, phase=Phase.VALUE_PRETRAINING)
-    assert dense.critic_mask.sum() == 5
-    assert stage(anchors, FILTERED).critic_mask.tolist() == [[False] * 3, expected[1]]
+    assert dense.value_mask.sum() == 5
+    assert stage(anchors, FILTERED).value_mask.tolist() == [[False] * 3, expected[1]]
 
 
 def test_anchors_are_the_cross_entropys_tokens_too() -> None:
@@ -238,15 +239,15 @@ def test_anchors_are_the_cross_entropys_tokens_too() -> None:
     loss.backward()
     assert logits.grad is not None
     moved = logits.grad.abs().sum(dim=-1) > 0
-    assert not (moved & ~made.critic_mask).any()
+    assert not (moved & ~made.value_mask).any()
     assert moved.any()
 
 
 def test_a_late_anchor_is_one_of_long_responses() -> None:
     late = ("critic.anchors=[0.9]", "critic.late_anchor=0.1", "critic.late_anchor_tokens=3")
-    assert stage(*late).critic_mask.tolist() == [[True, True, False], [True, False, False]]
+    assert stage(*late).value_mask.tolist() == [[True, True, False], [True, False, False]]
     longer = (*late[:2], "critic.late_anchor_tokens=4")
-    assert stage(*longer).critic_mask.tolist() == [[False, True, False], [True, False, False]]
+    assert stage(*longer).value_mask.tolist() == [[False, True, False], [True, False, False]]
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -268,13 +269,12 @@ def test_prompt_noise_weighs_the_responses_of_the_whole_batch(phase: Phase) -> N
     floor = 2**0.5
     mean = (1.0 + floor) / 2
     expected = [1 / mean, 1 / mean, floor / mean, floor / mean]
-    assert made.value_weights is not None
     assert made.value_weights.tolist() == pytest.approx(expected)
     whole = replace(made, value_mask=made.response_mask)
     errors = [1.2**2 + 1.5**2 + 1.8**2, *[0.9**2 + 0.7**2] * 3]
     by_hand = 0.5 * sum(w * e for w, e in zip(expected, errors, strict=True)) / 9
     assert loss_of(whole, config) == pytest.approx(by_hand)
-    assert loss_of(replace(whole, value_weights=None), config) == pytest.approx(
+    assert loss_of(replace(whole, value_weights=torch.ones(4)), config) == pytest.approx(
         0.5 * sum(errors) / 9
     )
 
@@ -293,7 +293,6 @@ def test_fillers_change_no_weight() -> None:
     )
     filled = with_loss_on(batch, torch.tensor([True, True, False, False]))
     made = estimate_advantages(filled, Phase.POLICY_OPTIMIZATION, config)
-    assert made.value_weights is not None
     assert made.value_weights[:2].tolist() == pytest.approx([1.0, 1.0])
 
 

@@ -30,6 +30,7 @@ from vapo.diagnostics.iteration_metrics import (
 from vapo.diagnostics.oracle import token_returns
 from vapo.diagnostics.position_profiles import position_profile, value_calibration
 from vapo.diagnostics.value_page.contents import token_columns
+from vapo.environments.contract import Verdict
 from vapo.functional.columns import bad_inputs
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.types import (
@@ -41,7 +42,6 @@ from vapo.types import (
     RolloutBatch,
     TrainingBatch,
     Turn,
-    Verdict,
 )
 
 NAN = float("nan")
@@ -208,7 +208,7 @@ def two_turns(*, finish: FinishReason = FinishReason.STOP) -> Rollout:
     """An observation, two sampled tokens worth 0.5, an observation, one worth 1."""
     turns = (Turn(1, 2, 0.5), Turn(2, 1, 1.0))
     prompt = Prompt("p", "", (2,), "1")
-    return Rollout(prompt, (5,) * 6, "", (-1.0,) * 6, finish, turns)
+    return Rollout(prompt, (5,) * 6, "", (-1.0,) * 6, finish, turns, in_environment=True)
 
 
 def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
@@ -238,7 +238,7 @@ def test_turns_through_the_stage_by_hand(phase: Phase) -> None:
     found = estimate_advantages(two_turn_batch(config, two_turns()), phase, config)
     assert found.value_targets is not None
     assert found.value_targets.tolist() == [[0, 1.0, 0, 0, 0, 1.0]]
-    assert found.critic_mask.tolist() == [[False, True, False, False, False, True]]
+    assert found.value_mask.tolist() == [[False, True, False, False, False, True]]
     assert found.policy_mask.tolist() == [[False, True, True, False, False, True]]
     if phase is Phase.POLICY_OPTIMIZATION:
         assert found.advantages is not None
@@ -262,21 +262,21 @@ def test_a_truncated_episodes_last_turn_is_worth_its_value_again() -> None:
 
 def test_without_turns_the_whole_response_is_one() -> None:
     config = system_config("vapo", *PLAIN)
-    rollout = replace(two_turns(), turns=())
+    rollout = replace(two_turns(), turns=(), in_environment=False)
     batch = two_turn_batch(config, rollout)
-    assert batch.turn_starts is None
+    assert batch.turn_starts.tolist() == [[True] + [False] * 5]
     values = torch.tensor([[0.25, NAN, NAN, NAN, NAN, NAN]])
     found = estimate_advantages(
         replace(batch, old_values=values), Phase.POLICY_OPTIMIZATION, config
     )
     assert found.advantages is not None
     assert found.advantages.tolist() == [[1.25] * 6]
-    assert int(found.critic_mask.sum()) == 1
+    assert int(found.value_mask.sum()) == 1
 
 
 def test_a_response_beside_episodes_keeps_its_reward() -> None:
     config = system_config("vapo", *TURNS)
-    plain = replace(two_turns(), turns=(), response_ids=(5,) * 3, rollout_logprobs=(-1.0,) * 3)
+    plain = Rollout(two_turns().prompt, (5,) * 3, "", (-1.0,) * 3, FinishReason.STOP)
     batch = make_rollout_batch(
         judged([two_turns(), plain], [Verdict(True, 1.5), Verdict(False, -1.0)]),
         group_size=1,
@@ -285,7 +285,6 @@ def test_a_response_beside_episodes_keeps_its_reward() -> None:
     )
     assert batch.rewards.tolist() == [1.5, -1.0]
     assert batch.response_lengths.tolist() == [3, 3]
-    assert batch.turn_starts is not None
     assert batch.turn_starts.sum(dim=1).tolist() == [2, 1]
 
 

@@ -19,10 +19,11 @@ from tests.systems import system_config, with_columns
 from vapo.advantages.mismatch import correct_mismatch
 from vapo.config import resolve
 from vapo.config.algorithm import MismatchConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 # P(token 0) in the states: start, after 0, after 1
 ENGINE = torch.tensor([3 / 4, 1 / 2, 1 / 4], dtype=torch.float64)

@@ -48,15 +48,15 @@ def test_a_target_counts_as_often_as_it_has_returns() -> None:
 def test_or_once_as_any_other() -> None:
     made, config = taught(f"{PRETRAINING}.truth_weight=none")
     assert listed(made.value_targets) == TARGETS
-    assert made.value_draws is None
+    assert made.value_draws.eq(1).all()
     (minibatch,) = cut(made)
-    assert minibatch.num_value_draws is None
+    assert minibatch.num_value_draws == 5
     assert loss_of(made, config) == pytest.approx(0.5 * sum(map(sum, SQUARES)) / 5)
 
 
 def test_or_they_alone() -> None:
     made, config = taught(f"{PRETRAINING}.truth_weight=only")
-    assert made.critic_mask.tolist() == [[True, False, False], [False, True, False]]
+    assert made.value_mask.tolist() == [[True, False, False], [False, True, False]]
     (minibatch,) = cut(made)
     assert minibatch.num_value_tokens == 2
     assert minibatch.num_value_draws == 7.5
@@ -117,6 +117,6 @@ def test_nothing_else_changes() -> None:
         )
     phase = Phase.POLICY_OPTIMIZATION
     made = estimate_advantages(with_means(batch), phase, truth)
-    assert made.value_draws is None
+    assert made.value_draws.eq(1).all()
     without = replace(made, measured_values=None, measured_draws=None)
     assert_same(without, estimate_advantages(batch, phase, plain))

@@ -13,9 +13,10 @@ from tests.systems import system_config
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import gather_over_ranks
-from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout
 
 KINDS = {
     "critic": (),
@@ -78,10 +79,9 @@ def computed(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
             batch = batch_of(config, CORRECT[share], values[share])
             made = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
         assert made.advantages is not None
-        weights = torch.ones(len(batch)) if made.value_weights is None else made.value_weights
         found[kind] = {
             "advantages": gather_over_ranks(made.advantages),
-            "weights": gather_over_ranks(weights),
+            "weights": gather_over_ranks(made.value_weights),
             "metrics": baseline.metrics,
             "state": baseline.state_dict(),
         }

@@ -17,10 +17,11 @@ from vapo.commands.pass_rate_file import PassRateFile, default_path, settings_of
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import SourceConfig
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.system.progress import Progress
-from vapo.types import FinishReason, Rollout, Verdict
+from vapo.types import FinishReason, Rollout
 
 K = 4
 

@@ -16,7 +16,7 @@ from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, 
 from vapo.config import FitConfig
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.engines.selection import access_to
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"
 
@@ -125,8 +125,7 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
 
     def found(*turns: Turn) -> str | None:
         ids = (begin, said, said)
-        logprobs, verdict = (0.0,) * 3, Verdict(False, 0.0)
-        rollout = Rollout(prompt, ids, "11", logprobs, FinishReason.LENGTH, turns, verdict=verdict)
+        rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns, False)
         ends = frozenset([int(tokenizer.eos_token_id)])
         access = access_to(tiny_model(), torch.device("cpu"))
         start = TriedPolicy(FitConfig(), [], access, tokenizer, ends)
@@ -134,7 +133,6 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
 
     assert found(Turn(1, 2)) is None
     assert found(Turn(0, 3)) == "<|im_start|>"
-    assert found() == "<|im_start|>"
 
 
 def test_a_verifier_that_fails_is_the_first_hint(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.environments.contract import Verdict
+from vapo.functional.columns import select_rows
 from vapo.rollouts.continuations import Place, by_state
-from vapo.rollouts.segments import num_whole_turns, turn_starts
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.rollouts.segments import begun_turns, turn_starts
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> list[Rollout]:
@@ -43,7 +45,8 @@ def responses(num_prompts: int = 6, group_size: int = 4, length: int = 20) -> li
         ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         number = row // group_size
         prompt = Prompt(f"p{number}", f"{number}=", (2 + number,), "1")
-        found.append(Rollout(prompt, ids, text, (0.0,) * len(ids), FinishReason.LENGTH))
+        turns = (Turn(0, len(ids)),)
+        found.append(Rollout(prompt, ids, text, (0.0,) * len(ids), FinishReason.LENGTH, turns))
     return found
 
 
@@ -65,7 +68,7 @@ def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
     choice = choose_places(rollouts, settings, tiny_tokenizer(), seed=0)
     assert sum(not of_steps for of_steps in choice.of_steps) == 30
     number = Counter(
-        num_whole_turns(rollouts[prefix.row], prefix.num_tokens) for prefix in choice.places
+        len(begun_turns(rollouts[prefix.row], prefix.num_tokens)) for prefix in choice.places
     )
     assert len(number) == 4, "turns at all places of an episode"
     for row in {

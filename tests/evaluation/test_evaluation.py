@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.judged import judged
+from tests.judged import judged, with_verdict
 from tests.tiny_model import tiny_tokenizer
 from vapo import evaluation
 from vapo.config.schema import EvaluationConfig
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import (
     clustered_mean,
@@ -24,7 +25,7 @@ from vapo.evaluation import (
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 
 class ScriptedPlayer(Player):
@@ -45,7 +46,7 @@ class ScriptedPlayer(Player):
                 ids = tuple(range(2, 2 + len(word)))
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason))
                 advance(1)
-        return judged(rollouts, self.scorer.score(rollouts))
+        return self.scorer.score(rollouts)
 
 
 class EqualityScorer(Scorer):
@@ -54,7 +55,7 @@ class EqualityScorer(Scorer):
     def __init__(self): ...
 
     def score(self, rollouts, *, advance=lambda n: None):
-        return [
+        verdicts = [
             Verdict(
                 is_correct=rollout.response_text == rollout.prompt.answer,
                 reward=1.0 if rollout.response_text == rollout.prompt.answer else -1.0,
@@ -63,6 +64,7 @@ class EqualityScorer(Scorer):
             )
             for rollout in rollouts
         ]
+        return judged(rollouts, verdicts)
 
     def extracts_answers(self, source=""):
         return True
@@ -73,7 +75,7 @@ class EqualityScorer(Scorer):
 
 def by_text(rollouts: list[Rollout]) -> list[int | None]:
     """Equal texts have equal votes."""
-    texts = [rollout.verdict.extracted for rollout in rollouts]
+    texts = [rollout.extracted for rollout in rollouts]
     return [None if text is None else texts.index(text) for text in texts]
 
 
@@ -176,7 +178,8 @@ def responses(*answers: str | None) -> list[Rollout]:
 
 
 def response(verdict: Verdict) -> Rollout:
-    return Rollout(Prompt("p", "", (2,), "a"), (3,), "", (0.0,), FinishReason.STOP, verdict=verdict)
+    sampled = Rollout(Prompt("p", "", (2,), "a"), (3,), "", (0.0,), FinishReason.STOP)
+    return with_verdict(sampled, verdict)
 
 
 @pytest.mark.parametrize(

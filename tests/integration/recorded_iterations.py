@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.integration.commands import ROOT
-from tests.judged import judged
 from vapo import cli
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
@@ -24,7 +23,7 @@ from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
 from vapo.training.observers import ValueTruths
-from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, IterationStart, Prompt, Rollout, RolloutBatch, Turn
 
 
 def recorded_fit(*args: str) -> list[dict[str, Any]]:
@@ -72,7 +71,7 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
             | {
                 "prompt": Prompt(**row["prompt"]),
                 "finish_reason": FinishReason(row["finish_reason"]),
-                "verdict": Verdict(**row["verdict"]),
+                "turns": tuple(Turn(**turn) for turn in row["turns"]),
             }
         )
         for row in recorded["rollouts"]
@@ -82,7 +81,7 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
 def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: int) -> RolloutBatch:
     """The rollouts, judged again."""
     return make_rollout_batch(
-        judged(rollouts, continuer.player.scorer.score(rollouts)),
+        continuer.player.scorer.score(rollouts),
         group_size=group_size,
         rewards=continuer.config.rewards,
         max_response_tokens=continuer.config.rollouts.max_response_tokens,

@@ -24,6 +24,7 @@ from vapo.config import FitConfig
 from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
 from vapo.config.critic import CriticPromptConfig, HeadConfig
 from vapo.config.kinds import make, own_type
+from vapo.environments.contract import Verdict
 from vapo.networks.build import check_frozen
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptReport, PromptSplit
@@ -34,7 +35,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.training.trainer import make_trainer
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 BY_KIND = (HeadConfig, CriticPromptConfig, BaselineConfig, AlgorithmConfig)
 NUM_TOKENS = 30  # of the tiny vocabulary, special tokens left out
@@ -92,7 +93,7 @@ class ScriptedScorer(InstantScorer):
         super().__init__()
         self.rewards = rewards
 
-    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
             draw = random.Random(rollout.response_text)

@@ -33,6 +33,9 @@ EXPECTED: dict[str, list[tuple[bool, bool]]] = {
 }
 
 
+MASKS = ("loss_mask", "policy_mask", "entropy_mask", "value_mask")
+
+
 class MaskedRunner(IterationRunner):
     """Takes losses away from a batch that has everything else."""
 
@@ -41,7 +44,7 @@ class MaskedRunner(IterationRunner):
         plan = list(EXPECTED)[start.number - 1]
         none = torch.zeros_like(made.response_mask)
         if plan == "all filtered":
-            made = replace(made, loss_mask=none, policy_mask=none)
+            made = replace(made, **dict.fromkeys(MASKS, none))
         if plan.startswith("no policy loss"):
             made = replace(made, policy_mask=none)
         if plan.startswith("advantages 0"):
@@ -51,7 +54,7 @@ class MaskedRunner(IterationRunner):
         if plan.startswith("one response"):
             one = made.response_mask.clone()
             one[int(rank() == 0) :] = False
-            made = replace(made, loss_mask=one, policy_mask=one)
+            made = replace(made, **dict.fromkeys(MASKS, one))
         return made
 
 

@@ -21,7 +21,8 @@ from tests.invariance.gradients import (
     fitted,
 )
 from tests.rollout_fixtures import make_episodes
-from vapo.types import FinishReason, Rollout, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import FinishReason, Rollout
 
 ALPHA, MU, EPS_LOW, EPS_HIGH = 2.0, 0.1, 0.2, 0.28  # of conf/state_tracking
 ACTOR, CRITIC = "models/state_tracking/policy", "models/state_tracking/reward_model"

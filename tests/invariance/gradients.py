@@ -22,6 +22,7 @@ from vapo.advantages.mismatch import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.environments.contract import Verdict
 from vapo.networks.critic import start_head
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
@@ -30,7 +31,7 @@ from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
 from vapo.training.observers import mean_over_ranks
 from vapo.training.strategy import make_strategy
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 NUM_ROLLOUTS = 16
 ROOT = Path(__file__).parents[2]

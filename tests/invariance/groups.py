@@ -13,7 +13,8 @@ from tests.invariance.gradients import (
     fitted,
 )
 from tests.rollout_fixtures import make_episodes, make_rollouts
-from vapo.types import Rollout, Verdict
+from vapo.environments.contract import Verdict
+from vapo.types import Rollout
 
 GROUPS = (5, 2, 1, 4, 1, 3)  # responses of each prompt, so that ranks have unequal ones
 

@@ -26,7 +26,8 @@ def batch_with_loss_on(rows: list[int], *, policy_rows: list[int] | None = None)
         is_kept[kept] = True
         return batch.response_mask & is_kept
 
-    made = estimated(config, replace(batch, loss_mask=only(rows)))
+    masks = dict.fromkeys(("loss_mask", "value_mask"), only(rows))
+    made = estimated(config, replace(batch, **masks))
     return made if policy_rows is None else replace(made, policy_mask=only(policy_rows))
 
 
@@ -104,7 +105,7 @@ def test_what_counts_as_a_loss_of_the_actor() -> None:
     assert has_policy_loss(alike, "grpo"), "a KL term is on every token"
     assert has_policy_loss(alike, "dapo", "algorithm.entropy_coef=0.01")
     nothing = torch.zeros_like(mask)
-    none = replace(alike, loss_mask=nothing, policy_mask=nothing)
+    none = replace(alike, loss_mask=nothing, policy_mask=nothing, entropy_mask=nothing)
     assert not has_policy_loss(none, "grpo")
     assert not has_policy_loss(none, "dapo", "algorithm.entropy_coef=0.01")
     positive = ["components.positive_example_lm_loss.enabled=true"]

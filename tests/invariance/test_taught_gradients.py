@@ -40,7 +40,7 @@ def stored() -> list[StoredRollout]:
     for rollout, verdict in zip(*make_rollouts(NUM_ROLLOUTS, vocab_size=30), strict=True):
         places = [p for p in range(len(rollout.response_ids)) if draw.random() < 0.3]
         truth = [StoredTruth(p, draw.uniform(-1, 1), 4 / draw.randint(1, 3)) for p in places]
-        rows.append(StoredRollout(replace(rollout, verdict=verdict), "", truth=tuple(truth)))
+        rows.append(StoredRollout(verdict.on(rollout), "", truth=tuple(truth)))
     return rows
 
 

@@ -16,6 +16,7 @@ from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.networks.build import check_value_head, make_critic
@@ -31,7 +32,7 @@ from vapo.runs.checkpoints import network_state
 from vapo.runs.compatibility import check_compatible, parameters_of
 from vapo.runs.manifests import Manifest
 from vapo.studies.memory.estimate import estimate_memory
-from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
 HEADS = {

@@ -22,7 +22,7 @@ import psutil
 from tests.rewards.adversarial_scores import save_reward_model, score_cases, scored
 from tests.rewards.lookalikes import BOXES, TEXTS
 from tests.rewards.rollouts_for_tests import rollout, scorer
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 PATTERN = r"answer: (\d+)"
 ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
@@ -199,7 +199,7 @@ SPIRAL = {"reasoning_gym_dataset": "spiral_matrix", "entry": {"answer": "1 2 3"}
 class Run:
     """Verdicts in order, seconds of each, and the largest memory of a worker."""
 
-    verdicts: list[Verdict]
+    verdicts: list[Rollout]
     seconds: list[float]
     rss_mib: float
 

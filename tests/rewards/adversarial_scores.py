@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from tests.prompts.tokenizers_for_tests import SPECIAL, character_tokenizer
 from tests.rewards.rollouts_for_tests import scorer
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 POSITIONS = 256
 VANISHES = "\u200b"
@@ -47,9 +47,8 @@ class ScoreCase:
     reason: FinishReason
 
     def as_rollout(self) -> Rollout:
-        return Rollout(
-            Prompt("p", self.prompt, (1,), "?"), (1,), self.response, (0.0,), self.reason
-        )
+        prompt, turns = Prompt("p", self.prompt, (1,), "?"), (Turn(0, 1),)
+        return Rollout(prompt, (1,), self.response, (0.0,), self.reason, turns)
 
     def expected(self) -> tuple[int, ...] | str:
         """Token ids, or the failure: one token a character, and no special token among them."""
@@ -142,7 +141,7 @@ class ScoreRun:
     with or without a score against expectation. `largest_difference`: of any score, from its
     own in another order and other batches."""
 
-    verdicts: list[Verdict]
+    verdicts: list[Rollout]
     seconds: list[float]
     grown_mib: float
     wrong: list[ScoreCase]
@@ -168,7 +167,7 @@ def scored(folder: Path, tried: Sequence[ScoreCase], seed: int = 0) -> ScoreRun:
         verdicts = judge.score(rollouts, advance=advance)
         order = list(range(len(tried)))
         Random(seed).shuffle(order)
-        again = dict[int, Verdict]()
+        again = dict[int, Rollout]()
         size = max(10, len(order) // 20)
         for start in range(0, len(order), size):
             part = order[start : start + size]
@@ -197,7 +196,7 @@ class ScoresAlone:
 
         self.score = lru_cache(maxsize=None)(score)
 
-    def agrees(self, case: ScoreCase, verdict: Verdict) -> bool:
+    def agrees(self, case: ScoreCase, verdict: Rollout) -> bool:
         expected = case.expected()
         if isinstance(expected, str):
             is_incorrect = (verdict.is_correct, verdict.reward) == (False, -1.0)

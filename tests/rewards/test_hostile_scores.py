@@ -25,7 +25,7 @@ from tests.rewards.adversarial_scores import (
 from tests.rewards.rollouts_for_tests import scorer
 from vapo.errors import UserError
 from vapo.rewards.reward_model import RewardModel
-from vapo.types import FinishReason, Verdict
+from vapo.types import FinishReason, Rollout
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_reward_model(tmp_path_factory.mktemp("reward_model"))
 
 
-def score(folder: Path, *cases: ScoreCase, **fields: Any) -> list[Verdict]:
+def score(folder: Path, *cases: ScoreCase, **fields: Any) -> list[Rollout]:
     with scorer("reward_model", reward_model_path=str(folder), **fields) as model:
         return model.score([case.as_rollout() for case in cases])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.prompts.tokenizers_for_tests import character_tokenizer
 from tests.rewards.rollouts_for_tests import scorer
 from vapo.errors import UserError
 from vapo.rewards import reward_model
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 def tiny_config(**fields: Any) -> Qwen2Config:
@@ -45,7 +46,7 @@ def rollouts() -> list[Rollout]:
     texts = [("1+1=", "2", FinishReason.STOP), ("abc", "de fg", FinishReason.LENGTH)]
     texts += [("x", "y" * n, FinishReason.STOP) for n in (1, 9, 40)]
     return [
-        Rollout(Prompt("p", prompt, (1,), "?"), (1,), text, (0.0,), reason)
+        Rollout(Prompt("p", prompt, (1,), "?"), (1,), text, (0.0,), reason, (Turn(0, 1),))
         for prompt, text, reason in texts
     ]
 
@@ -80,7 +81,7 @@ def test_scores_are_those_of_the_model(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_text_beyond_the_context_is_a_failure(folder: Path):
-    long = Rollout(Prompt("p", "x", (1,), "?"), (1,), "y" * 64, (0.0,), FinishReason.LENGTH)
+    long = replace(rollouts()[0], response_text="y" * 64, finish_reason=FinishReason.LENGTH)
     done: list[int] = []
     with scorer("reward_model", reward_model_path=str(folder)) as model:
         verdicts = model.score([long, *rollouts()], advance=done.append)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.judged import judged
+from tests.judged import verdict_of
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.shuffling import with_shuffled_verdicts
-from vapo.types import Verdict
 
 DIGIT = r"(\d+)"
 
@@ -66,12 +66,12 @@ def test_math_through_the_workers():
 def test_python_function_verdict_and_own_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with hostile("last_word", num_workers=1, correct=2.0) as python:
         verdicts = python.score([rollout("so 42"), rollout("no")])
-        assert verdicts == [Verdict(True, 2.0), Verdict(False, -1.0)]
+        assert list(map(verdict_of, verdicts)) == [Verdict(True, 2.0), Verdict(False, -1.0)]
     with hostile("own_reward", num_workers=1) as python:
         verdicts = python.score([rollout("42", bonus=1.0), rollout("41", bonus=2.0)])
-        assert verdicts == [Verdict(True, 1.25), Verdict(False, 2.25)]
+        assert list(map(verdict_of, verdicts)) == [Verdict(True, 1.25), Verdict(False, 2.25)]
     with hostile("numpy_bool", num_workers=1) as python:
-        assert python.score([rollout("42")]) == [Verdict(True, 1.0)]
+        assert verdict_of(*python.score([rollout("42")])) == Verdict(True, 1.0)
     (tmp_path / "my_rewards.py").write_text("def f(text, answer, metadata): return True\n")
     monkeypatch.chdir(tmp_path)  # found in the working folder, as with `vapo fit`
     with scorer("python", function="my_rewards:f", num_workers=1) as python:
@@ -81,13 +81,13 @@ def test_python_function_verdict_and_own_reward(tmp_path: Path, monkeypatch: pyt
 def test_shuffled_verdicts_are_a_seeded_permutation():
     rollouts = [rollout("42" if i < 20 else "0", answer="42") for i in range(64)]
     with scorer("exact") as exact:
-        plain = exact.score(rollouts)
-    rollouts = judged(rollouts, plain)
+        rollouts = exact.score(rollouts)
+    plain = [verdict_of(r) for r in rollouts]
 
     def shuffled(seed: int) -> list[Verdict]:
         found = with_shuffled_verdicts(rollouts, seed)
         assert [r.response_text for r in found] == [r.response_text for r in rollouts]
-        return [r.verdict for r in found]
+        return [verdict_of(r) for r in found]
 
     dealt = shuffled(3)
     assert dealt == shuffled(3)

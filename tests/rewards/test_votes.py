@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
-from tests.judged import judged
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.config.kinds import make
 from vapo.config.schema import (
@@ -37,7 +36,7 @@ SPLIT = [
 
 def votes_of(judge: Scorer, texts: list[str], answer: str, group_size: int) -> list[int | None]:
     rollouts = [rollout(text, answer) for text in texts]
-    return judge.votes(judged(rollouts, judge.score(rollouts)), group_size=group_size)
+    return judge.votes(judge.score(rollouts), group_size=group_size)
 
 
 def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> dict[str, float]:
@@ -56,9 +55,9 @@ def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> d
 def test_wrong_answers_vote_together_by_value_as_right_ones_do():
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         votes = math.votes(rollouts, group_size=5)
-    assert [r.verdict.is_correct for r in rollouts] == [True, False, True, False, False]
+    assert [r.is_correct for r in rollouts] == [True, False, True, False, False]
     assert votes == [0, 1, 0, 1, 1]
     assert not majority_is_correct(rollouts, votes)
 
@@ -98,7 +97,7 @@ def test_groups_that_take_too_long_vote_by_text(
 ):
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         monkeypatch.setattr(
             math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from tests.judged import not_judged
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
-from vapo.environments.contract import Environments
+from vapo.environments.contract import Environments, Verdict
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.types import NOT_JUDGED, Prompt, Rollout, Verdict
+from vapo.types import Prompt, Rollout
 
 
 class InstantScorer(Scorer):
-    """A scorer without processes: `score` says at once what is right, here nothing."""
+    """A scorer without processes: `verdicts` says at once what is right, here nothing."""
 
     def __init__(self) -> None:
         self.judges = []
 
-    def score(
+    def verdicts(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Verdict]:
         return [Verdict(False, -1.0) for _ in rollouts]
@@ -38,7 +38,7 @@ class InstantScorer(Scorer):
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], None]:
-        on_verdict(self.score([rollout])[0])
+        on_verdict(self.verdicts([rollout])[0])
         return lambda: None
 
     def pump(self, timeout_s: float) -> None: ...
@@ -84,4 +84,4 @@ def sample_all(
     rollouts = player_of(sampler, tokenizer=tokenizer).play(
         prompts, group_size=group_size, settings=settings, seed=seed, advance=advance
     )
-    return [replace(rollout, verdict=NOT_JUDGED, version=None) for rollout in rollouts]
+    return [not_judged(rollout) for rollout in rollouts]

@@ -13,7 +13,7 @@ import torch
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import estimated, system_config
-from vapo.functional.columns import float_columns, select_rows
+from vapo.functional.columns import bad_inputs, float_columns, select_rows
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import FOLDER, BadRollouts
@@ -77,7 +77,8 @@ def test_a_batch_of_finite_numbers_is_the_same_object() -> None:
     assert checked.batch is batch
     assert (checked.num_rows, checked.num_left_out, checked.fault) == (8, 0, None)
     assert first_rows(batch, 8) is batch
-    assert set(float_columns(batch)) == set(INPUTS)
+    assert set(bad_inputs(batch)) == set(INPUTS)
+    assert set(float_columns(batch)) == {*INPUTS, "turn_rewards", "unshaped_rewards"}
 
 
 def test_an_entropy_takes_nothing_out() -> None:
@@ -160,7 +161,6 @@ def test_failed_episodes_are_counted_apart_from_bad_numbers(
 ) -> None:
     """Of four groups of two, the first has a bad number, the second both, the third failed."""
     batch = replace(made_up(16), is_failed=torch.zeros(16, dtype=torch.bool))
-    assert batch.is_failed is not None
     groups = range(0, 16, batch.group_size)
     first, second, third, fourth, *_ = groups
     batch.rewards[[first, second]] = NAN

@@ -13,6 +13,7 @@ from tests.rollouts.playing import InstantScorer
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_tokenizer
+from vapo.environments.contract import Verdict
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import dynamic_sampling
@@ -23,7 +24,7 @@ from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.schedule import num_minibatches
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
 G, NUM_PROMPTS = 2, 4
 
@@ -111,13 +112,13 @@ class FakePlayer(Player):
             for p in prompts
             for j in range(group_size)
         ]
-        return judged(rollouts, self.scorer.score(rollouts))
+        return judged(rollouts, FakeScorer().verdicts(rollouts))
 
 
 class FakeScorer(InstantScorer):
     """Even prompts have one right response of two; odd ones are all right if divisible by 3."""
 
-    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         verdicts = []
         for rollout in rollouts:
             number = int(rollout.prompt.prompt_id)

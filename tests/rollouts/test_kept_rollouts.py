@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from tests.judged import judged
+from tests.rollout_fixtures import make_episodes
 from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, Phase, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [
@@ -53,6 +55,20 @@ def kept(tmp_path: Path) -> KeptRollouts:
     found = KeptRollouts(RunDir(tmp_path, "abc"), PROMPTS)
     found.write(ORIGIN, sampled())
     return found
+
+
+def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> None:
+    rollouts, verdicts = make_episodes(4, vocab_size=30)
+    verdicts[1] = replace(verdicts[1], is_correct=False, failure="crash: step")
+    batch = make_rollout_batch(
+        judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=32
+    )
+    kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
+    kept.write(ORIGIN, SampledRollouts(3, 2, Phase.POLICY_OPTIMIZATION, batch, {}))
+    found = kept.read(ORIGIN)
+    assert found is not None
+    assert found.batch.rollouts == batch.rollouts
+    assert found.batch.is_failed.tolist() == [False, True, False, False]
 
 
 def test_all_of_it_comes_back(kept: KeptRollouts) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.judged import verdict_of
 from tests.rewards.test_scorer import scorer as verifier
 from tests.rollouts.playing import InstantScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import ragged_prompts, tiny_tokenizer
+from vapo.environments.contract import Verdict
 from vapo.environments.judged_responses import JudgedResponses
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 SETTINGS = SamplingSettings(max_response_tokens=8)
 
@@ -36,7 +38,7 @@ def test_a_response_is_judged_while_others_are_sampled() -> None:
             return done
 
     class Judge(InstantScorer):
-        def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+        def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
             was_judged.set()
             return [Verdict(True, 1.0)]
 
@@ -44,12 +46,12 @@ def test_a_response_is_judged_while_others_are_sampled() -> None:
     found = player_of(engine, Judge()).play(
         ragged_prompts(2), group_size=1, settings=SETTINGS, seed=0
     )
-    assert [r.verdict for r in found] == [Verdict(True, 1.0)] * 2
+    assert [verdict_of(r) for r in found] == [Verdict(True, 1.0)] * 2
 
 
 def test_a_cut_response_is_judged_and_stays_cut() -> None:
     class Judge(InstantScorer):
-        def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+        def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
             (one,) = rollouts
             self.seen = one.response_text, one.finish_reason
             return [Verdict(True, 2.0)]
@@ -60,14 +62,14 @@ def test_a_cut_response_is_judged_and_stays_cut() -> None:
     )
     assert found.finish_reason is FinishReason.LENGTH
     assert judge.seen == ("abcdefgh", FinishReason.LENGTH)
-    assert (found.response_text, found.verdict) == ("abcdefgh", Verdict(True, 2.0))
+    assert (found.response_text, verdict_of(found)) == ("abcdefgh", Verdict(True, 2.0))
 
 
 def test_a_continued_response_is_judged_as_a_whole() -> None:
     seen: list[TurnRequest] = []
 
     class Judge(InstantScorer):
-        def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+        def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
             return [Verdict(r.response_text == "xyab", 1.0) for r in rollouts]
 
     def text(request: TurnRequest) -> str:
@@ -76,11 +78,11 @@ def test_a_continued_response_is_judged_as_a_whole() -> None:
 
     ids = tuple(tiny_tokenizer()("xy")["input_ids"])
     prompt = Prompt("p", "", (2, 3), "1")
-    start = Rollout(prompt, ids, "xy", (-1.0, -1.0), FinishReason.LENGTH)
+    start = Rollout(prompt, ids, "xy", (-1.0, -1.0), FinishReason.LENGTH, (Turn(0, 2),))
     engine = ScriptedEngine(ScriptedStream(text))
     found = player_of(engine, Judge()).play_on([start], group_size=2, settings=SETTINGS, seed=0)
     assert [(r.response_text, r.finish_reason) for r in found] == [("xyab", FinishReason.STOP)] * 2
-    assert [r.verdict and r.verdict.is_correct for r in found] == [True, True]
+    assert [r.is_correct for r in found] == [True, True]
     assert found[0].rollout_logprobs == (-1.0, -1.0, -0.5, -0.5, -0.5)
     assert {(r.ids, r.max_tokens) for r in seen} == {((2, 3, *ids), 6)}
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.segments import SegmentsConfig
-from vapo.rollouts.segments import num_whole_turns, places_of, step_starts, turn_starts
+from vapo.rollouts.segments import begun_turns, places_of, step_starts, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 PROMPT = Prompt("p", "1=", (2, 3), "1")
@@ -73,12 +73,14 @@ def test_the_steps_of_an_episode_are_its_turns() -> None:
     """Whatever the pattern: a turn begins when what the environment wrote has been read."""
     turns = (Turn(2, 3), Turn(0, 1), Turn(4, 2))
     ids = tuple(tiny_tokenizer().encode(";" * 12, add_special_tokens=False))
-    episode = Rollout(PROMPT, ids, ";" * 12, (0.0,) * 12, FinishReason.TURNS, turns)
+    episode = Rollout(
+        PROMPT, ids, ";" * 12, (0.0,) * 12, FinishReason.TURNS, turns, in_environment=True
+    )
     assert turn_starts(episode) == [2, 5, 10]
     for options in ({"pattern": ";"}, {"kind": "tokens", "num_tokens": 1}):
         assert starts(episode, **options) == [2, 5, 10]
     assert starts(episode, pattern=";", max_segments=2) == [2, 5]
-    assert [num_whole_turns(episode, place) for place in (2, 5, 10)] == [0, 1, 2]
+    assert [len(begun_turns(episode, place)) for place in (2, 5, 10)] == [1, 2, 3]
     for place in (0, 3, 6, 12):
         with pytest.raises(ValueError, match=f"no turn begins after {place} tokens"):
-            num_whole_turns(episode, place)
+            begun_turns(episode, place)

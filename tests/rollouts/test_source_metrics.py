@@ -10,12 +10,13 @@ import pytest
 from tests.evaluation.test_evaluation import EqualityScorer, ScriptedPlayer
 from tests.judged import judged
 from vapo.config.schema import EvaluationConfig, RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.evaluation import evaluate
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.system.progress import Progress
-from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
 
 def batch(*rows: tuple[str, bool, int]) -> RolloutBatch:

@@ -14,6 +14,7 @@ from tests.rollouts.playing import InstantScorer, player_of, sample_all
 from tests.systems import estimated, system_config
 from tests.tiny_model import ALPHABET, ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
+from vapo.environments.contract import Verdict
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
@@ -27,7 +28,7 @@ from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.progress import Progress
-from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
 K, BUDGET, EOS = 3, 10, 1
 TOKENIZER = tiny_tokenizer()
@@ -81,7 +82,7 @@ def sampler_of(engine: ScriptedEngine) -> Sampler:
 class LastCharacter(InstantScorer):
     """Right is a response that ends with 1."""
 
-    def score(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], *, advance: Any = None) -> list[Verdict]:
         return [self.judged(rollout.response_text) for rollout in rollouts]
 
     def judged(self, text: str) -> Verdict:
@@ -117,7 +118,7 @@ def rollout(text: str, prompt: int = 0) -> Rollout:
 
 def batch_of(config: FitConfig, *rollouts: Rollout, group_size: int = 1) -> RolloutBatch:
     return make_rollout_batch(
-        judged(rollouts, LastCharacter().score(rollouts)),
+        judged(rollouts, LastCharacter().verdicts(rollouts)),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=BUDGET,
@@ -278,7 +279,7 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
             return Verdict(len(text) % 2 == 0, float(sum(map(ord, text)) % 7))
 
     batch = make_rollout_batch(
-        judged(rollouts, Parity().score(rollouts)),
+        judged(rollouts, Parity().verdicts(rollouts)),
         group_size=1,
         rewards=config.rewards,
         max_response_tokens=BUDGET,

@@ -14,13 +14,14 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes, make_rollouts
 from tests.rollouts.test_stored_rollouts import END, TOKENIZER, A, B, config_of, foreign, policy
 from vapo.commands.rollouts import summary_metrics
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import _table
 from vapo.rollouts.rollout_file import rollout_table, write_table
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.rollouts.turn_texts import shown_turns, turn_texts
-from vapo.types import FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 __all__ = ["policy"]
 EPISODE: dict[str, Any] = {
@@ -38,13 +39,12 @@ EPISODE: dict[str, Any] = {
 def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: Path) -> None:
     episodes, verdicts = make_episodes(6, vocab_size=len(TOKENIZER), max_turns=2)
     plain, plain_verdicts = make_rollouts(1, vocab_size=len(TOKENIZER), max_response=5)
-    failed = replace(
-        plain[0], response_ids=(), rollout_logprobs=(), turns=(), failure="timeout: reset"
-    )
+    failed = replace(plain[0], response_ids=(), rollout_logprobs=(), turns=(), in_environment=True)
     rollouts = [*episodes, *plain, failed]
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(judged(rollouts, verdicts), range(8), [None] * 8)
+    rollouts = judged(rollouts, verdicts)
+    table = rollout_table(rollouts, range(8), [None] * 8)
     write_table(path, table, {"schema_version": 3})
     config = config_of(
         tmp_path,
@@ -53,9 +53,9 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
         "training.minibatch_size=2",
     )
     rows, _ = read_rollouts(config, path, TOKENIZER)
-    for row, rollout, verdict in zip(rows, rollouts, verdicts, strict=True):
+    for row, rollout in zip(rows, rollouts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
-        expected = replace(rollout, rollout_logprobs=tuple(exact), verdict=verdict)
+        expected = replace(rollout, rollout_logprobs=tuple(exact))
         assert row.rollout == expected
     sampled = sum(rollout.num_sampled for rollout in rollouts)
     assert sampled < sum(len(rollout.response_ids) for rollout in rollouts)
@@ -87,7 +87,7 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert first.rollout.turns == (Turn(1, 2, -0.5), Turn(2, 1, 1.0))
     assert first.rollout.is_sampled == (False, True, True, False, False, True)
-    assert (first.rollout.verdict.reward, first.rollout.verdict.is_correct) == (0.5, True)
+    assert (first.rollout.reward, first.rollout.is_correct) == (0.5, True)
     assert second.rollout.finish_reason is FinishReason.TURNS
 
 
@@ -127,6 +127,7 @@ def episode() -> Rollout:
         (0.0, -1.0, -1.0, 0.0, 0.0, -1.0),
         FinishReason.STOP,
         (Turn(1, 2, -0.5), Turn(2, 1, 1.0)),
+        in_environment=True,
     )
 
 
@@ -141,7 +142,7 @@ def test_the_turns_as_text() -> None:
 
 
 def test_the_evaluations_table_shows_turns() -> None:
-    plain = replace(episode(), turns=())
+    plain = replace(episode(), turns=(), in_environment=False)
     rows = _table(judged([episode(), plain], [Verdict(True, 0.5)] * 2), 1, TOKENIZER)
     assert rows[0]["response"] == shown_turns(episode(), TOKENIZER)
     assert (rows[0]["num_turns"], rows[0]["turn_rewards"], rows[0]["length"]) == (
@@ -156,9 +157,10 @@ def test_the_evaluations_table_shows_turns() -> None:
 def test_a_saved_bad_rollout_has_its_turns(tmp_path: Path) -> None:
     saved = BadRollouts(2)
     saved.open(tmp_path, 0)
-    saved.save([(episode(), {}), (replace(episode(), turns=()), {})])
+    (plain,), _ = make_rollouts(1, vocab_size=30, max_response=5)
+    saved.save([(episode(), {}), (plain, {})])
     lines = (tmp_path / "bad_rollouts" / "rank0.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
     assert first["turns"][1]["num_observed"] == 2
     assert first["turns"][0]["reward"] == -0.5
-    assert "turns" not in second
+    assert [turn["num_sampled"] for turn in second["turns"]] == [5]

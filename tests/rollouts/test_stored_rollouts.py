@@ -78,16 +78,15 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     verdicts[1] = replace(verdicts[1], failure="timeout")
     states = [[f"{i}" for i in range(len(r.response_ids))] for r in rollouts]
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(judged(rollouts, verdicts), range(6), [*states[:5], None])
+    rollouts = judged(rollouts, verdicts)
+    table = rollout_table(rollouts, range(6), [*states[:5], None])
     write_table(path, table, {"schema_version": 1, "tokenizer": tokenizer_fingerprint(TOKENIZER)})
     rows, other = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     assert other == ""
-    for row, rollout, verdict in zip(rows, rollouts, verdicts, strict=True):
+    for row, rollout in zip(rows, rollouts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
         assert replace(row.rollout, rollout_logprobs=tuple(exact)) == row.rollout
-        assert replace(row.rollout, rollout_logprobs=rollout.rollout_logprobs) == replace(
-            rollout, verdict=verdict
-        )
+        assert replace(row.rollout, rollout_logprobs=rollout.rollout_logprobs) == rollout
     assert [row.group for row in rows] == list("012345")
     assert [row.oracle_state for row in rows] == [*map(tuple, states[:5]), None]
 
@@ -104,8 +103,8 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
     assert first.rollout.response_ids == (A, B, END)
     assert first.rollout.rollout_logprobs == (0.0, 0.0, 0.0)
     assert first.rollout.finish_reason is FinishReason.STOP
-    assert (first.rollout.verdict.is_correct, second.rollout.verdict.is_correct) == (False, True)
-    assert (second.rollout.verdict.reward, second.group) == (1.0, "0")
+    assert (first.rollout.is_correct, second.rollout.is_correct) == (False, True)
+    assert (second.rollout.reward, second.group) == (1.0, "0")
 
 
 def test_a_head_that_reads_logprobs_needs_them(tmp_path: Path, policy: Path) -> None:
@@ -340,7 +339,7 @@ def test_truncated_responses_carry_value_loss_as_the_config_says(
     ):
         options = (f"rewards.overlong.filter_truncated={filtered}", f"critic.truncated={kind}")
         batch = stored_of(tmp_path, policy, rows, *options).batch(0)[0]
-        assert bool(batch.critic_mask.any()) is bool(batch.critic_mask.all()) is carries
+        assert bool(batch.value_mask.any()) is bool(batch.value_mask.all()) is carries
         assert bool(batch.loss_mask.any()) is (filtered == "false")
 
 

@@ -153,7 +153,7 @@ def test_loss_shares_and_the_clip_by_hand(tmp_path: Path) -> None:
         old_member_values=torch.tensor([[0.2], [0.9]]),
     )
     minibatch = Minibatch(
-        Microbatches([], lambda rows: pytest.fail("not cut")), 2, 2, 0, 2, 2, 2, 2, 1
+        Microbatches([], lambda rows: pytest.fail("not cut")), 2, 2, 0, 2, 2, 2, 2, 2, 2, 1
     )
     values = {"values": torch.tensor([[0.5], [1.0]])}
     loss = value_objective(values, batch, minibatch, config, Totals())
@@ -184,9 +184,9 @@ def test_the_tokens_of_the_lowest_spread_carry_no_policy_loss() -> None:
     assert masked.policy_mask.tolist() == [[False, True, True], [True, False, False]]
     assert metrics == {"critic/agreement_masked_share": 0.4}
     assert masked.loss_mask is batch.loss_mask, "the policy's other losses"
-    assert torch.equal(masked.critic_mask, MASK)
+    assert torch.equal(masked.value_mask, MASK)
     minibatch = Minibatch(
-        Microbatches([], lambda rows: pytest.fail("not cut")), 5, 2, 0, 3, 2, 3, 5, 3
+        Microbatches([], lambda rows: pytest.fail("not cut")), 5, 2, 0, 3, 2, 3, 5, 5, 5, 3
     )
     config = system_config("vapo")
     args = (torch.zeros(MASK.shape), torch.zeros(MASK.shape), masked, minibatch)

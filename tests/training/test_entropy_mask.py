@@ -32,11 +32,9 @@ def entropy_loss(batch: TrainingBatch) -> tuple[float, Totals]:
     """The policy's loss on entropies of 1, 10, 2 and 20, 3, with a bonus of 0.1."""
     config = system_config("vapo", "algorithm.entropy_coef=0.1")
     entropy = torch.tensor([[1.0, 10.0, 2.0], [20.0, 3.0, 99.0]])
-    left = batch.entropy_mask
     minibatch = Minibatch(
         Microbatches([], lambda rows: pytest.fail("not cut")),
-        *(5, 2, 0, int(batch.policy_mask.sum()), 2, 5, 5, 3),
-        num_entropy_tokens=None if left is None else int(left.sum()),
+        *(5, 2, 0, int(batch.policy_mask.sum()), 2, 5, 5, 5, int(batch.entropy_mask.sum()), 3),
     )
     totals, args = Totals(), (torch.zeros(MASK.shape), entropy, batch, minibatch)
     return float(policy_objective(*args, resolve(config), config.algorithm, totals)), totals
@@ -50,7 +48,6 @@ def test_the_tokens_of_the_highest_spread_carry_no_entropy_bonus() -> None:
     """
     batch = spread_batch()
     masked, metrics = mask_disagreement(batch, 0.4)
-    assert masked.entropy_mask is not None
     assert masked.entropy_mask.tolist() == [[True, False, True], [False, True, False]]
     assert metrics == {"critic/disagreement_masked_share": 0.4}
     assert masked.policy_mask is batch.policy_mask
@@ -71,7 +68,6 @@ def test_disagreement_off_or_without_a_policy_changes_nothing() -> None:
     assert mask_disagreement(pretraining, 0.4) == (pretraining, {})
     same = replace(batch, value_spread=torch.zeros(MASK.shape))
     masked, metrics = mask_disagreement(same, 0.4)
-    assert masked.entropy_mask is not None
     assert torch.equal(masked.entropy_mask, MASK), "critics that agree everywhere mask nothing"
     assert metrics == {"critic/disagreement_masked_share": 0.0}
     assert entropy_loss(masked)[0] == entropy_loss(same)[0]
@@ -87,9 +83,9 @@ def test_a_minibatch_counts_its_tokens_of_the_bonus_and_without_one_has_no_loss_
     batch = replace(batch, advantages=torch.zeros(mask.shape))
     hp = replace(resolve(config), mu=0.0)
     first = mask & (torch.arange(mask.shape[1]) == 0)
-    for given, count in ((None, 12), (first, 6), (mask & False, 0)):
+    for given, count in ((mask, 12), (first, 6), (mask & False, 0)):
         minibatch = whole_minibatch(replace(batch, entropy_mask=given))
-        assert (minibatch.entropy_tokens, minibatch.num_tokens) == (count, 12)
+        assert (minibatch.num_entropy_tokens, minibatch.num_tokens) == (count, 12)
         assert has_loss("actor", minibatch, hp, config.algorithm) is (count > 0)
 
 

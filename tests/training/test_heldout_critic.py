@@ -25,7 +25,7 @@ from vapo.training import heldout_critic
 from vapo.training.heldout_critic import BestCritic
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizer
-from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Verdict
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Turn
 
 
 def stored_stub(heldout: Sequence[Any] = ("group",)) -> Any:
@@ -121,7 +121,7 @@ def row(
     length = len(states) or len(oracle) or 1
     rollout = Rollout(
         Prompt(f"p{prompt}", "", (prompt,), ""), (5,) * length, "", (0.0,) * length,
-        FinishReason.STOP, verdict=Verdict(reward > 0, reward),
+        FinishReason.STOP, (Turn(0, length, reward),), reward > 0,
     )  # fmt: skip
     return StoredRollout(
         rollout,

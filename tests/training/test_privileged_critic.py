@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.judged import judged
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_model
+from vapo.environments.contract import Verdict
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
@@ -21,7 +22,7 @@ from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
-from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
 RIGHT, WRONG = 5, 6  # what an answer is written with
 

@@ -11,12 +11,14 @@ import torch
 
 from tests.config.fits import fit_config
 from tests.networks.test_build import INPUTS
+from tests.systems import with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_iteration import make_runner
 from vapo.advantages.value_range import check_value_targets
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.losses import value_loss
+from vapo.functional.masking import first_tokens
 from vapo.functional.value_heads import categorical_value
 from vapo.networks.build import make_critic
 from vapo.training.iteration import IterationRunner
@@ -24,7 +26,7 @@ from vapo.training.minibatches import Microbatches, Minibatch
 from vapo.training.module import VapoModule
 from vapo.training.objective import Totals, value_objective
 from vapo.training.observers import HeadStart, mean_over_ranks
-from vapo.types import IterationStart, Phase, TrainingBatch
+from vapo.types import IterationStart, Phase, RolloutBatch, TrainingBatch
 
 CATEGORICAL = ("critic.head.kind=categorical", "critic.head.low=0", "critic.head.high=1")
 UNIT = ("rewards.incorrect=0", "rewards.correct=1")
@@ -40,27 +42,29 @@ LOGITS[0, 0] = torch.tensor([0.2, 0.8]).log()
 
 def rows(targets: torch.Tensor = TARGETS, mask: torch.Tensor = MASK) -> TrainingBatch:
     zeros = torch.zeros(mask.shape)
-    return TrainingBatch(
+    batch = RolloutBatch(
         rollouts=[],
         response_ids=zeros.long(),
         response_mask=mask,
         loss_mask=mask,
+        value_mask=mask,
         rollout_logprobs=zeros,
+        turn_rewards=zeros,
+        turn_starts=first_tokens(mask),
         rewards=zeros[:, 0],
+        unshaped_rewards=zeros[:, 0],
         is_correct=mask[:, 0],
+        is_failed=torch.zeros(len(mask), dtype=torch.bool),
         group_size=1,
         max_response_tokens=3,
-        token_rewards=zeros,
-        policy_mask=mask,
-        old_values=zeros,
-        value_targets=targets,
     )
+    return with_columns(batch, old_values=zeros, value_targets=targets)
 
 
 def loss_of(config: FitConfig, logits: torch.Tensor | None, values: torch.Tensor) -> Totals:
     """Of half of a minibatch of 6 tokens."""
     minibatch = Minibatch(
-        Microbatches([], lambda rows: pytest.fail("not cut")), 6, 2, 0, 6, 2, 6, 6, 3
+        Microbatches([], lambda rows: pytest.fail("not cut")), 6, 2, 0, 6, 2, 6, 6, 6, 6, 3
     )
     output = {"values": values} | ({} if logits is None else {"logits": logits})
     totals = Totals()
@@ -84,7 +88,7 @@ def test_cross_entropy_is_on_the_critics_tokens_alone(tmp_path: Path) -> None:
     anchor = torch.zeros_like(MASK)
     anchor[0, 0] = True
     whole = Microbatches([], lambda rows: pytest.fail("not cut"))
-    minibatch = Minibatch(whole, 6, 2, 0, 6, 2, 6, 1, 3)
+    minibatch = Minibatch(whole, 6, 2, 0, 6, 2, 6, 1, 1, 6, 3)
     assert minibatch.num_value_tokens == 1
     values, totals = categorical_value(LOGITS, torch.tensor([0.0, 1.0])), Totals()
     output = {"values": values, "logits": LOGITS.clone().requires_grad_(True)}

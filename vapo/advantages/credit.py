@@ -9,19 +9,13 @@ from torch import Tensor
 
 from vapo.config import Hyperparameters
 from vapo.functional.advantages import decoupled_gae, monte_carlo_returns
-from vapo.functional.masking import first_tokens
 from vapo.functional.turn_advantages import decoupled_turn_gae, on_whole_turns
 from vapo.types import RolloutBatch
 
 
-def turn_starts(batch: RolloutBatch) -> Bool[Tensor, "B T"]:
-    """The first sampled token of each turn; a response that is no episode is one turn."""
-    return first_tokens(batch.response_mask) if batch.turn_starts is None else batch.turn_starts
-
-
 def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
     """The tokens before which a value is used and learned: all sampled ones, or turns' first."""
-    return turn_starts(batch) if hyperparameters.gae_over == "turns" else batch.response_mask
+    return batch.turn_starts if hyperparameters.gae_over == "turns" else batch.response_mask
 
 
 def num_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
@@ -46,7 +40,7 @@ def advantages_and_targets(
         "lambda_critic": lambda_critic,
     }
     if hyperparameters.gae_over == "turns":
-        return decoupled_turn_gae(*columns, turn_starts(batch), **numbers)
+        return decoupled_turn_gae(*columns, batch.turn_starts, **numbers)
     return decoupled_gae(*columns, **numbers)
 
 
@@ -70,4 +64,4 @@ def of_steps(
     """Values or returns as every token has them: of turns that of the token's turn."""
     if hyperparameters.gae_over == "tokens":
         return x
-    return on_whole_turns(x, batch.response_mask, turn_starts(batch))
+    return on_whole_turns(x, batch.response_mask, batch.turn_starts)

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
-from vapo.advantages.credit import achieved_returns, advantages_and_targets, num_steps
+from vapo.advantages.credit import achieved_returns, advantages_and_targets, num_steps, value_places
 from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
-from vapo.advantages.value_loss_columns import anchored, on_turns, taught, value_weights
+from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
+from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     length_adaptive_lambda,
@@ -160,17 +162,21 @@ def estimate_advantages(
     """
     hp, algorithm = resolve(config), config.algorithm
     rewards, targets_rewards = rewards_of_both(batch, config)
-    columns: dict[str, Any] = {**vars(batch), "token_rewards": rewards}
-    if targets_rewards is not rewards:
-        columns["value_rewards"] = targets_rewards
-    columns["value_weights"] = value_weights(batch, config)
+    columns: dict[str, Any] = {
+        **vars(batch),
+        "token_rewards": rewards,
+        "value_rewards": targets_rewards,
+        "importance_weights": torch.ones_like(batch.rollout_logprobs),
+        "value_weights": value_weights(batch, config),
+        "value_draws": torch.ones_like(batch.rollout_logprobs),
+    }
     if config.critic.bootstrap_truncated:
         rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
         targets = achieved_returns(batch, targets_rewards, hp)
         columns |= taught(batch, targets, config.components.value_pretraining)
-        columns |= on_turns(batch, columns["value_mask"], hp)
-        return TrainingBatch(**columns, policy_mask=batch.loss_mask)
+        columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
+        return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
         estimate = estimate._replace(value_targets=gae(batch, targets_rewards, hp).value_targets)
@@ -181,15 +187,14 @@ def estimate_advantages(
         )
     if algorithm.whiten_advantages:
         advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
-    columns["value_mask"] = anchored(batch, config.critic)
-    columns |= on_turns(batch, columns["value_mask"], hp)
+    columns["value_mask"] = anchored(batch, config.critic) & value_places(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):
-            if columns[name] is not None:
-                columns[name] = columns[name] & estimate.kept[:, None]
+            columns[name] = columns[name] & estimate.kept[:, None]
     return TrainingBatch(
         **columns,
         policy_mask=columns["loss_mask"],
+        entropy_mask=columns["loss_mask"],
         raw_advantages=raw,
         advantages=advantages,
         value_targets=estimate.value_targets,
@@ -200,8 +205,8 @@ def rewards_of_both(
     batch: EvaluatedBatch, config: FitConfig, *, bootstraps: bool = False
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Token rewards of the advantages and of the value targets: one tensor where they are alike."""
+    is_one = critic_is_punished(config) or not config.rewards.overlong.soft_punishment
     finals = (batch.rewards, critic_rewards(batch, config))
-    is_one = finals[0] is finals[1]
     if bootstraps:
         hp = resolve(config)
         finals = (bootstrapped(batch, finals[0], hp), bootstrapped(batch, finals[1], hp))

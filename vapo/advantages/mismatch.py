@@ -124,9 +124,9 @@ def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict
         rows = torch.stack([loss_mask.any(dim=1).sum(), policy_mask.any(dim=1).sum()])
         num_rows, num_kept = sum_over_ranks(rows).tolist()
         metrics["rollout/mismatch_masked_share"] = 1.0 - num_kept / num_rows if num_rows else 0.0
-    if batch.importance_weights is not None:
+    if correction.tis_cap is not None:
         weights = batch.importance_weights[policy_mask].double()
-        is_cut = weights >= (correction.tis_cap or torch.inf)
+        is_cut = weights >= correction.tis_cap
         sums = torch.stack([weights.sum(), is_cut.sum().double(), policy_mask.sum().double()])
         total, num_cut, num_tokens = sum_over_ranks(sums).tolist()
         metrics["rollout/mismatch_weight_mean"] = total / num_tokens if num_tokens else 1.0

@@ -42,11 +42,9 @@ def token_rewards(
 def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
     """The rewards of the value targets: the batch's, or those without the overlong punishment.
 
-    The policy's rewards themselves where the two do not differ. Source: JustRL-II.
+    Source: JustRL-II.
     """
-    if config.critic.reward == "shaped" or batch.unshaped_rewards is None:
-        return batch.rewards
-    return batch.unshaped_rewards
+    return batch.rewards if config.critic.reward == "shaped" else batch.unshaped_rewards
 
 
 def bootstrapped(
@@ -56,7 +54,8 @@ def bootstrapped(
 
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
 
-    Over turns l is the last turn. What the environment gave for the turns stays.
+    Over turns l is the last turn. What an environment gave for the turns stays: it was earned. A
+    verifier judged the response as if it had ended.
 
     Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
     reward would count beside the value of the same future, and a target V(s_l) + r trained on
@@ -65,6 +64,6 @@ def bootstrapped(
     assert batch.old_values is not None
     last = last_column(value_places(batch, hyperparameters))[:, None]
     after = hyperparameters.gamma * batch.old_values.gather(1, last)[:, 0]
-    if batch.turn_rewards is not None:
-        after = after + batch.turn_rewards.sum(dim=1)
+    is_earned = torch.tensor([rollout.in_environment for rollout in batch.rollouts])
+    after = after + torch.where(is_earned.to(after.device), batch.turn_rewards.sum(dim=1), 0.0)
     return torch.where(batch.is_truncated.to(after.device), after, rewards)

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.advantages.credit import value_places
 from vapo.advantages.token_rewards import critic_rewards
-from vapo.config import FitConfig, Hyperparameters
+from vapo.config import FitConfig
 from vapo.config.components import ValuePretraining
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import CriticConfig
@@ -19,21 +18,21 @@ from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch
 
 
-def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"] | None:
-    """The weights of the responses in the value loss; None: 1. Every rank must call this.
+def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
+    """The weights of the responses in the value loss. Every rank must call this.
 
     They are of the whole rollout batch's rewards, those of truncated responses included, and
     average 1 over the prompts that carry value loss: fillers of dynamic sampling change none.
     """
     if config.critic.weights == "none" or batch.group_size == 1:  # one: a held-out page's alone
-        return None
+        return torch.ones_like(batch.rewards)
     weights = prompt_noise_weights(
         critic_rewards(batch, config),
         group_size=batch.group_size,
         reward_range=reward_range(config),
         reduce=sum_over_ranks,
     )
-    carries = batch.critic_mask.any(dim=1).view(-1, batch.group_size).any(dim=1)
+    carries = batch.value_mask.any(dim=1).view(-1, batch.group_size).any(dim=1)
     of_prompts = weights.view(-1, batch.group_size)[:, 0].double()
     sums = [of_prompts[carries].sum(), carries.sum().double(), of_prompts.new_tensor(len(carries))]
     total, num_carrying, num_prompts = sum_over_ranks(torch.stack(sums)).tolist()
@@ -64,28 +63,16 @@ def taught(
     if settings.truth_weight != "none":
         columns["value_draws"] = draws
     if settings.truth_weight == "only":
-        columns["value_mask"] = batch.critic_mask & (batch.measured_draws > 0)
+        columns["value_mask"] = batch.value_mask & (batch.measured_draws > 0)
     return columns
 
 
-def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"] | None:
-    """The value mask with the anchors alone (SP3O), in the policy phase; None: as it was."""
+def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
+    """The value mask with the anchors alone (SP3O), in the policy phase."""
     if not critic.anchors:
         return batch.value_mask
     kept = anchor_mask(batch.response_mask, fractions=critic.anchors)
     if critic.late_anchor is not None:
         late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
         kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
-    return kept & batch.critic_mask
-
-
-def on_turns(
-    batch: EvaluatedBatch,
-    value_mask: Bool[Tensor, "B T"] | None,
-    hyperparameters: Hyperparameters,
-) -> dict[str, Tensor]:
-    """The value mask with the turns' first tokens alone, where GAE is over turns."""
-    if hyperparameters.gae_over == "tokens":
-        return {}
-    carries = batch.critic_mask if value_mask is None else value_mask
-    return {"value_mask": carries & value_places(batch, hyperparameters)}
+    return kept & batch.value_mask

@@ -24,7 +24,7 @@ def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
     if ends is None or batch.value_targets is None:
         return
     targets = batch.value_targets
-    counted = targets[batch.critic_mask & torch.isfinite(targets)]
+    counted = targets[batch.value_mask & torch.isfinite(targets)]
     found = torch.tensor([-math.inf, -math.inf])
     if len(counted):
         found = torch.stack([-counted.min(), counted.max()]).float().cpu()

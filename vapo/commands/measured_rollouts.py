@@ -83,7 +83,7 @@ def measure_step_starts(
     places = [
         Place(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
-        if measuring is not None and measuring.is_measured(group) and rollout.failure is None
+        if measuring is not None and measuring.is_measured(group) and not rollout.is_lost
         for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
     ]
     if measuring is None or not places:  # perhaps all episodes were lost to their environment

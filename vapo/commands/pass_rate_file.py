@@ -111,7 +111,7 @@ class PassRateFile:
         """One finished prompt, its responses judged; nothing if it is there already."""
         if index in self.num_correct:
             return
-        num_correct = sum(rollout.verdict.is_correct for rollout in rollouts)
+        num_correct = sum(bool(rollout.is_correct) for rollout in rollouts)
         row = {
             **prompt.record,
             PASS_RATE: num_correct / len(rollouts),

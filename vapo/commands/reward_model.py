@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -43,7 +43,7 @@ from vapo.training.supervised import (
     recorded_run,
     train_supervised,
 )
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 NUM_HELDOUT_BATCHES = 4
 
@@ -140,7 +140,7 @@ def with_unfinished(
     scored: list[Rollout],
     config: RewardModelConfig,
     tokenizer: PreTrainedTokenizerBase,
-    score: Callable[[list[Rollout]], list[Verdict]],
+    score: Callable[[list[Rollout]], list[Rollout]],
 ) -> list[Rollout]:
     """The responses, a share of them cut at a random token and judged again."""
     rng = Random(f"reward_model/unfinished/{config.seed}")
@@ -152,8 +152,8 @@ def with_unfinished(
         ids, logprobs = whole.response_ids[:kept], whole.rollout_logprobs[:kept]
         cut.append(with_response(whole, ids, logprobs, FinishReason.LENGTH, tokenizer))
     with_cut = list(scored)
-    for index, rollout, verdict in zip(chosen, cut, score(cut), strict=True):
-        with_cut[index] = replace(rollout, verdict=verdict)
+    for index, rollout in zip(chosen, score(cut), strict=True):
+        with_cut[index] = rollout
     return with_cut
 
 
@@ -163,7 +163,7 @@ def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in examples],
         pad_id=pad_id,
     )
-    rewards = torch.tensor([rollout.verdict.reward for rollout in examples], dtype=torch.float32)
+    rewards = torch.tensor([rollout.reward for rollout in examples], dtype=torch.float32)
     return ScoredInputs(inputs, rewards)
 
 

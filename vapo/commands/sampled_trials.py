@@ -22,7 +22,7 @@ from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
 from vapo.rollouts.player import Player
-from vapo.rollouts.turn_texts import shown_turns
+from vapo.rollouts.turn_texts import shown_turns, shows_turns
 from vapo.system.devices import set_threads
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
@@ -88,7 +88,7 @@ def shown_trial(rollout: Rollout, start: TriedPolicy, printed: str) -> Trial:
         problem=_decoded(tokenizer, prompt.prompt_ids),
         answer=prompt.answer,
         response=shown_turns(rollout, tokenizer)
-        if rollout.turns
+        if shows_turns(rollout)
         else _decoded(tokenizer, rollout.response_ids),
         response_text=rollout.response_text,
         output=printed,
@@ -96,7 +96,10 @@ def shown_trial(rollout: Rollout, start: TriedPolicy, printed: str) -> Trial:
         num_response_tokens=rollout.num_sampled,
         finish_reason=str(rollout.finish_reason),
         foreign_end=_foreign_end(start, rollout),
-        **vars(rollout.verdict),
+        is_correct=bool(rollout.is_correct),
+        reward=rollout.reward,
+        extracted=rollout.extracted,
+        failure=rollout.failure,
     )
 
 

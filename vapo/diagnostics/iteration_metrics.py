@@ -43,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    failed = [rollout.verdict.failure is not None for rollout in batch.rollouts]
+    failed = [rollout.failure is not None for rollout in batch.rollouts]
     columns = torch.stack(
         [
             batch.rewards.double(),
@@ -72,8 +72,8 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Turns, observations and how episodes ended; nothing where responses are no episodes."""
-    if batch.turn_rewards is None:
+    """Turns, observations and how episodes ended; nothing of a verifier's responses."""
+    if not any(rollout.in_environment for rollout in batch.rollouts):
         return {}
     columns = torch.tensor(
         [
@@ -111,7 +111,7 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     if batch.old_values is None:
         return {}
     mask, values = value_places(batch, hyperparameters), batch.old_values
-    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
+    returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     rows, first, last = torch.arange(len(batch)), first_column(mask), last_column(mask)
     ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)

@@ -84,7 +84,7 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     if batch.old_values is None:
         return {}
     values, mask = batch.old_values, value_places(batch, hyperparameters)
-    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
+    returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     ends = max_over_ranks(torch.stack([-values[mask].min(), values[mask].max()]))
     edges = torch.linspace(-float(ends[0]), float(ends[1]), _CALIBRATION_BINS + 1).double()
 
@@ -130,7 +130,7 @@ def returns_of_tokens(
 ) -> Float[Tensor, "B T"]:
     """The Monte-Carlo return from each token on, as the critic's reward, whatever lambda is; with
     GAE over turns that from its turn on."""
-    returns = achieved_returns(batch, batch.critic_token_rewards, hyperparameters)
+    returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     return of_steps(returns, batch, hyperparameters)
 
 

@@ -6,13 +6,38 @@ a verdict, with which the episode ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from vapo.types import Prompt, Verdict
+from vapo.types import Prompt, Rollout
 
 EpisodeKey = tuple[int, ...]
 """Names an episode among those that are open."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verifier's judgement of one response, on its way to the response's rollout.
+
+    `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
+    fields are those of the rollout.
+    """
+
+    is_correct: bool
+    reward: float
+    extracted: str | None = None
+    failure: str | None = None
+
+    def on(self, rollout: Rollout) -> Rollout:
+        """The response with this verdict, whose reward is that of its turn."""
+        (turn,) = rollout.turns
+        return replace(
+            rollout,
+            turns=(replace(turn, reward=self.reward),),
+            is_correct=self.is_correct,
+            extracted=self.extracted,
+            failure=self.failure,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from vapo.environments.contract import EpisodeKey, Reply
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.environments.contract import EpisodeKey, Reply, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 OnVerdict = Callable[[Verdict], None]
 

@@ -15,19 +15,22 @@ from vapo.types import RolloutBatch
 
 Batch = TypeVar("Batch", bound=RolloutBatch)
 
+_NOT_READ = ("old_entropy", "turn_rewards", "unshaped_rewards")
+"""A page's, which must not change the training, and what is in `rewards`, too."""
+
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Each response's reward on its last sampled token.
+    """Each turn's reward on its last sampled token, and the rest on the last token of all.
 
-    An episode has each turn's reward on the turn's last sampled token, and the rest of its reward
-    (the overlong punishment, a bootstrapped value) on the last of all.
+    The rest is the overlong punishment, or a bootstrapped value. A single turn has its row's
+    reward as it is: what is subtracted and added again may be rounded.
 
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
-    if batch.turn_rewards is None:
-        return place_at_last_token(rewards, batch.response_mask)
     rest = rewards - batch.turn_rewards.sum(dim=1)
     placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    is_one_turn = batch.turn_starts.sum(dim=1, keepdim=True) < 2
+    placed = torch.where(is_one_turn, place_at_last_token(rewards, batch.response_mask), placed)
     check_rewards_on_sampled(placed, batch.response_mask)
     return placed
 
@@ -45,7 +48,7 @@ def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
     """For each number that is trained on, the rows in which a token's is not finite."""
     found: dict[str, Tensor] = {}
     for name, value in float_columns(batch).items():
-        if name == "old_entropy":  # made where a page is: a page must not change the training
+        if name in _NOT_READ:
             continue
         is_bad = ~torch.isfinite(value)
         found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
@@ -66,8 +69,6 @@ def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) 
 
 def without_failed(batch: Batch) -> Batch:
     """The groups that have lost no episode to its environment; all where none is whole."""
-    if batch.is_failed is None:
-        return batch
     size = batch.group_size
     lost = batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
     return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
@@ -75,8 +76,8 @@ def without_failed(batch: Batch) -> Batch:
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
     """The batch in which the other rows carry no loss, of the policy or the critic."""
-    value_mask = None if batch.value_mask is None else batch.value_mask & rows[:, None]
-    return replace(batch, loss_mask=batch.loss_mask & rows[:, None], value_mask=value_mask)
+    rows = rows[:, None]
+    return replace(batch, loss_mask=batch.loss_mask & rows, value_mask=batch.value_mask & rows)
 
 
 def moved_to(batch: Batch, device: torch.device) -> Batch:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vapo.config.environments import EnvironmentConfig, environment_name
 from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
-from vapo.environments.contract import Environments
+from vapo.environments.contract import Environments, Verdict
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
@@ -24,7 +23,7 @@ from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.rewards.worker_pool import WAIT_S, WorkerPool
 from vapo.system.shown_text import visible
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 if TYPE_CHECKING:
     from vapo.rewards.model_judge import ModelJudge
@@ -127,8 +126,8 @@ class Scorer(AbstractContextManager["Scorer"]):
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Verdict]:
-        """One verdict per rollout, in their order; `advance(n)` reports n more as done."""
+    ) -> list[Rollout]:
+        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
         found: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -144,9 +143,9 @@ class Scorer(AbstractContextManager["Scorer"]):
         finally:
             for withdraw in withdrawals:
                 withdraw()
-        verdicts = [found[row] for row in range(len(rollouts))]
-        self.check([replace(r, verdict=v) for r, v in zip(rollouts, verdicts, strict=True)])
-        return verdicts
+        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
+        self.check(judged)
+        return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         """Warn of responses of a batch that a verifier, or their environment, failed on.
@@ -271,10 +270,10 @@ class _Judge:
             self._model.pump(is_idle=timeout_s > 0)
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [r for r in rollouts if r.verdict.failure is not None]
+        failed = [r for r in rollouts if r.failure is not None]
         if not failed or not self._warns:
             return
-        first = f"{failed[0].verdict.failure}, prompt {failed[0].prompt.prompt_id}"
+        first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
         if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
             name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
             if self._environment is not None:

@@ -10,7 +10,7 @@ from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, VoteTask
 from vapo.rewards.worker import Task
 from vapo.rewards.worker_pool import WorkerPool
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def count_votes(
     """
     votes: list[int | None] = []
     for first in range(0, len(rollouts), group_size):
-        votes += _by_text([r.verdict for r in rollouts[first : first + group_size]])
+        votes += _by_text(rollouts[first : first + group_size])
     if pool is None:
         return votes
     groups, tasks = [], list[Task]()
@@ -60,12 +60,12 @@ def count_votes(
     return votes
 
 
-def _by_text(group: Sequence[Verdict]) -> list[int | None]:
+def _by_text(group: Sequence[Rollout]) -> list[int | None]:
     firsts: dict[str, int] = {}
     votes: list[int | None] = []
-    for index, verdict in enumerate(group):
-        text = verdict.extracted
-        if not text or verdict.failure is not None:
+    for index, rollout in enumerate(group):
+        text = rollout.extracted
+        if not text or rollout.failure is not None:
             votes.append(None)
         elif len(text) >= MAX_EXTRACTED_CHARS:  # it is cut: the same text, perhaps not the same
             votes.append(index)

@@ -78,8 +78,7 @@ def check_batch(
     """
     found = bad_inputs(batch)
     is_bad = torch.stack(list(found.values())).any(dim=0)
-    if batch.is_failed is not None:
-        found[_FAILED] = batch.is_failed
+    found[_FAILED] = batch.is_failed
     goes = torch.stack(list(found.values())).any(dim=0)
     has_bad_number = is_bad
     if by_group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from vapo.config.schema import RewardConfig
 from vapo.rewards.overlong import soft_overlong_punishment
-from vapo.types import NOT_JUDGED, FinishReason, Rollout, RolloutBatch, Turn
+from vapo.types import FinishReason, Rollout, RolloutBatch
 
 
 def make_rollout_batch(
@@ -31,9 +30,9 @@ def make_rollout_batch(
     Raises:
         ValueError: a rollout without response tokens, or without a verdict.
     """
-    if any(rollout.verdict == NOT_JUDGED for rollout in rollouts):
+    if any(rollout.is_correct is None for rollout in rollouts):
         raise ValueError("a rollout has no verdict")
-    failed = torch.tensor([rollout.failure is not None for rollout in rollouts])
+    failed = torch.tensor([rollout.is_lost for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
     if bool(((lengths == 0) & ~failed).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
@@ -41,17 +40,10 @@ def make_rollout_batch(
     is_token = torch.arange(max(1, int(widths.max()))) < widths[:, None]
     response_ids = _on_tokens(is_token, [r.response_ids for r in rollouts], torch.long)
     logprobs = _on_tokens(is_token, [r.rollout_logprobs for r in rollouts], torch.float32)
-    response_mask = is_token
-    reward = torch.tensor([rollout.verdict.reward for rollout in rollouts], dtype=torch.float32)
-    episodes: dict[str, Tensor] = {}
-    if any(rollout.turns or rollout.failure for rollout in rollouts):
-        response_mask = _on_tokens(is_token, [r.is_sampled for r in rollouts], torch.bool)
-        as_turns = [_with_turns(rollout) for rollout in rollouts]
-        episodes = turn_columns(as_turns, response_mask) | {"is_failed": failed}
-        reward = episodes["turn_rewards"].sum(dim=1)  # the same, added up in float32 as everywhere
-    unshaped_rewards = None
+    response_mask = _on_tokens(is_token, [r.is_sampled for r in rollouts], torch.bool)
+    turns = turn_columns(rollouts, response_mask)
+    unshaped_rewards = reward = turns["turn_rewards"].sum(dim=1)  # in float32, as everywhere
     if rewards.overlong.soft_punishment:
-        unshaped_rewards = reward
         reward = reward + soft_overlong_punishment(
             lengths,
             max_response_tokens=max_response_tokens,
@@ -60,7 +52,7 @@ def make_rollout_batch(
     finished = torch.tensor([r.finish_reason is FinishReason.STOP for r in rollouts])
     is_finished = response_mask & finished[:, None]
     loss_mask = is_finished if rewards.overlong.filter_truncated else response_mask
-    value_masks = {"as_policy": None, "train": response_mask, "leave_out": is_finished}
+    value_masks = {"as_policy": loss_mask, "train": response_mask, "leave_out": is_finished}
     return RolloutBatch(
         rollouts=list(rollouts),
         response_ids=response_ids,
@@ -68,12 +60,13 @@ def make_rollout_batch(
         loss_mask=loss_mask,
         rollout_logprobs=logprobs,
         rewards=reward,
-        is_correct=torch.tensor([rollout.verdict.is_correct for rollout in rollouts]),
+        is_correct=torch.tensor([rollout.is_correct for rollout in rollouts]),
+        is_failed=failed,
         group_size=group_size,
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,
         value_mask=value_masks[critic_truncated],
-        **episodes,
+        **turns,
     )
 
 
@@ -86,17 +79,10 @@ def _on_tokens(
     return column
 
 
-def _with_turns(rollout: Rollout) -> Rollout:
-    """A response beside episodes is one turn, which has the verifier's reward."""
-    if rollout.turns or rollout.failure is not None:
-        return rollout
-    return replace(rollout, turns=(Turn(0, len(rollout.response_ids), rollout.verdict.reward),))
-
-
 def turn_columns(
     rollouts: Sequence[Rollout], response_mask: Bool[Tensor, "B T"]
 ) -> dict[str, Tensor]:
-    """The columns that only episodes have: turns' rewards and first sampled tokens.
+    """The turns' rewards, each on its last sampled token, and their first sampled tokens.
 
     Raises: ValueError where a turn has a reward, and no sampled token to put it on.
     """

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.types import FinishReason, Rollout
+from vapo.types import FinishReason, Rollout, Turn
 
 
 def with_response(
@@ -17,11 +17,13 @@ def with_response(
     finish_reason: FinishReason,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Rollout:
-    """The rollout with these tokens and log-probabilities, and the text of the tokens."""
+    """A response with these tokens and log-probabilities, and their text; nobody has judged it."""
     return replace(
         rollout,
         response_ids=tuple(response_ids),
         response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
         rollout_logprobs=tuple(rollout_logprobs),
         finish_reason=finish_reason,
+        turns=(Turn(0, len(response_ids)),),
+        is_correct=None,
     )

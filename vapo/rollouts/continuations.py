@@ -19,7 +19,7 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
 from vapo.rollouts.player import Player
-from vapo.rollouts.segments import num_whole_turns
+from vapo.rollouts.segments import begun_turns
 from vapo.system.progress import Stage
 from vapo.types import Rollout, RolloutBatch
 
@@ -111,7 +111,7 @@ class Continuations:
         of_states = returns.split(self.batch.group_size)
         found = {}
         for places, group, earned in zip(self.states, self.groups, of_states, strict=True):
-            if any(rollout.failure is not None for rollout in group):
+            if any(rollout.is_lost for rollout in group):
                 continue
             draws = tuple(earned[:, places[0].num_tokens].tolist())
             for place in places:
@@ -186,22 +186,21 @@ class Continuer:
 
 
 def first_tokens(rollout: Rollout, num_tokens: int) -> Rollout:
-    """The rollout as it was after so many tokens, with the turns that were over by then.
+    """The rollout as it was after so many tokens, its last turn under way.
 
-    Raises: ValueError: an episode has not just then its turn.
+    Raises: ValueError: it cannot be played on from there.
     """
-    num_turns = num_whole_turns(rollout, num_tokens) if rollout.turns else 0
     return replace(
         rollout,
         response_ids=rollout.response_ids[:num_tokens],
         rollout_logprobs=rollout.rollout_logprobs[:num_tokens],
-        turns=rollout.turns[:num_turns],
+        turns=begun_turns(rollout, num_tokens),
     )
 
 
 def check_replayed(rollouts: Sequence[Rollout]) -> None:
     """Raises: UserError: an environment did not come to where an episode is continued."""
-    failed = [r for r in rollouts if r.failure is not None and r.failure.startswith(REPLAY)]
+    failed = [r for r in rollouts if r.is_lost and str(r.failure).startswith(REPLAY)]
     if failed:
         raise UserError(
             f"{len(failed)} of {len(rollouts)} continuations could not begin (prompt "

@@ -23,9 +23,9 @@ def is_mixed(group: Group) -> bool:
 
     A group that lost an episode to its environment is not trained on.
     """
-    if any(rollout.failure is not None for rollout in group):
+    if any(rollout.is_lost for rollout in group):
         return False
-    return len({rollout.verdict.is_correct for rollout in group}) == 2
+    return len({rollout.is_correct for rollout in group}) == 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FilledBatch:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of dynamic sampling, over all ranks."""
-        is_correct = [rollout.verdict.is_correct for group in self.sampled for rollout in group]
+        is_correct = [bool(rollout.is_correct) for group in self.sampled for rollout in group]
         num_mixed = sum(map(is_mixed, self.sampled))
         counts = torch.tensor(
             [len(self.sampled) - num_mixed, self.num_fillers, sum(is_correct), len(is_correct)]

@@ -23,13 +23,14 @@ class Replayed(NamedTuple):
 
 
 def replay_of(start: Rollout, tokenizer: PreTrainedTokenizerBase) -> deque[Replayed]:
-    """What an environment must be told to come to where these first turns of an episode end."""
+    """What an environment must be told to come to where the last of these turns is under way."""
     replay: deque[Replayed] = deque()
-    ids, place, last_id = start.response_ids, 0, None
-    for begin, first, end in start.turn_spans:
+    ids, last_id = start.response_ids, None
+    *over, begun = start.turn_spans
+    for begin, first, end in over:
         replay.append(Replayed(ids[begin:first], last_id, turn_text(ids[first:end], tokenizer)))
-        place, last_id = end, ids[end - 1]
-    replay.append(Replayed(ids[place:], last_id, None))
+        last_id = ids[end - 1]
+    replay.append(Replayed(ids[begun.begin : begun.first], last_id, None))
     return replay
 
 

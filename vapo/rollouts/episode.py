@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.environments.contract import Verdict
 from vapo.rollouts.engines.contract import SampledTurn
 from vapo.rollouts.environment_inputs import Replayed, turn_text
-from vapo.types import NOT_JUDGED, FinishReason, Prompt, Rollout, Turn, Verdict
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 Key = tuple[int, int]
 
@@ -20,8 +21,8 @@ class Episode:
     """One episode under way: sample j of prompt i by its `key`.
 
     `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
-    one, or `num_begun` of a response that is continued. `text` is that of the last turn. `replay`
-    is what its environment has still to be told again of an episode that is continued: each
+    one, or `num_begun` of a turn that is continued. `text` is that of the last turn. `replay` is
+    what its environment has still to be told again of an episode that is continued: each
     observation that must come, and what the policy said to it.
     """
 
@@ -37,8 +38,9 @@ class Episode:
     replay: deque[Replayed] = field(default_factory=deque)
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
+    is_correct: bool | None = None
+    extracted: str | None = None
     failure: str | None = None
-    verdict: Verdict | None = None
 
     @property
     def last_id(self) -> int | None:
@@ -62,6 +64,12 @@ class Episode:
         """Put a reward on the last turn."""
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
+    def judge(self, verdict: Verdict) -> None:
+        """Take what a verifier says of the response."""
+        self.earn(verdict.reward)
+        self.is_correct, self.extracted = verdict.is_correct, verdict.extracted
+        self.failure = verdict.failure
+
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
         """The episode as it ended, without what was observed after its last turn."""
         ids = self.ids[: len(self.ids) - self.num_observed]
@@ -72,8 +80,9 @@ class Episode:
             response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
             rollout_logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=self.finish_reason,
-            turns=() if self.is_response else tuple(self.turns),
+            turns=tuple(self.turns),
+            is_correct=self.is_correct,
+            extracted=self.extracted,
             failure=self.failure,
-            version=self.turns[0].version if self.turns else None,
-            verdict=self.verdict or NOT_JUDGED,
+            in_environment=not self.is_response,
         )

@@ -20,7 +20,7 @@ from vapo.rollouts.environment_inputs import replay_of
 from vapo.rollouts.episode import Episode, Key
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.child_process import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 REPLAY = "replay"
 """What the failure of an episode begins with that could not be continued."""
@@ -76,19 +76,16 @@ class EpisodeLoop:
         """Play an episode as soon as there is room for one.
 
         Args:
-            start: the first tokens of a response to go on from, or the first turns of an episode
-                and the observation behind them. The environment is told those turns again, and
-                must answer as it did.
+            start: what to go on from, whose last turn is under way: of an episode it is the
+                observation alone (`begun_turns`). The environment is told the turns before it
+                again, and must answer as it did.
         """
         episode = Episode(prompt, key, is_response=self._environments.gives_verdicts)
         if start is not None:
             episode.ids, episode.logprobs = list(start.response_ids), list(start.rollout_logprobs)
-            if episode.is_response:
-                episode.num_begun = len(episode.ids)
-            else:
-                episode.turns = list(start.turns)
-                episode.replay = replay_of(start, self._tokenizer)
-                episode.num_observed = len(episode.replay[-1].ids)
+            *episode.turns, begun = start.turns
+            episode.num_observed, episode.num_begun = begun.num_observed, begun.num_sampled
+            episode.replay = replay_of(start, self._tokenizer)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
@@ -122,7 +119,7 @@ class EpisodeLoop:
         if episode is None:  # given up since
             return
         if reply.verdict is not None:
-            episode.verdict = reply.verdict
+            episode.judge(reply.verdict)
             self._end(episode, episode.finish_reason)
             return
         if reply.failure is not None:
@@ -219,19 +216,15 @@ class EpisodeLoop:
         del self._open[episode.key]
         self._stream.forget(episode.key)
         self._environments.end(episode.key)
-        if episode.verdict is None:
-            episode.verdict = self._verdict(episode)
+        if episode.is_correct is None:
+            episode.is_correct = self._earned_enough(episode)
         self._ended.append(episode)
 
-    def _verdict(self, episode: Episode) -> Verdict:
-        """What the environment has said of an episode: the sum of its rewards.
-
-        It is correct where the environment ended it with more than `environment.correct_above`.
-        """
-        reward = sum(turn.reward for turn in episode.turns)
+    def _earned_enough(self, episode: Episode) -> bool:
+        """Whether the environment ended it with more than `environment.correct_above`."""
         has_ended = episode.failure is None and episode.finish_reason is FinishReason.STOP
-        is_correct = has_ended and reward > self._config.correct_above
-        return Verdict(is_correct=is_correct, reward=reward, failure=episode.failure)
+        earned = sum(turn.reward for turn in episode.turns)
+        return has_ended and earned > self._config.correct_above
 
 
 def played(loop: EpisodeLoop) -> Iterator[Episode]:

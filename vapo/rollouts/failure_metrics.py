@@ -15,7 +15,7 @@ def failure_metrics(batch: RolloutBatch) -> dict[str, float]:
 
     Every rank must call this.
     """
-    kinds = [r.failure.partition(":")[0] for r in batch.rollouts if r.failure is not None]
+    kinds = [str(r.failure).partition(":")[0] for r in batch.rollouts if r.is_lost]
     counts = torch.tensor([len(kinds), *(kinds.count(kind) for kind in KINDS)])
     total, *by_kind = sum_over_ranks(counts).tolist()
     found = zip((f"rollout/failed_{kind}" for kind in KINDS), by_kind, strict=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vapo.rollouts.sampled import SampledRollouts
 from vapo.system.atomic_files import write_whole
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn, Verdict
+from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
-_FORMAT = 3  # of the file; rollouts in another one are sampled again
+_FORMAT = 4  # of the file; rollouts in another one are sampled again
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,10 @@ class KeptRollouts:
                 rollout_logprobs=tuple(logprobs[i].tolist()),
                 finish_reason=FinishReason(row["finish_reason"]),
                 turns=tuple(Turn(**turn) for turn in row["turns"]),
+                is_correct=row["is_correct"],
+                extracted=row["extracted"],
                 failure=row["failure"],
-                version=row["version"],
-                verdict=Verdict(**row["verdict"]),
+                in_environment=row["in_environment"],
             )
             for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
         ]
@@ -170,9 +171,10 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "finish_reason": rollout.finish_reason.value,
                 "num_tokens": len(rollout.response_ids),
                 "turns": [asdict(turn) for turn in rollout.turns],
+                "is_correct": rollout.is_correct,
+                "extracted": rollout.extracted,
                 "failure": rollout.failure,
-                "version": rollout.version,
-                "verdict": asdict(rollout.verdict),
+                "in_environment": rollout.in_environment,
             }
             for rollout in batch.rollouts
         ],

@@ -21,7 +21,7 @@ from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.stored_truth import StoredTruth, read_truth
 from vapo.rollouts.stored_turns import is_episode, read_turns
 from vapo.system.child_process import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
 
@@ -91,20 +91,15 @@ class RowReader:
             self._fail(number, "reward", f"{reward!r} is not a finite number")
         if not fits_float32(reward):
             self._fail(number, "reward", f"{reward!r} is more than float32 holds")
-        failure = record.get("failure")
         rollout = self._rollout(record, number, str(group))
         is_correct, length = record.get("is_correct"), len(rollout.response_ids)
         oracle = self._per_token(record, "oracle", number, length)
         states = self._per_token(record, "oracle_state", number, length)
         if oracle is not None and not all(map(_is_finite, oracle)):
             self._fail(number, "oracle", "has values that are not finite")
-        verdict = Verdict(
-            is_correct=reward > 0 if is_correct is None else bool(is_correct),
-            reward=float(reward),
-            failure=failure,
-        )
+        is_correct = reward > 0 if is_correct is None else bool(is_correct)
         return StoredRollout(
-            replace(rollout, verdict=verdict),
+            replace(rollout, is_correct=is_correct),
             str(group),
             None if oracle is None else tuple(map(float, oracle)),
             None if states is None else tuple(map(str, states)),
@@ -118,13 +113,13 @@ class RowReader:
             self._fail(number, "finish_reason", f"{reason!r} is not {allowed}")
         has_turns = is_episode(record)
         self._check_ends(record, reason, number, has_turns=has_turns)
-        failure = record.get("failure") if has_turns else None
+        failure = record.get("failure")
         response_ids = self._ids(
             record,
             "response",
             number,
             ends=reason != FinishReason.LENGTH,
-            may_be_empty=failure is not None,
+            may_be_empty=has_turns and failure is not None,
         )
         if len(response_ids) > self.max_response_tokens:
             self._fail(
@@ -154,6 +149,7 @@ class RowReader:
             finish_reason=FinishReason(reason),
             turns=read_turns(record, len(response_ids), partial(self._fail, number)),
             failure=failure,
+            in_environment=has_turns,
         )
 
     def _check_ends(

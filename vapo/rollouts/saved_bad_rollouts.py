@@ -72,7 +72,7 @@ def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_ids": list(rollout.prompt.prompt_ids),
         "response_ids": list(rollout.response_ids),
         "rollout_logprobs": list(rollout.rollout_logprobs),
-        **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
+        "turns": [asdict(turn) for turn in rollout.turns],
         **per_token,
     }
 

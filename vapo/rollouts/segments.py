@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import regex
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.segments import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
-from vapo.types import Rollout
+from vapo.types import Rollout, Turn
 
 _TIMEOUT_S = 1.0
 
@@ -26,7 +27,7 @@ def step_starts(
     Of more than `max_segments` steps the first is kept, and others evenly spread, so that the rest
     belong to the steps before them.
     """
-    if rollout.turns:
+    if rollout.in_environment:
         return _spread(turn_starts(rollout), segments.max_segments)
     starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
     starts = [place for place in starts if place < len(rollout.response_ids)]
@@ -38,18 +39,31 @@ def turn_starts(rollout: Rollout) -> list[int]:
     return [span.first for span in rollout.turn_spans if span.end > span.first]
 
 
-def num_whole_turns(rollout: Rollout, num_tokens: int) -> int:
-    """How many turns of an episode come before a place where a turn's first token was sampled.
+def open_places(rollout: Rollout) -> Sequence[int]:
+    """The numbers of tokens after which it can be played on.
 
-    Raises: ValueError: no turn begins there, so that it cannot be played on from there.
+    An environment answers whole turns, so its episodes go on where a turn begins. A verifier has
+    not been asked anything before the end, so a response goes on anywhere.
     """
-    starts = turn_starts(rollout)
-    if num_tokens not in starts:
+    return turn_starts(rollout) if rollout.in_environment else range(len(rollout.response_ids))
+
+
+def begun_turns(rollout: Rollout, num_tokens: int) -> tuple[Turn, ...]:
+    """The turns as they were after so many tokens; the last one is under way, and earned nothing.
+
+    Raises: ValueError: it cannot be played on from there.
+    """
+    places = open_places(rollout)
+    if num_tokens not in places:
         raise ValueError(
             f"no turn begins after {num_tokens} tokens of the episode; they begin after "
-            f"{', '.join(map(str, starts))}"
+            f"{', '.join(map(str, places))}"
         )
-    return starts.index(num_tokens)
+    spans = rollout.turn_spans
+    index = next(i for i, span in enumerate(spans) if span.first <= num_tokens < span.end)
+    sampled = num_tokens - spans[index].first
+    begun = replace(rollout.turns[index], num_sampled=sampled, reward=0.0)
+    return (*rollout.turns[:index], begun)
 
 
 def _boundaries(

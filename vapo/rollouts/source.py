@@ -17,7 +17,7 @@ from vapo.rollouts.sampled import SampledRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import all_ranks, max_over_ranks, rank, sum_over_ranks, world_size
 from vapo.system.progress import Progress
-from vapo.types import IterationStart, Phase, RolloutBatch, Turn
+from vapo.types import IterationStart, Phase, RolloutBatch
 
 
 class RolloutSource:
@@ -211,11 +211,8 @@ def staleness_metrics(found: SampledRollouts, start: IterationStart) -> dict[str
     ages: list[float] = [0.0]  # of no token
     tokens: list[int] = [0]
     for rollout in found.batch.rollouts:
-        if not rollout.num_sampled:  # its environment failed before its first turn
-            continue
-        first = found.policy_iterations if rollout.version is None else rollout.version
-        for turn in rollout.turns or (Turn(0, rollout.num_sampled, version=first),):
-            version = first if turn.version is None else turn.version
+        for turn in rollout.turns:
+            version = found.policy_iterations if turn.version is None else turn.version
             ages.append(float(start.policy_iterations - version))
             tokens.append(turn.num_sampled)
     age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()

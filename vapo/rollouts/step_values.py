@@ -52,15 +52,14 @@ def with_step_values(
 
 def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     assert batch.step_starts is not None
-    verdicts = [  # those of a state that steps of several responses share count for each
-        rollout.verdict
+    are_failed = [  # those of a state that steps of several responses share count for each
+        rollout.failure is not None
         for places, group in zip(made.states, made.groups, strict=True)
         for rollout in group * len(places)
     ]
-    failed = sum(verdict.failure is not None for verdict in verdicts)
     counts = torch.tensor(
         [
-            *(made.num_sampled_tokens, len(made.states), failed, len(verdicts)),
+            *(made.num_sampled_tokens, len(made.states), sum(are_failed), len(are_failed)),
             *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
         ],
         dtype=torch.double,

@@ -61,7 +61,7 @@ class StoredRollouts:
         numbers = resolve(config)
         self.num_prompts, self.group_size = numbers.num_prompts, numbers.group_size
         units = self._units(with_stored_critic_prompts(rows, config, tokenizer, name))
-        whole = [u for u in units if all(row.rollout.failure is None for row in u)]
+        whole = [u for u in units if not any(row.rollout.is_lost for row in u)]
         self.num_failed = len(units) - len(whole)
         units = whole
         prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})

@@ -13,8 +13,8 @@ _TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added
 
 
 def turn_columns(rollout: Rollout) -> dict[str, Any]:
-    """The columns of a row; null for a response that is no episode."""
-    if not rollout.turns and rollout.failure is None:
+    """The columns of a row; null for a response, whose other columns say what its turn is."""
+    if not rollout.in_environment:
         return dict.fromkeys(COLUMNS)
     return {
         "turn_observed": [turn.num_observed for turn in rollout.turns],
@@ -31,13 +31,13 @@ def is_episode(record: Mapping[str, Any]) -> bool:
 def read_turns(
     record: Mapping[str, Any], length: int, fail: Callable[[str, str], NoReturn]
 ) -> tuple[Turn, ...]:
-    """The turns of a row whose response has `length` tokens; none where it is no episode.
+    """The turns of a row whose response has `length` tokens: one where it has no columns of them.
 
     Args:
         fail: raises the error about a column, with its reason.
     """
     if not is_episode(record):
-        return ()
+        return (Turn(0, length, float(record["reward"])),)
     lists: dict[str, Any] = {name: record.get(name) for name in COLUMNS}
     size = len(lists["turn_sampled"]) if isinstance(lists["turn_sampled"], list) else 0
     for name, values in lists.items():

@@ -17,8 +17,13 @@ class TurnText(NamedTuple):
     reward: float
 
 
+def shows_turns(rollout: Rollout) -> bool:
+    """Whether people are shown its turns. A response is its text, which a verifier judged whole."""
+    return rollout.in_environment
+
+
 def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
-    """The texts of an episode's turns, each decoded by itself; empty where it is no episode."""
+    """The texts of the turns, each decoded by itself."""
     ids = rollout.response_ids
     return [
         TurnText(_decoded(ids[begin:first], tokenizer), _decoded(ids[first:end], tokenizer), reward)

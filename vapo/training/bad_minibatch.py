@@ -16,7 +16,8 @@ from vapo.types import Rollout
 
 # The engine's log-probs are in every record, as they came.
 _NOT_TRAINED_ON = (
-    *("rollout_logprobs", "old_entropy", "token_rewards", "value_rewards", "raw_advantages"),
+    *("rollout_logprobs", "old_entropy", "raw_advantages"),
+    *("turn_rewards", "token_rewards", "value_rewards"),
 )
 _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 

@@ -24,7 +24,7 @@ def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[Training
     of the rewards that the value targets add up."""
     evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
-    rewards = training.critic_token_rewards
+    rewards = training.value_rewards
     return training, achieved_returns(batch, rewards, module.hyperparameters)
 
 

@@ -85,7 +85,7 @@ class MicrobatchCut:
         found: dict[int, list[int]] = {}
         for row, member in zip(rows, members[rows].tolist(), strict=True):
             found.setdefault(member, []).append(row)
-        has_loss = self.batch.critic_mask.any(dim=1)
+        has_loss = self.batch.value_mask.any(dim=1)
         return [part for _, part in sorted(found.items()) if bool(has_loss[part].any())]
 
     def microbatch(self, rows: list[int]) -> Microbatch:
@@ -102,8 +102,8 @@ class Minibatch:
 
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
-    loss, whose targets are means of `num_value_draws` returns (None: of one each);
-    `num_entropy_tokens` carry the entropy bonus (None: all). `num_advantage_tokens` are those
+    loss, whose targets are means of `num_value_draws` returns, and `num_entropy_tokens` the
+    entropy bonus. `num_advantage_tokens` are those
     policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
     policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
     prompts, and are of one critic each where there are several; None: both networks read
@@ -118,11 +118,11 @@ class Minibatch:
     num_policy_responses: int
     num_advantage_tokens: int
     num_value_tokens: int
+    num_value_draws: float
+    num_entropy_tokens: int
     max_response_tokens: int
     networks: tuple[str, ...] = NETWORKS
     critic_microbatches: Microbatches | None = None
-    num_entropy_tokens: int | None = None
-    num_value_draws: float | None = None
     fault: str | None = None
 
     def of(self, network: str) -> Microbatches:
@@ -130,16 +130,6 @@ class Minibatch:
         if network == "critic" and self.critic_microbatches is not None:
             return self.critic_microbatches
         return self.microbatches
-
-    @property
-    def entropy_tokens(self) -> int:
-        """The tokens that carry the entropy bonus."""
-        return self.num_tokens if self.num_entropy_tokens is None else self.num_entropy_tokens
-
-    @property
-    def value_denominator(self) -> float | int:
-        """The denominator of the value loss: returns, or the tokens where each has one."""
-        return self.num_value_tokens if self.num_value_draws is None else self.num_value_draws
 
     def denominator(self, reduction: LossReduction) -> int:
         """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
@@ -209,7 +199,7 @@ def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
     In rising order: the surrogate, the critic's, the policy's other losses (by which it lacks the
     surrogate, too).
     """
-    masks = (batch.policy_mask, batch.critic_mask, batch.loss_mask)
+    masks = (batch.policy_mask, batch.value_mask, batch.loss_mask)
     return torch.stack([~mask.any(dim=1) * 2**i for i, mask in enumerate(masks)]).sum(dim=0)
 
 
@@ -250,7 +240,6 @@ def _make_minibatch(
     networks: tuple[str, ...],
 ) -> Minibatch:
     loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
-    entropy_mask = loss_mask if batch.entropy_mask is None else batch.entropy_mask
     tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
     # a nan is one, too: it must show in the loss
     has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
@@ -261,23 +250,16 @@ def _make_minibatch(
         "num_policy_tokens": policy_tokens.sum(),
         "num_policy_responses": (policy_tokens > 0).sum(),
         "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
-        "num_value_tokens": batch.critic_mask[rows].sum(),
-        "num_entropy_tokens": entropy_mask[rows].sum(),
+        "num_value_tokens": batch.value_mask[rows].sum(),
+        "num_entropy_tokens": batch.entropy_mask[rows].sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
+    draws = zero_outside(batch.value_draws[rows], batch.value_mask[rows]).double().sum()
     return Minibatch(
         microbatches=microbatches[False],
         critic_microbatches=microbatches.get(True),
         max_response_tokens=batch.max_response_tokens,
         networks=networks,
-        num_value_draws=_value_draws(batch, rows),
+        num_value_draws=float(sum_over_ranks(draws)),
         **dict(zip(counts, totals, strict=True)),
     )
-
-
-def _value_draws(batch: TrainingBatch, rows: list[int]) -> float | None:
-    """The returns in the value targets of all ranks, in float64; None: as many as tokens."""
-    if batch.value_draws is None:
-        return None
-    draws = zero_outside(batch.value_draws[rows], batch.critic_mask[rows])
-    return float(sum_over_ranks(draws.double().sum()))

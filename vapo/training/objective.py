@@ -86,7 +86,7 @@ def has_loss(
     return (
         minibatch.num_advantage_tokens > 0
         or (hyperparameters.mu > 0 and minibatch.num_positive_tokens > 0)
-        or (algorithm.entropy_coef > 0 and minibatch.entropy_tokens > 0)
+        or (algorithm.entropy_coef > 0 and minibatch.num_entropy_tokens > 0)
         or (has_kl and minibatch.num_tokens > 0)
     )
 
@@ -107,9 +107,7 @@ def policy_objective(
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
-    token_losses = surrogate_losses(logprobs, rows, hp, algorithm)
-    if rows.importance_weights is not None:
-        token_losses = rows.importance_weights * token_losses
+    token_losses = rows.importance_weights * surrogate_losses(logprobs, rows, hp, algorithm)
     loss = policy_loss = aggregate(
         token_losses,
         rows.policy_mask,
@@ -137,14 +135,13 @@ def policy_objective(
     )
     totals.add("actor/entropy", mean_entropy)
     if algorithm.entropy_coef > 0:
-        if rows.entropy_mask is not None:
-            mean_entropy = aggregate(
-                entropy,
-                rows.entropy_mask,
-                reduction="token_mean",
-                denominator=minibatch.entropy_tokens,
-            )
-        loss = loss - algorithm.entropy_coef * mean_entropy
+        bonus = aggregate(
+            entropy,
+            rows.entropy_mask,
+            reduction="token_mean",
+            denominator=minibatch.num_entropy_tokens,
+        )
+        loss = loss - algorithm.entropy_coef * bonus
     before = before_update(logprobs, rows, hp, algorithm)
     ratios = (logprobs.detach(), before, advantages, mask)
     add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)
@@ -264,31 +261,23 @@ def value_objective(
     loss = squared_error = value_loss(
         output["values"],
         targets,
-        rows.critic_mask,
-        denominator=minibatch.value_denominator,
+        rows.value_mask,
+        denominator=minibatch.num_value_draws,
         old_values=rows.old_values if old_values is None else old_values,
         value_clip=config.algorithm.value_clip,
-        token_weights=_value_weights(rows),
+        token_weights=rows.value_weights[:, None] * rows.value_draws,
     )
     if config.critic.loss == "cross_entropy":
         totals.add("critic/squared_error", squared_error)
         loss = categorical_value_loss(
             output["logits"],
             distributions(targets, config.critic),
-            rows.critic_mask,
-            denominator=minibatch.value_denominator,
+            rows.value_mask,
+            denominator=minibatch.num_value_draws,
             token_weights=rows.value_draws,  # a rule: no weights of responses
         )
     totals.add("critic/value_loss", loss)
     return loss
-
-
-def _value_weights(rows: TrainingBatch) -> Float[Tensor, " b #T"] | None:
-    """The weights of the squared errors: the responses', times the returns in the targets."""
-    if rows.value_weights is None:
-        return rows.value_draws
-    weights = rows.value_weights[:, None]
-    return weights if rows.value_draws is None else weights * rows.value_draws
 
 
 def distributions(

@@ -46,10 +46,7 @@ class HeadStart(Observer):
         critic = self.module.critic
         if start.number != 1 or critic is None:
             return {}
-        rewards = critic_rewards(batch, self.module.config)
-        if batch.is_failed is not None:
-            rewards = rewards[~batch.is_failed]
-        mean = mean_over_ranks(rewards)
+        mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_failed])
         value = start_heads(critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(
@@ -76,7 +73,7 @@ class ValueTruths(Observer):
         self.measured = self.latest = None
         if player is None or not self.is_due(start):
             return {}
-        if not all_ranks(any(rollout.failure is None for rollout in batch.rollouts)):
+        if not all_ranks(any(not rollout.is_lost for rollout in batch.rollouts)):
             return {}  # a process has lost all its episodes
         settings = sampling_settings(self.config.rollouts)
         self.measured = measure_truth(

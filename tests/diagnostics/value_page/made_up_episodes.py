@@ -12,16 +12,9 @@ from tests.judged import judged
 from tests.systems import estimated
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.types import (
-    EvaluatedBatch,
-    FinishReason,
-    Prompt,
-    Rollout,
-    TrainingBatch,
-    Turn,
-    Verdict,
-)
+from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch, Turn
 
 TOKENIZER = tiny_tokenizer()
 MAX_TOKENS = 40
@@ -48,6 +41,7 @@ def episodes(num_groups: int = 3, group_size: int = 4) -> tuple[list[Rollout], l
         prompt = Prompt(f"guess:{i // group_size}", "guess", tuple(ids_of("1=")), "42")
         logprobs = tuple(-draw.random() for _ in ids)
         rollouts.append(Rollout(prompt, tuple(ids), "", logprobs, finish, tuple(turns)))
+        rollouts[-1] = replace(rollouts[-1], in_environment=True)
         verdicts.append(Verdict(finish is FinishReason.STOP and reward > 0, reward))
     return rollouts, verdicts
 

@@ -64,7 +64,6 @@ def test_the_data_are_the_sampled_tokens_and_the_turns(over: tuple[str, ...]) ->
         assert token_ids(response) == batch.response_ids[row, mask].tolist()
         assert response["num_tokens"] == rollout.num_sampled == len(token_ids(response))
         assert response["num_turns"] == len(rollout.turns)
-        assert batch.turn_starts is not None
         starts = (batch.turn_starts[row, mask]).nonzero().flatten().tolist()
         assert [turn["at"] for turn in response["turns"]] == starts
         assert [turn["reward"] for turn in response["turns"]] == [t.reward for t in rollout.turns]

@@ -49,10 +49,7 @@ def hostile_page() -> tuple[str, dict[str, Any]]:
     batch = replace(
         batch,
         rollouts=[
-            replace(
-                r, prompt=prompt, verdict=replace(r.verdict, extracted=HOSTILE, failure=HOSTILE)
-            )
-            for r in batch.rollouts
+            replace(r, prompt=prompt, extracted=HOSTILE, failure=HOSTILE) for r in batch.rollouts
         ],
     )
     tokenizer = tiny_tokenizer()

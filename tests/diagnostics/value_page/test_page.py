@@ -18,7 +18,8 @@ from vapo.config import resolve
 from vapo.diagnostics.position_profiles import value_calibration
 from vapo.diagnostics.value_page.measures import MEASURES, domain
 from vapo.functional.columns import select_rows
-from vapo.types import EvaluatedBatch, FinishReason, Phase
+from vapo.functional.masking import first_tokens, place_at_last_token
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Turn
 
 
 def test_numbers_are_the_batchs() -> None:
@@ -58,11 +59,17 @@ def test_derived_numbers_by_hand() -> None:
     """Reward 1, gamma 0.5, values 0.25, 0.5: returns 0.5, 1; errors and TD errors follow."""
     config = system_config("vapo", "algorithm.gamma=0.5")
     batch = evaluated(config)
-    rollout = replace(batch.rollouts[0], response_ids=(4, 4), rollout_logprobs=(-1.0, -1.0))
+    rollout = replace(
+        batch.rollouts[0],
+        response_ids=(4, 4),
+        rollout_logprobs=(-1.0, -1.0),
+        turns=(Turn(0, 2, 1.0),),
+    )
     tokens: dict[str, Any] = {
         "response_ids": [4, 4],
-        "response_mask": [True, True],
-        "loss_mask": [True, True],
+        **{key: [True, True] for key in ("response_mask", "loss_mask", "value_mask")},
+        "turn_starts": [True, False],
+        "turn_rewards": [0.0, 1.0],
         "rollout_logprobs": [-1.0, -1.0],
         "old_logprobs": [-1.5, -1.0],
         "old_entropy": [0.5, 0.0],
@@ -72,7 +79,9 @@ def test_derived_numbers_by_hand() -> None:
     batch = EvaluatedBatch(
         rollouts=[rollout],
         rewards=torch.tensor([1.0]),
+        unshaped_rewards=torch.tensor([1.0]),
         is_correct=torch.tensor([True]),
+        is_failed=torch.tensor([False]),
         group_size=1,
         max_response_tokens=2,
         **tokens,
@@ -249,15 +258,23 @@ def test_size_is_bounded_whatever_the_batch() -> None:
         return torch.randn(12, 5000, generator=generator)
 
     long = replace(batch.rollouts[0].prompt, text="a < b\n" * 100_000, answer="9" * 10_000)
+    every = torch.ones(12, 5000, dtype=torch.bool)
     batch = replace(
         batch,
         rollouts=[
-            replace(r, prompt=long, response_ids=(4,) * 5000, rollout_logprobs=(-1.0,) * 5000)
+            replace(
+                r,
+                prompt=long,
+                response_ids=(4,) * 5000,
+                rollout_logprobs=(-1.0,) * 5000,
+                turns=(Turn(0, 5000, r.reward),),
+            )
             for r in batch.rollouts
         ],
         response_ids=torch.full((12, 5000), 4),
-        response_mask=torch.ones(12, 5000, dtype=torch.bool),
-        loss_mask=torch.ones(12, 5000, dtype=torch.bool),
+        **dict.fromkeys(("response_mask", "loss_mask", "value_mask"), every),
+        turn_starts=first_tokens(every),
+        turn_rewards=place_at_last_token(batch.rewards, every),
         rollout_logprobs=noise(),
         old_logprobs=noise(),
         old_values=noise(),

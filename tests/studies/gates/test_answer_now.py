@@ -10,12 +10,13 @@ import pytest
 
 from tests.rollouts.playing import InstantScorer, player_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
+from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.transformers.turns import TransformersTurns
 from vapo.studies.gates.answer_now import answer_token_ids, answered_half_way, half_way
-from vapo.types import Rollout, Verdict
+from vapo.types import Rollout
 
 
 class Recorder(InstantScorer):
@@ -25,9 +26,9 @@ class Recorder(InstantScorer):
         super().__init__()
         self.judged: list[Rollout] = []
 
-    def score(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
+    def verdicts(self, rollouts: Sequence[Rollout], **_: Any) -> list[Verdict]:
         self.judged += rollouts
-        return super().score(rollouts)
+        return super().verdicts(rollouts)
 
 
 class Engine(TransformersSampler):

@@ -16,13 +16,14 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule
 from vapo.training.strategy import lightning_precision, make_strategy
-from vapo.types import FinishReason, Prompt, Rollout, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
 
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
 VOCAB, LAYERS = 8_000, 4

@@ -119,17 +119,16 @@ def _response_data(
 ) -> dict[str, Any]:
     batch, lambdas = contents.batch, contents.lambdas
     rollout = batch.rollouts[row]
-    verdict = rollout.verdict
-    extracted = verdict.extracted
+    extracted, failure = rollout.extracted, rollout.failure
     token_ids = batch.response_ids[row, places].tolist()
     return {
         "row": row,
-        "is_correct": verdict.is_correct,
+        "is_correct": rollout.is_correct,
         "reward": float(batch.rewards[row]),
         "finish_reason": rollout.finish_reason.value,
         "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
-        "failure": verdict.failure and _shortened(verdict.failure, _MAX_ANSWER_CHARS),
-        "carries_loss": bool((batch.loss_mask | batch.critic_mask)[row].any()),
+        "failure": failure and _shortened(failure, _MAX_ANSWER_CHARS),
+        "carries_loss": bool((batch.loss_mask | batch.value_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.rollouts.turn_texts import shows_turns
 from vapo.types import Rollout
 
 _MAX_CHARS = 4000  # of an observation
@@ -15,12 +16,12 @@ _MAX_CHARS = 4000  # of an observation
 def turns_data(
     rollout: Rollout, num_tokens: int, token_text: TokenText
 ) -> list[dict[str, Any]] | None:
-    """The turns that begin within the first `num_tokens` sampled tokens; None: no episode.
+    """The turns that begin within the first `num_tokens` sampled tokens; None: a response.
 
     `at`: how many sampled tokens come before the turn; `observed`: what the environment wrote
     before it, visible.
     """
-    if not rollout.turns:
+    if not shows_turns(rollout):
         return None
     found: list[dict[str, Any]] = []
     turns = zip(turn_places(rollout), rollout.turns, rollout.turn_spans, strict=True)
@@ -48,7 +49,7 @@ def in_context(
 ) -> list[tuple[int, str]]:
     """(place, text) of the sampled tokens that read differently beside their neighbours, which are
     those of the same turn."""
-    starts = turn_places(rollout) or [0]
+    starts = turn_places(rollout)
     ends = [*starts[1:], len(token_ids)]
     return [
         (start + place, text)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.value_truth import ValueTruthConfig
 from vapo.rollouts.continuations import Place, by_state
-from vapo.rollouts.segments import step_starts, turn_starts
+from vapo.rollouts.segments import open_places, step_starts
 from vapo.types import Rollout
 
 
@@ -50,7 +50,7 @@ def choose_places(
     tokens that the responses themselves had left; one response, or prefix, is always measured.
     Episodes are continued from the beginnings of turns alone.
     """
-    order = [row for row in spread_over_prompts(rollouts, seed) if rollouts[row].failure is None]
+    order = [row for row in spread_over_prompts(rollouts, seed) if not rollouts[row].is_lost]
     if not order:
         return Choice([], [], 0)
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
@@ -88,7 +88,7 @@ def choose_places(
 def _tokens_before(rollout: Rollout, share: float) -> int:
     """The number of tokens that are this share of the response; of an episode those before the turn
     that has this share of the turns before it."""
-    places = turn_starts(rollout) if rollout.turns else range(len(rollout.response_ids))
+    places = open_places(rollout)
     return places[min(int(share * len(places)), len(places) - 1)]
 
 

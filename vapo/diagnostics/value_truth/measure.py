@@ -116,7 +116,7 @@ def own_mark(
     source = config.data.train
     task = source.task if isinstance(source, GeneratedSource) else None
     own_check = OWN_CHECKS.get(str(task))
-    if own_check is None or rollout.turns:
+    if own_check is None or not all(rollout.is_sampled):
         return None
     return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
 
@@ -135,8 +135,6 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
         return [None] * len(batch)
     own = rewards.double()
     means = (own - leave_one_out_advantages(own, group_size=size)).tolist()
-    if batch.is_failed is None:
-        return list(means)
     is_whole = ~batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
     return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 

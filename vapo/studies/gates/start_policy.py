@@ -33,7 +33,7 @@ class StartPolicy:
 
     @property
     def mean_reward(self) -> float:
-        return statistics.fmean(rollout.verdict.reward for rollout in self.batch.rollouts)
+        return statistics.fmean(rollout.reward for rollout in self.batch.rollouts)
 
     @property
     def mean_length(self) -> float:
@@ -69,7 +69,7 @@ def sample_start(
                 seed=derive_seed(config.seed, "guesses of gates"),
                 advance=advance,
             )
-        rewards = [rollout.verdict.reward for rollout in guesses]
+        rewards = [rollout.reward for rollout in guesses]
         groups = [rewards[first : first + k] for first in range(0, len(rewards), k)]
         guess = clustered_interval([statistics.fmean(group) for group in groups])
     batch = without_failed(
