@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.integration.commands import ROOT
 from tests.judged import judged
 from vapo import cli
-from vapo.commands.validate import load_policy
+from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import known_figures
 from vapo.networks.loading import load_tokenizer
