@@ -13,50 +13,37 @@ from vapo.sweep.plan import Task
 from vapo.sweep.running import Running, num_iterations
 
 
-class Durations:
-    """What to expect of a task, by the seconds that others took.
-
-    As long as the row's own runs took, or else as its iterations take in other rows. A value
-    pretraining is expected from value pretrainings alone and a row from rows: an iteration that
-    trains the critic takes a part of the time of one that samples and trains both.
-    """
-
-    def __init__(self, timed: Iterable[tuple[Task, float]]) -> None:
-        of_row, of_iteration = defaultdict(list), defaultdict(list)
-        for task, seconds in timed:
-            of_row[_row(task)].append(seconds)
-            of_iteration[task.is_pretraining].append(seconds / _iterations(task))
-        self._of_row = {key: fmean(values) for key, values in of_row.items()}
-        self._of_iteration = {key: fmean(values) for key, values in of_iteration.items()}
-
-    def expected_seconds(self, task: Task) -> float | None:
-        """None where nothing of its kind is known."""
-        if _row(task) in self._of_row:
-            return self._of_row[_row(task)]
-        of_iteration = self._of_iteration.get(task.is_pretraining)
-        return None if of_iteration is None else of_iteration * _iterations(task)
-
-
 def seconds_left(
     tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Sequence[Running], jobs: int
 ) -> float | None:
     """Until all is done, `jobs` at a time; None where a task's time is not known, or none is left.
 
     A run under way is expected to go on at its own pace, once it has done an iteration. Other
-    runs are expected from those of this session. Until one of their kind has finished those of
-    earlier sessions count, which may have shared the machine otherwise. A resumed run's seconds
-    are a part of it, and do not count.
+    runs are expected from those of this session: as long as the row's own runs took, or else as
+    its iterations take in other rows. A value pretraining is expected from value pretrainings
+    alone and a row from rows: an iteration that trains the critic takes a part of the time of one
+    that samples and trains both. Until one of their kind has finished those of earlier sessions
+    count, which may have shared the machine otherwise. A resumed run's seconds are a part of it,
+    and do not count.
     """
     paces = {run.task.identity: pace for run in running if (pace := _seconds_at_its_pace(run))}
-    durations = Durations(_timed(tasks, outcomes, paces))
+    of_row, of_iteration = defaultdict(list), defaultdict(list)
+    for task, seconds in _timed(tasks, outcomes, paces):
+        of_row[_row(task)].append(seconds)
+        of_iteration[task.is_pretraining].append(seconds / _iterations(task))
     elapsed = {run.task.identity: time.monotonic() - run.started for run in running}
     left = {}
     for task in tasks:
-        if task.identity not in outcomes:
-            expected = paces.get(task.identity) or durations.expected_seconds(task)
-            if expected is None:
+        if task.identity in outcomes:
+            continue
+        if (expected := paces.get(task.identity)) is None:
+            if _row(task) in of_row:
+                expected = fmean(of_row[_row(task)])
+            elif task.is_pretraining in of_iteration:
+                expected = fmean(of_iteration[task.is_pretraining]) * _iterations(task)
+            else:
                 return None
-            left[task.identity] = max(0.0, expected - elapsed.get(task.identity, 0.0))
+        left[task.identity] = max(0.0, expected - elapsed.get(task.identity, 0.0))
     return _seconds_of_work(tasks, left, elapsed.keys(), jobs) if left else None
 
 
