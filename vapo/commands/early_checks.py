@@ -27,10 +27,9 @@ from vapo.commands.command_rules import (
     only_config_needed,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data_rules import sources_of
 from vapo.config.engines import VllmEngine
-from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
+from vapo.config.environments import VerifiersEnvironment
 from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
@@ -65,11 +64,8 @@ def check_early(command: str, config: Any, options: Options) -> None:
 
 def check_run(config: FitConfig) -> None:
     """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
-    _check_engine(config)
-    _check_policy(config)
+    _check_sampling(config)
     _check_critic(config)
-    check_prompts(config.data)
-    check_functions(config)
     _check_stored(config)
     check_output_dir(config.output_dir)
     _check_store(config)
@@ -85,42 +81,29 @@ def _fit(config: FitConfig, options: Options) -> None:
 
 def _try(config: FitConfig, options: Options) -> None:
     if options["responses"] is None:  # given ones need neither policy nor prompts
-        _check_engine(config)
-        _check_policy(config)
-        check_prompts(config.data)
-        check_functions(config)
+        _check_sampling(config)
 
 
 def _validate(config: FitConfig, options: Options) -> None:
     check_value_truth(config, options["value_truth"])
-    _check_engine(config)
-    _check_policy(config)
+    _check_sampling(config)
     if options["value_page"] is not None or options["value_truth"] is not None:
         _check_critic(config)
-    check_prompts(config.data)
-    check_functions(config)
     if options["ckpt_path"] is not None:
         look_for_checkpoint(config.output_dir, options["ckpt_path"])
 
 
-def _sample(config: FitConfig) -> None:
-    """What a command that only samples and scores reads and writes."""
-    _check_engine(config)
-    _check_policy(config)
-    check_prompts(config.data)
-    check_functions(config)
-    _check_store(config)
-
-
 def _filter(config: FitConfig, options: Options) -> None:
     check_filter(config)
-    _sample(config)
+    _check_sampling(config)
+    _check_store(config)
 
 
 def _rollouts(config: FitConfig, options: Options) -> None:
     check_rollouts(config, options["output"])
     check_measuring(config, options["value_truth"], options["truth_share"])
-    _sample(config)
+    _check_sampling(config)
+    _check_store(config)
 
 
 def _gates(config: FitConfig, options: Options) -> None:
@@ -203,9 +186,16 @@ def _named(key: str) -> Iterator[None]:
         raise UserError(f"{key}: {error}") from None
 
 
+def _check_sampling(config: FitConfig) -> None:
+    """What sampling a policy and judging its responses needs."""
+    _check_engine(config)
+    _check_policy(config)
+    check_prompts(config.data)
+    check_functions(config)
+
+
 def _check_engine(config: Config) -> None:
-    rollouts = config.rollouts
-    if isinstance(rollouts, VllmEngine):
+    if isinstance(config.rollouts, VllmEngine):
         check_installed()
 
 
@@ -247,17 +237,12 @@ def check_functions(config: Config) -> None:
             check_math_verify(f"{key}.verifier")
     if not isinstance(config, FitConfig):
         return
-    algorithm, critic, environment = config.algorithm, config.critic, config.environment
-    if isinstance(algorithm, OwnEstimatorOptions):
-        path, folder = algorithm.estimator_function, algorithm.estimator_function_folder
-        check_function(path, key="algorithm.estimator_function", folder=folder)
-    if critic.head_function is not None:
-        path, folder = critic.head_function, critic.head_function_folder
-        check_function(path, key="critic.head_function", folder=folder)
-    if isinstance(environment, FunctionEnvironment):
-        path, folder = environment.function, environment.function_folder
-        check_function(path, key="environment.function", folder=folder)
-    elif isinstance(environment, VerifiersEnvironment):
+    for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):
+        block, _, name = key.partition(".")
+        options = vars(getattr(config, block))  # not every kind of block has one
+        if (path := options.get(name)) is not None:
+            check_function(path, key=key, folder=options[f"{name}_folder"])
+    if isinstance(config.environment, VerifiersEnvironment):
         check_verifiers_installed("environment.kind")
 
 
