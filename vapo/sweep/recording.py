@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
+from vapo.runs.run_dirs import read_record
 from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import Outcome
 from vapo.sweep.identity import code_version
@@ -74,8 +75,8 @@ class Parent:
 
     def curves_page(self) -> str | None:
         """On a server, the address of the curves of all its runs, one beside the other."""
-        ends = (self.outcomes.get(identity) for identity in self.plan.assigned.values())
-        run_ids = dict.fromkeys(end.mlflow_run_id for end in ends if end and end.mlflow_run_id)
+        ids = (self._outcome(identity).mlflow_run_id for identity in self.plan.assigned.values())
+        run_ids = dict.fromkeys(run_id for run_id in ids if run_id)
         if not self.store.is_http or not run_ids:
             return None
         return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids], SHOWN_METRIC)
@@ -156,22 +157,20 @@ class Parent:
                 for key, value in tags.items():
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
 
-    def scores(self) -> dict[str, float]:
-        """Of each row the mean over its seeds that have finished."""
-        found: dict[str, list[float]] = {}
-        for (row, _), identity in self.plan.assigned.items():
-            score = self.outcomes.get(identity, Outcome("waiting")).score
-            if score is not None:
-                found.setdefault(row, []).append(score)
-        return {row: fmean(values) for row, values in found.items()}
-
     def _log_scores(self) -> None:
-        """The table as metrics, at the number of runs that have ended."""
+        """Of each row the mean over its seeds that have finished, and the best of these.
+
+        As metrics, at the number of runs that have ended.
+        """
         from mlflow.entities import Metric, RunTag
 
-        scores = self.scores()
-        if not scores:
+        found: dict[str, list[float]] = {}
+        for (row, _), identity in self.plan.assigned.items():
+            if (score := self._outcome(identity).score) is not None:
+                found.setdefault(row, []).append(score)
+        if not found:
             return
+        scores = {row: fmean(values) for row, values in found.items()}
         best = max(scores, key=lambda row: scores[row])
         values = {_BEST: scores[best]}
         values |= {self._metric_keys[row]: score for row, score in scores.items()}
@@ -186,10 +185,10 @@ class Parent:
         """Mark a run that was killed before its first checkpoint: another one replaces it."""
         from mlflow.exceptions import MlflowException
 
-        with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):
-            run_id = json.loads((attempt / "run.json").read_text())["mlflow_run_id"]
-            self.client.set_terminated(run_id, "KILLED")
-            self.client.set_tag(run_id, "role", "abandoned")
+        if run_id := read_record(attempt).get("mlflow_run_id"):
+            with contextlib.suppress(MlflowException):
+                self.client.set_terminated(run_id, "KILLED")
+                self.client.set_tag(run_id, "role", "abandoned")
 
     def _write(self) -> str:
         """Write `sweep.json` in the sweep's folder; its text."""
@@ -226,36 +225,30 @@ class Parent:
     def contents(self) -> dict[str, Any]:
         plan, grid = self.plan, self.plan.grid
         tasks: Mapping[str, Task] = {task.identity: task for task in plan.tasks}
-        runs = []
-        for (row, seed), identity in plan.assigned.items():
-            needs = tasks[identity].needs
-            runs.append({"row": row, "seed": seed, **self._outcome(identity), "needs": needs})
-        first = [self._outcome(task.identity) for task in plan.tasks if task.is_pretraining]
+        of_row = ("system", "component_off", "paper_score")
         return {
             "parent_run_id": self.run_id,
             "grid": grid.name,
             "full_system": grid.full_system,
             "rows": [
-                {
-                    "row": row.name,
-                    "system": row.system,
-                    "component_off": row.component_off,
-                    "paper_score": row.paper_score,
-                }
-                for row in grid.rows
+                {"row": row.name, **{key: getattr(row, key) for key in of_row}} for row in grid.rows
             ],
-            "runs": runs,
-            "value_pretrainings": first,
+            "runs": [
+                {"row": row, "seed": seed, **self._entry(of), "needs": tasks[of].needs}
+                for (row, seed), of in plan.assigned.items()
+            ],
+            "value_pretrainings": [
+                self._entry(task.identity) for task in plan.tasks if task.is_pretraining
+            ],
         }
 
-    def _outcome(self, identity: str) -> dict[str, Any]:
-        outcome = self.outcomes.get(identity, Outcome("waiting"))
-        return {
-            "identity": identity,
-            "state": outcome.state,
-            "mlflow_run_id": outcome.mlflow_run_id,
-            "run_dir": outcome.run_dir,
-        }
+    def _entry(self, identity: str) -> dict[str, Any]:
+        outcome = self._outcome(identity)
+        shown = ("state", "mlflow_run_id", "run_dir")
+        return {"identity": identity, **{key: getattr(outcome, key) for key in shown}}
+
+    def _outcome(self, identity: str) -> Outcome:
+        return self.outcomes.get(identity, Outcome("waiting"))
 
     def close(self, status: str) -> None:
         """End the parent run; what the store has not taken of it is tried once more."""
