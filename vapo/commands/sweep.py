@@ -60,13 +60,12 @@ def run(
     with locked(folder) as lock:
         if launcher == "slurm":
             jobs = jobs or len(plan.tasks)
-            slurm_launcher = SlurmLauncher(folder / "slurm", dict(slurm))
-            _work(plan, folder, command, slurm_launcher, jobs, not no_report)
+            start: Launcher = SlurmLauncher(folder / "slurm", dict(slurm))
         else:
             jobs = jobs or 1
             gpus = [] if plan.base.trainer.accelerator == "cpu" else visible_gpus()
-            local = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
-            _work(plan, folder, command, local, jobs, not no_report)
+            start = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
+        _work(plan, folder, command, start, jobs, not no_report)
 
 
 def _check_rows(plan: Plan, sweep_dir: Path) -> None:

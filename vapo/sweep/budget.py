@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vapo.config import FitConfig, resolve
@@ -90,35 +89,26 @@ def _most_heldout(config: FitConfig) -> int | None:
     return found if wanted is None else min(found, wanted)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A run that has finished in this folder; `of`: its row, or the value pretraining's name."""
-
-    of: str
-    seconds: float
-    is_planned: bool
-
-
 def describe_times(plan: Plan, sweep_dir: Path) -> list[str]:
     """A line for each row and value pretraining of the plan with runs that have finished here."""
     recorded = list(_recorded(plan, sweep_dir))
     lines = []
     for name in dict.fromkeys(map(_without_seed, (task.name for task in plan.tasks))):
-        found = [one for one in recorded if one.of == name]
+        found = [(seconds, is_planned) for of, seconds, is_planned in recorded if of == name]
         if not found:
             continue
-        least, most = (limit(one.seconds for one in found) for limit in (min, max))
-        took = format_seconds(least)
-        if format_seconds(most) != took:
-            took += f" to {format_seconds(most)}"
-        others = sum(not one.is_planned for one in found)
+        took = " to ".join(dict.fromkeys(format_seconds(end(found)[0]) for end in (min, max)))
+        others = sum(not is_planned for _, is_planned in found)
         note = f" ({others} of another seed, config or code)" if others else ""
         lines.append(f"- {name}: {len(found)} finished, took {took}{note}")
     return ["", "How long it took before, in this folder:", *lines] if lines else []
 
 
-def _recorded(plan: Plan, sweep_dir: Path) -> Iterator[Recorded]:
-    """Runs that resumed are left out: what is recorded is the time of their last part."""
+def _recorded(plan: Plan, sweep_dir: Path) -> Iterator[tuple[str, float, bool]]:
+    """Of each run that has finished its row or value pretraining, its seconds, if it is planned.
+
+    Runs that resumed are left out: what is recorded is the time of their last part.
+    """
     planned = {task.identity: task for task in plan.tasks}
     for path in sorted(sweep_dir.glob("runs/*/status.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -126,7 +116,7 @@ def _recorded(plan: Plan, sweep_dir: Path) -> Iterator[Recorded]:
             outcome, task = status["outcome"], planned.get(status["identity"])
             if outcome["state"] == "finished" and not outcome.get("was_resumed", False):
                 name = status["name"] if task is None else task.name
-                yield Recorded(_without_seed(name), float(outcome["seconds"]), task is not None)
+                yield _without_seed(name), float(outcome["seconds"]), task is not None
 
 
 def _without_seed(name: str) -> str:

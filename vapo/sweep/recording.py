@@ -16,12 +16,11 @@ from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
 from vapo.runs.run_dirs import read_record
 from vapo.sweep.describe import describe_differences, describe_plan
-from vapo.sweep.folders import Outcome
+from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
 from vapo.tracking.links import curves_page, how_to_open
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
@@ -30,8 +29,6 @@ from vapo.tracking.stores import locate_store
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-RECORD = "sweep.json"
-SHOWN_METRIC = stored_key("eval/avg_at_k")
 _BEST = "sweep/best_score"
 _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
@@ -50,7 +47,7 @@ class Parent:
     ) -> None:
         tracking = plan.base.tracking
         self.plan = plan
-        self.path = sweep_dir / RECORD
+        self.path = sweep_dir / SWEEP_RECORD
         self.note = note
         self._is_behind = False
         self._metric_keys = metric_keys(row.name for row in plan.grid.rows)
@@ -67,7 +64,7 @@ class Parent:
             description = f"{description[: _MAX_NOTE - 4]}\n..."
         self.client.set_tag(self.run_id, NOTE_TAG, description)
         self.outcomes: dict[str, Outcome] = {}
-        self.client.log_text(self.run_id, self._write(), RECORD)
+        self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
         """The address of its charts on a server, or the command that serves it."""
@@ -79,7 +76,7 @@ class Parent:
         run_ids = dict.fromkeys(run_id for run_id in ids if run_id)
         if not self.store.is_http or not run_ids:
             return None
-        return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids], SHOWN_METRIC)
+        return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids])
 
     def _find(self, experiment_id: str) -> str | None:
         from mlflow.exceptions import MlflowException
@@ -199,7 +196,7 @@ class Parent:
     def _record(self) -> None:
         text = self._write()
         with self._store_may_fail():
-            self.client.log_text(self.run_id, text, RECORD)
+            self.client.log_text(self.run_id, text, SWEEP_RECORD)
             self._log_scores()
             self._is_behind = False
 

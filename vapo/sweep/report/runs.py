@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.sweep.folders import pretraining_of
+from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
 from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
 from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
 from vapo.tracking.metric_groups import documented, key_in
@@ -111,7 +111,7 @@ class Reader:
         """
         parent = self._run(parent_run_id, named)
         try:
-            record = json.loads(self._artifact(parent_run_id, "sweep.json"))
+            record = json.loads(self._artifact(parent_run_id, SWEEP_RECORD))
         except (LookupError, ValueError):
             raise UserError(
                 f"{named} {parent_run_id}: this run in {self.store.shown_uri} has no sweep.json, "
@@ -246,7 +246,7 @@ class Reader:
             return self.client.get_run(run_id)
         except MlflowException:
             hint = "; another store is given with --tracking_uri"
-            if (Path(run_id) / "sweep.json").is_file():
+            if (Path(run_id) / SWEEP_RECORD).is_file():
                 hint = f"; for the folder of a sweep: vapo report {run_id}"
             raise UserError(
                 f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}"
