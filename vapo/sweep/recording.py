@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
@@ -25,9 +25,6 @@ from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
 from vapo.tracking.stores import locate_store
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _BEST = "sweep/best_score"
 _MAX_PARAM = 6000
@@ -54,9 +51,7 @@ class Parent:
         self.store = locate_store(tracking.uri)
         experiment_id = open_store(self.store, tracking.experiment, print)
         self.experiment_id = experiment_id
-        from mlflow import MlflowClient
-
-        self.client: MlflowClient = MlflowClient(self.store.client_uri)
+        self.client = self.store.client()
         self.run_id = self._find(experiment_id) or self._create(experiment_id)
         self.client.update_run(self.run_id, "RUNNING")
         description = describe_plan(plan, command)

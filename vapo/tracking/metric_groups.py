@@ -99,10 +99,7 @@ def naming_of(metrics: Iterable[str]) -> Callable[[str], str]:
 
 def recorded_metrics(store: Store, run_id: str) -> MetricHistory:
     """A run's record: key of docs/metrics.md -> (optimizer step, value), in order of the steps."""
-    from mlflow import MlflowClient
-
-    store.hand_over_credentials()
-    client = MlflowClient(store.client_uri)
+    client = store.client()
     return {
         documented_key(stored): sorted(
             (metric.step, metric.value) for metric in client.get_metric_history(run_id, stored)

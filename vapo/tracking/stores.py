@@ -21,6 +21,8 @@ from vapo.errors import UserError
 from vapo.system.writable import why_not_writable
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from vapo.tracking.delivery import DeliveryReport
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -106,6 +108,13 @@ class Store:
             if value is not None:
                 _before[name] = os.environ.get(name)
                 os.environ[name] = value
+
+    def client(self) -> MlflowClient:
+        """A client that has the store's credentials; the store is not asked yet."""
+        self.hand_over_credentials()
+        from mlflow import MlflowClient
+
+        return MlflowClient(self.client_uri)
 
     def redact(self, text: str) -> str:
         """The text without the URI's credentials, which errors like to repeat."""

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vapo.errors import UserError
 from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
@@ -16,9 +16,6 @@ from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
 from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
 from vapo.tracking.metric_groups import documented, key_in
 from vapo.tracking.stores import Store
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
@@ -96,10 +93,7 @@ class Reader:
     """Reads runs from one store."""
 
     def __init__(self, store: Store) -> None:
-        from mlflow import MlflowClient
-
-        store.hand_over_credentials()
-        self.client: MlflowClient = MlflowClient(store.client_uri)
+        self.client = store.client()
         self.store = store
 
     def sweep(
@@ -200,9 +194,9 @@ class Reader:
         return Collection(
             title,
             [_row_info(row) for row in rows],
-            [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs],
+            self._records(rows, by_id),
             full_system,
-            [self._record(by_id[r.run_id], row.name, r.seed) for row in first for r in row.runs],
+            self._records(first, by_id),
             notes=tuple(notes),
         )
 
@@ -227,6 +221,9 @@ class Reader:
         except MlflowException:
             return None
         return run if run is not None and SCORE in documented(run.data.metrics) else None
+
+    def _records(self, rows: Sequence[RecordedRow], by_id: Mapping[str, Any]) -> list[RunRecord]:
+        return [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs]
 
     def _record(self, run: Any, row: str, seed: int) -> RunRecord:
         run_id = run.info.run_id
