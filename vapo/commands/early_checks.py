@@ -9,8 +9,7 @@ something: its file is read as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
 from vapo.environments.verifiers_package import check_installed as check_verifiers_installed
-from vapo.errors import UserError
+from vapo.errors import UserError, about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.sources import check_source
@@ -123,19 +122,19 @@ def _estimate(config: FitConfig, options: Options) -> None:
 
 
 def _rollout_server(config: FitConfig, options: Options) -> None:
-    with _named("actor.path"):
+    with about("actor.path"):
         folder_with_config(config.actor.path)
 
 
 def _sft(config: SftConfig, options: Options) -> None:
     if config.model_path is not None:
-        with _named("model_path"):
+        with about("model_path"):
             check_model_folder(config.model_path, has_tokenizer=True)
     _supervised(config)
 
 
 def _reward_model(config: RewardModelConfig, options: Options) -> None:
-    with _named("policy_path"):
+    with about("policy_path"):
         check_model_folder(config.policy_path, has_tokenizer=True)
     _supervised(config)
 
@@ -162,28 +161,10 @@ def _critics(config: None, options: Options) -> None:
     read_metadata(rollouts, key="--rollouts")
     _check_policy(base)
     for name, row in rows.items():
-        with of_row(name):
+        with about(f"row '{name}' of the grid"):
             _check_critic(row)
             check_functions(row)
     _check_store(base)
-
-
-@contextmanager
-def of_row(name: str) -> Iterator[None]:
-    """Checks of one row of a grid, whose errors name the row."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"row '{name}' of the grid: {error}") from None
-
-
-@contextmanager
-def _named(key: str) -> Iterator[None]:
-    """Checks of what a key names, whose errors name the key."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
 
 
 def _check_sampling(config: FitConfig) -> None:
@@ -200,7 +181,7 @@ def _check_engine(config: Config) -> None:
 
 
 def _check_policy(config: FitConfig) -> None:
-    with _named("actor.path"):
+    with about("actor.path"):
         check_model_folder(config.actor.path, has_tokenizer=True)
 
 
@@ -208,7 +189,7 @@ def _check_critic(config: FitConfig) -> None:
     """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
     if not config.algorithm.has_critic:
         return
-    with _named(critic_start_key(config)):
+    with about(critic_start_key(config)):
         for member in range(config.critic.count):
             path = critic_path(config, member)
             check_model_folder(path, has_tokenizer=member == 0 and path != config.actor.path)
@@ -229,7 +210,7 @@ def check_functions(config: Config) -> None:
             parameters = check_function(own, key=f"{key}.function", folder=folder)
             check_parameters(parameters or [], f"{key}.function {own}")
         elif isinstance(block, RewardModelVerifier):
-            with _named(f"{key}.reward_model_path"):
+            with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
         elif block.verifier == "reasoning_gym":
             make_reasoning_gym()

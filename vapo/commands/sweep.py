@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from vapo.commands.early_checks import check_run, of_row
+from vapo.commands.early_checks import check_run
 from vapo.config.written import written_source
-from vapo.errors import StopRequested, UserError
+from vapo.errors import StopRequested, UserError, about
 from vapo.sweep.budget import describe_budget
 from vapo.sweep.describe import describe_plan, describe_size
 from vapo.sweep.folders import Outcome, TaskFolder, locked
@@ -72,7 +72,7 @@ def _check_rows(plan: Plan, sweep_dir: Path) -> None:
     """Check the files of every row that has a run to do, before the first of them is begun."""
     tasks = [t for t in plan.tasks if TaskFolder(sweep_dir, t).finished() is None]
     for name in dict.fromkeys(task.row.name for task in tasks):
-        with of_row(name):
+        with about(f"row '{name}' of the grid"):
             check_run(plan.row_configs[name])
 
 
