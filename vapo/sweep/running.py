@@ -60,14 +60,11 @@ class Running:
 
     def _find_journal(self) -> Path | None:
         """Of this process: an earlier attempt's was not written to since it was started."""
-        found = [path / "tracking" for path in self.folder.attempts()]
-        times = {
-            path: (path / JOURNAL_NAME).stat().st_mtime
-            for path in found
-            if (path / JOURNAL_NAME).is_file()
-        }
-        newest = max(times, key=lambda path: times[path], default=None)
-        return newest if newest is not None and times[newest] >= self.started_at else None
+        for attempt in reversed(self.folder.attempts()):
+            file = attempt / "tracking" / JOURNAL_NAME
+            if file.is_file() and file.stat().st_mtime >= self.started_at:
+                return file.parent
+        return None
 
     def describe(self) -> str:
         """`iteration 12 of 40, score 45.3 %`; of a value pretraining, what its critic explains."""
