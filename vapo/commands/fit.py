@@ -24,9 +24,8 @@ from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.runs.checkpoint_folders import path_for_lightning
 from vapo.runs.compatibility import check_compatible
-from vapo.runs.manifests import read_manifest
+from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.run_dirs import (
     RunDir,
     changed_keys,
