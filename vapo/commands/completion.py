@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from vapo.commands.command import Command
+from vapo.commands.command_line import Command
 from vapo.config.options import NAME, Entry, Option, describe
 from vapo.system.shown_text import say
 

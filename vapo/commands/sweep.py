@@ -10,8 +10,7 @@ from typing import Literal
 from vapo.commands.early_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
-from vapo.sweep.budget import describe_budget
-from vapo.sweep.describe import describe_plan, describe_size
+from vapo.sweep.describe import describe_budget, describe_plan, describe_size
 from vapo.sweep.folders import Outcome, TaskFolder, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
