@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import Any
 
 import matplotlib
-from cycler import cycler
+from matplotlib.rcsetup import cycler
 
 matplotlib.use("Agg")  # before pyplot: a report needs no display
 
