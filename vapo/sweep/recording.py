@@ -178,7 +178,7 @@ class Parent:
         from mlflow.exceptions import MlflowException
 
         if run_id := read_record(attempt).get("mlflow_run_id"):
-            with contextlib.suppress(MlflowException):
+            with contextlib.suppress(OSError, MlflowException):
                 self.client.set_terminated(run_id, "KILLED")
                 self.client.set_tag(run_id, "role", "abandoned")
 
