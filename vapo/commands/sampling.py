@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +21,9 @@ from vapo.runs.checkpoints import Checkpoint
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import RunLogger
+
+if TYPE_CHECKING:
+    from vapo.tracking.logger import RunLogger
 
 
 def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit]:
@@ -40,6 +43,8 @@ def recorded(
     config: FitConfig, command: str, prompts: PromptSplit
 ) -> Iterator[tuple[Progress, RunLogger]]:
     """Open the display and the MLflow run of a command; record its config and what it reads."""
+    from vapo.tracking.logger import RunLogger  # a Lightning logger: not where nothing is recorded
+
     with (
         Progress() as progress,
         RunLogger(
