@@ -6,9 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from vapo.commands.command import Command
-from vapo.commands.command_line import split_overrides
-from vapo.commands.command_names import command_hint
+from vapo.commands.command_line import Command, command_hint, split_overrides
 from vapo.commands.command_table import COMMANDS
 from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -10,6 +12,15 @@ class UserError(Exception):
     """Bad config, data, model folder or environment: names the key, file or row, and the fix."""
 
     exit_code: ClassVar[int] = 2
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Let the `UserError`s of a block begin with what they are about: a key, a row of a grid."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
 
 
 class InterruptedRunError(UserError):

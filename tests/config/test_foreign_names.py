@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vapo.commands.command_names import _OTHER_NAMES, command_hint
+from vapo.commands.command_line import _OTHER_NAMES, command_hint
 from vapo.commands.command_table import COMMANDS
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.foreign_names import FOREIGN_NAMES, did_you_mean_key, meant_key

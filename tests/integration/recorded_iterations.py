@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from tests.integration.commands import ROOT
 from vapo import cli
-from vapo.commands.validate import load_policy
+from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer

@@ -36,8 +36,8 @@ from tests.integration.commands import (
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.report import open_reader
 from vapo.prompts.fingerprint import fingerprint
-from vapo.runs.checkpoint_folders import checkpoint_name
 from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.runs.manifests import checkpoint_name
 from vapo.sweep.identity import code_version
 from vapo.sweep.report.recorded import facts_of
 from vapo.tracking.metric_groups import documented_key, stored_key

@@ -23,7 +23,7 @@ from tests.integration.recorded_iterations import (
     rollouts_of,
 )
 from tests.tracking.metric_docs import documented_keys
-from vapo.commands.validate import load_policy
+from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.value_page.heldout import load_forward_networks

@@ -13,8 +13,7 @@ from torch import nn
 
 from tests.runs.comparing import assert_same
 from vapo.errors import InterruptedRunError
-from vapo.runs.background_saving import BackgroundSaves
-from vapo.runs.checkpoint_saving import write_checkpoint
+from vapo.runs.checkpoint_saving import BackgroundSaves, write_checkpoint
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import Manifest, read_manifest
 

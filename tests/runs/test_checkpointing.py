@@ -15,9 +15,9 @@ from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.errors import InterruptedRunError
 from vapo.runs import checkpoint_saving
-from vapo.runs.checkpoint_folders import checkpoint_name
 from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import read_checkpoint
+from vapo.runs.manifests import checkpoint_name
 from vapo.runs.run_dirs import RunDir
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks import checkpointing

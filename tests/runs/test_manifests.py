@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from vapo.errors import UserError
-from vapo.runs.checkpoint_folders import checkpoint_name, sound_checkpoint
 from vapo.runs.checkpoint_saving import check_space, expected_bytes
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import (
     DamagedCheckpointError,
     Manifest,
+    checkpoint_name,
     describe_file,
     read_manifest,
+    sound_checkpoint,
     verify,
 )
 from vapo.system.atomic_files import point_link

@@ -16,7 +16,7 @@ from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe
 from vapo.config.schema import FitConfig
 from vapo.errors import UserError
-from vapo.runs.checkpoint_folders import checkpoint_name
+from vapo.runs.manifests import checkpoint_name
 from vapo.runs.run_dirs import (
     Resume,
     RunDir,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.config.fits import fit_config
 from tests.sweep.conftest import grid, plan
-from vapo.sweep.budget import describe_budget, evaluation_tokens, training_tokens
+from vapo.sweep.describe import describe_budget, evaluation_tokens, training_tokens
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.plan import Plan
 

@@ -12,10 +12,9 @@ import pytest
 
 from tests.sweep.conftest import grid, plan
 from vapo.sweep.display import SweepDisplay
-from vapo.sweep.durations import seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.plan import Plan
-from vapo.sweep.running import Running, num_iterations
+from vapo.sweep.running import Running, num_iterations, seconds_left
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 

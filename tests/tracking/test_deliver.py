@@ -15,8 +15,7 @@ from vapo.tracking.journal import Journal
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record
 from vapo.tracking.sink import MlflowSink
-from vapo.tracking.stores import Store, locate_store
-from vapo.tracking.undelivered import what_was_not_sent
+from vapo.tracking.stores import Store, locate_store, what_was_not_sent
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vapo.tracking.tables import table_json, with_table
+from vapo.tracking.records import table_json, with_table
 
 
 def test_columns_of_all_rows_and_null_for_what_json_lacks() -> None:

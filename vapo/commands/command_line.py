@@ -1,10 +1,12 @@
-"""Reading a command's arguments: its own flags, and the config's overrides among them."""
+"""A command's name, options and help, and reading its arguments: its own flags, and the config's
+overrides among them. Light to import."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,6 +14,33 @@ from vapo.errors import UserError
 
 if TYPE_CHECKING:
     from vapo.config.options import Entry
+
+
+_OTHER_NAMES = {
+    other: command
+    for command, others in {
+        "fit": "train run start resume ppo grpo rl",
+        "validate": "eval evaluate test val benchmark",
+        "rollouts": "generate sample rollout",
+        "filter": "pass_rate",
+        "critics": "pretrain_critic",
+        "sft": "finetune",
+        "reward-model": "rm reward",
+        "rollout-server": "serve server vllm-serve",
+        "sweep": "ablation grid",
+        "report": "plot table",
+        "import": "convert download",
+        "export": "save merge",
+        "ui": "mlflow dashboard tensorboard",
+        "deliver": "sync",
+        "doctor": "check env info",
+        "estimate": "memory",
+        "--help": "help",
+        "--version": "version",
+    }.items()
+    for other in others.split()
+}
+"""What people type who come from elsewhere -> the command here."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +69,66 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> dict[str, bool]:
         """Every spelling of every flag, and whether it takes a value."""
         return {flag: a.nargs != 0 for a in self.actions() for flag in a.option_strings}
+
+
+CommandOption = tuple[list[str], dict[str, Any]]
+
+
+def option(text: str, help: str, **kwargs: Any) -> CommandOption:
+    """Arguments of argparse's `add_argument`, from `--flag METAVAR`.
+
+    A flag may also be written with dashes. A default is added to the help.
+    """
+    name, _, metavar = text.partition(" ")
+    names = dict.fromkeys([name, name.replace("_", "-") if name.startswith("--") else name])
+    if metavar:
+        kwargs["metavar"] = metavar
+    if isinstance(kwargs.get("default"), (str, int, Path)):
+        help = f"{help}; default: %(default)s".removeprefix("; ")
+    return list(names), {"help": help, **kwargs}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; `vapo.commands.MODULE.run` gets its options by name.
+
+    Args:
+        doc: one line for the overview.
+        schema: in `vapo.config`, of the config that the command reads; None: it reads none.
+        needs: flags that have to be given, each with an example. They name files.
+        one_of: options of which exactly one has to be given.
+        more: the rest of the help's first part.
+        loads: the libraries that take seconds, in the order in which they are imported.
+        composes_rows: it gets the config files and overrides themselves, for a grid of configs.
+        trains_networks: it trains the actor or the critic that its config names.
+    """
+
+    module: str
+    doc: str
+    options: tuple[CommandOption, ...] = ()
+    one_of: tuple[CommandOption, ...] = ()
+    schema: str | None = None
+    needs: tuple[tuple[str, str], ...] = ()
+    more: str = ""
+    epilog: str | None = None
+    composes_rows: bool = False
+    trains_networks: bool = False
+    loads: tuple[str, ...] = ()
+
+    def make_parser(self, name: str) -> Parser:
+        needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
+        parser = Parser(
+            prog=f"vapo {name}",
+            usage=f"vapo {name} {needed} [KEY=VALUE ...] [options]" if self.schema else None,
+            description=f"{self.doc[0].upper()}{self.doc[1:]}.{self.more}",
+            epilog=self.epilog,
+        )
+        chosen = parser.add_mutually_exclusive_group(required=True) if self.one_of else parser
+        for names, kwargs in self.one_of:
+            chosen.add_argument(*names, **kwargs)
+        for names, kwargs in self.options:
+            parser.add_argument(*names, **kwargs)
+        return parser
 
 
 def split_overrides(
@@ -92,6 +181,14 @@ def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def command_hint(name: str, known: Iterable[str]) -> str:
+    """Which command is meant by a name that none has: `; did you mean '...'?`, or where to look."""
+    other = _OTHER_NAMES.get(name.lower().replace("_", "-"), _OTHER_NAMES.get(name.lower()))
+    if other is not None:
+        return f"; did you mean '{other}'?"
+    return did_you_mean(name, [*known, "--help", "--version"]) or "; see `vapo --help`"
 
 
 def folder_name(text: str) -> Path:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vapo.commands.command import Command, Option, option
-from vapo.commands.command_line import folder_name, key_and_value, positive, seeds
+from vapo.commands.command_line import (
+    Command,
+    CommandOption,
+    folder_name,
+    key_and_value,
+    option,
+    positive,
+    seeds,
+)
 
 _NETWORKS = ("torch", "transformers")
 _TRAINER = (*_NETWORKS, "torchmetrics", "lightning")
@@ -15,7 +22,7 @@ _TRAINER = (*_NETWORKS, "torchmetrics", "lightning")
 def _configured(
     module: str,
     doc: str,
-    *options: Option,
+    *options: CommandOption,
     schema: str = "FitConfig",
     example: str = "conf/vapo.yaml",
     epilog: str | None = None,
@@ -41,7 +48,7 @@ def _configured(
     )
 
 
-def _checkpoint_option(does: str) -> Option:
+def _checkpoint_option(does: str) -> CommandOption:
     what = f"{does} a checkpoint; last and best: of the newest run in output_dir"
     return option("--ckpt_path last|best|PATH", what)
 

@@ -7,11 +7,10 @@ own. No library is asked: `shtab` writes static scripts from argparse alone, wit
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from vapo.commands.command import Command
+from vapo.commands.command_line import Command
 from vapo.config.options import NAME, Entry, Option, describe
 from vapo.system.shown_text import say
 
@@ -72,24 +71,16 @@ def candidates(typed: Sequence[str]) -> list[str]:
     command = COMMANDS.get(before[0])
     if command is None:
         return []
-    actions = {flag: action for action in _actions(command) for flag in action.option_strings}
+    every = command.make_parser("").actions()
+    actions = {flag: action for action in every for flag in action.option_strings}
     asked = actions.get(before[-1])
     if asked is not None and asked.nargs != 0:
         return _beginning_with(last, map(str, asked.choices or ()))
     keys = _keys(command)
     if last.startswith("-"):
         return _beginning_with(last, actions) or [f"--{word}" for word in _of_keys(last[2:], keys)]
-    positional = [
-        str(choice)
-        for action in _actions(command)
-        if not action.option_strings
-        for choice in action.choices or ()
-    ]
-    return [*_beginning_with(last, positional), *_of_keys(last, keys)]
-
-
-def _actions(command: Command) -> list[argparse.Action]:
-    return command.make_parser("").actions()
+    positional = [choice for a in every if not a.option_strings for choice in a.choices or ()]
+    return [*_beginning_with(last, map(str, positional)), *_of_keys(last, keys)]
 
 
 def _keys(command: Command) -> Mapping[str, Entry]:

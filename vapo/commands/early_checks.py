@@ -9,8 +9,7 @@ something: its file is read as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,14 @@ from vapo.commands.command_rules import (
     only_config_needed,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data_rules import sources_of
 from vapo.config.engines import VllmEngine
-from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
+from vapo.config.environments import VerifiersEnvironment
 from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
 from vapo.environments.verifiers_package import check_installed as check_verifiers_installed
-from vapo.errors import UserError
+from vapo.errors import UserError, about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.sources import check_source
@@ -65,11 +63,8 @@ def check_early(command: str, config: Any, options: Options) -> None:
 
 def check_run(config: FitConfig) -> None:
     """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
-    _check_engine(config)
-    _check_policy(config)
+    _check_sampling(config)
     _check_critic(config)
-    check_prompts(config.data)
-    check_functions(config)
     _check_stored(config)
     check_output_dir(config.output_dir)
     _check_store(config)
@@ -85,42 +80,29 @@ def _fit(config: FitConfig, options: Options) -> None:
 
 def _try(config: FitConfig, options: Options) -> None:
     if options["responses"] is None:  # given ones need neither policy nor prompts
-        _check_engine(config)
-        _check_policy(config)
-        check_prompts(config.data)
-        check_functions(config)
+        _check_sampling(config)
 
 
 def _validate(config: FitConfig, options: Options) -> None:
     check_value_truth(config, options["value_truth"])
-    _check_engine(config)
-    _check_policy(config)
+    _check_sampling(config)
     if options["value_page"] is not None or options["value_truth"] is not None:
         _check_critic(config)
-    check_prompts(config.data)
-    check_functions(config)
     if options["ckpt_path"] is not None:
         look_for_checkpoint(config.output_dir, options["ckpt_path"])
 
 
-def _sample(config: FitConfig) -> None:
-    """What a command that only samples and scores reads and writes."""
-    _check_engine(config)
-    _check_policy(config)
-    check_prompts(config.data)
-    check_functions(config)
-    _check_store(config)
-
-
 def _filter(config: FitConfig, options: Options) -> None:
     check_filter(config)
-    _sample(config)
+    _check_sampling(config)
+    _check_store(config)
 
 
 def _rollouts(config: FitConfig, options: Options) -> None:
     check_rollouts(config, options["output"])
     check_measuring(config, options["value_truth"], options["truth_share"])
-    _sample(config)
+    _check_sampling(config)
+    _check_store(config)
 
 
 def _gates(config: FitConfig, options: Options) -> None:
@@ -140,19 +122,19 @@ def _estimate(config: FitConfig, options: Options) -> None:
 
 
 def _rollout_server(config: FitConfig, options: Options) -> None:
-    with _named("actor.path"):
+    with about("actor.path"):
         folder_with_config(config.actor.path)
 
 
 def _sft(config: SftConfig, options: Options) -> None:
     if config.model_path is not None:
-        with _named("model_path"):
+        with about("model_path"):
             check_model_folder(config.model_path, has_tokenizer=True)
     _supervised(config)
 
 
 def _reward_model(config: RewardModelConfig, options: Options) -> None:
-    with _named("policy_path"):
+    with about("policy_path"):
         check_model_folder(config.policy_path, has_tokenizer=True)
     _supervised(config)
 
@@ -179,38 +161,27 @@ def _critics(config: None, options: Options) -> None:
     read_metadata(rollouts, key="--rollouts")
     _check_policy(base)
     for name, row in rows.items():
-        with of_row(name):
+        with about(f"row '{name}' of the grid"):
             _check_critic(row)
             check_functions(row)
     _check_store(base)
 
 
-@contextmanager
-def of_row(name: str) -> Iterator[None]:
-    """Checks of one row of a grid, whose errors name the row."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"row '{name}' of the grid: {error}") from None
-
-
-@contextmanager
-def _named(key: str) -> Iterator[None]:
-    """Checks of what a key names, whose errors name the key."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+def _check_sampling(config: FitConfig) -> None:
+    """What sampling a policy and judging its responses needs."""
+    _check_engine(config)
+    _check_policy(config)
+    check_prompts(config.data)
+    check_functions(config)
 
 
 def _check_engine(config: Config) -> None:
-    rollouts = config.rollouts
-    if isinstance(rollouts, VllmEngine):
+    if isinstance(config.rollouts, VllmEngine):
         check_installed()
 
 
 def _check_policy(config: FitConfig) -> None:
-    with _named("actor.path"):
+    with about("actor.path"):
         check_model_folder(config.actor.path, has_tokenizer=True)
 
 
@@ -218,7 +189,7 @@ def _check_critic(config: FitConfig) -> None:
     """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
     if not config.algorithm.has_critic:
         return
-    with _named(critic_start_key(config)):
+    with about(critic_start_key(config)):
         for member in range(config.critic.count):
             path = critic_path(config, member)
             check_model_folder(path, has_tokenizer=member == 0 and path != config.actor.path)
@@ -239,7 +210,7 @@ def check_functions(config: Config) -> None:
             parameters = check_function(own, key=f"{key}.function", folder=folder)
             check_parameters(parameters or [], f"{key}.function {own}")
         elif isinstance(block, RewardModelVerifier):
-            with _named(f"{key}.reward_model_path"):
+            with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
         elif block.verifier == "reasoning_gym":
             make_reasoning_gym()
@@ -247,17 +218,12 @@ def check_functions(config: Config) -> None:
             check_math_verify(f"{key}.verifier")
     if not isinstance(config, FitConfig):
         return
-    algorithm, critic, environment = config.algorithm, config.critic, config.environment
-    if isinstance(algorithm, OwnEstimatorOptions):
-        path, folder = algorithm.estimator_function, algorithm.estimator_function_folder
-        check_function(path, key="algorithm.estimator_function", folder=folder)
-    if critic.head_function is not None:
-        path, folder = critic.head_function, critic.head_function_folder
-        check_function(path, key="critic.head_function", folder=folder)
-    if isinstance(environment, FunctionEnvironment):
-        path, folder = environment.function, environment.function_folder
-        check_function(path, key="environment.function", folder=folder)
-    elif isinstance(environment, VerifiersEnvironment):
+    for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):
+        block, _, name = key.partition(".")
+        options = vars(getattr(config, block))  # not every kind of block has one
+        if (path := options.get(name)) is not None:
+            check_function(path, key=key, folder=options[f"{name}_folder"])
+    if isinstance(config.environment, VerifiersEnvironment):
         check_verifiers_installed("environment.kind")
 
 

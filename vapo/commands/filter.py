@@ -10,24 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.command_rules import check_filter
 from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
-from vapo.commands.validate import load_policy
+from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
-from vapo.config.sources import default_name
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.precision import settle_precision
-from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import scorer_of
+from vapo.prompts.load import PromptSplit
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.rollouts.player import Player
-from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
-from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
 
 
@@ -35,28 +25,12 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     """Sample, judge and write what is not written yet; report; the file."""
     quiet_libraries()
     check_filter(config)
-    set_threads(config.trainer)
-    settle_precision(config)
-    check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    prompts = load_prompts(config.data, tokenizer)
+    tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
     with closing(PassRateFile(path, settings)) as file:
         left = len(prompts.train) - len(file.num_correct)
-        name = config.tracking.run_name or default_name(config, "filter")
-        with (
-            Progress() as progress,
-            RunLogger(
-                recorded_tracking(config),
-                run_name=name,
-                tags={"command": "filter", **model_tags(config, None)},
-                note=progress.note,
-            ) as logger,
-        ):
-            logger.log_config(to_yaml(config), params(config))
-            logger.log_inputs(dataset_inputs(config, prompts))
-            progress.note(prompts.report.describe())
+        with recorded(config, "filter", prompts) as (progress, logger):
             progress.note(
                 f"{path}: {len(file.num_correct)} prompts are there, {left} are sampled, "
                 f"{num_responses} responses each"
@@ -70,11 +44,11 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
             logger.log_metrics(metrics, step=0)
             text = render(file.histogram(), metrics)
             logger.log_text(text + "\n", "pass_rates.txt")
-            recorded = logger.describe()
+            where = logger.describe()
     say(
         f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
-        f"{path}\n{recorded}\n{path}"
+        f"{path}\n{where}\n{path}"
     )
     return path
 
@@ -90,13 +64,11 @@ def _sample(
     k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
     num_tokens = 0
     with (
-        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        scorer_of(config) as scorer,
+        policy_player(config, tokenizer) as player,
         progress.stage(
             "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
         ) as advance,
     ):
-        player = Player(config, sampler, scorer, tokenizer)
         for start in range(0, len(train), size):
             chunk: list[Prompt] = train[start : start + size]
             missing = [i for i in range(start, start + len(chunk)) if i not in file.num_correct]

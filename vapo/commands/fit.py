@@ -22,9 +22,8 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.runs.checkpoint_folders import path_for_lightning
 from vapo.runs.compatibility import check_compatible
-from vapo.runs.manifests import read_manifest
+from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.run_dirs import (
     RunDir,
     changed_keys,

@@ -15,8 +15,8 @@ from typing import Any
 from matplotlib import pyplot
 
 from vapo.commands.command_rules import check_gates
+from vapo.commands.sampling import load_policy
 from vapo.commands.training_checks import checked_tokenizer, read_inputs
-from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
 from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name

@@ -26,20 +26,16 @@ from vapo.types import Prompt, Rollout
 
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
     """All that a pass rate depends on; a function or environment by its name, not by its code."""
-    rollouts, rewards = config.rollouts, config.rewards
-    identify = config.from_environment.identify
+    rewards, identify = config.rewards, config.from_environment.identify
     verifier = verifier_settings(rewards)
+    sampled = ("engine", "max_response_tokens", "temperature", "top_p", "top_k")
     return {
         "weights": fingerprint(config.actor.path) or identify(config.actor.path),
         "dtype": config.actor.dtype,
         "prompts": prompts_digest(prompts),
         "num_responses": k,
         "seed": config.seed,
-        "engine": rollouts.engine,
-        "max_response_tokens": rollouts.max_response_tokens,
-        "temperature": rollouts.temperature,
-        "top_p": rollouts.top_p,
-        "top_k": rollouts.top_k,
+        **{name: getattr(config.rollouts, name) for name in sampled},
         "chunk_prompts": chunk_prompts(config, k),
         "verifier": rewards.verifier,
         "pattern": identify(verifier.get("pattern")),

@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.sweep.folders import SWEEP_RECORD
 from vapo.sweep.report.figures import draw_all
 from vapo.sweep.report.folder import read_sweep_folder
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table
 from vapo.system.shown_text import say
+from vapo.tracking.records import NOTE_TAG
 from vapo.tracking.stores import locate_store
 
-_NOTE = "mlflow.note.content"
 _PLAN = "\n\n## Plan\n\n"
 _MAX_NOTE = 7500  # MLflow bounds a tag at 8000 characters
 _NO_DATE = {"svg": {"Date": None}}
@@ -47,7 +48,7 @@ def run(
     output_dir = output_dir or (Path("runs/report") if found is None else found.path / "report")
     reader = open_reader(found.tracking_uri if found else tracking_uri or "mlruns")
     if found:
-        parent = f"{found.path / 'sweep.json'}: parent run"
+        parent = f"{found.path / SWEEP_RECORD}: parent run"
         collection = reader.sweep(found.parent_run_id, full_system, named=parent)
     elif sweep:
         collection = reader.sweep(sweep, full_system)
@@ -97,6 +98,6 @@ def write_report(collection: Collection, folder: Path) -> str:
 def publish(reader: Reader, parent_run_id: str, folder: Path, table: str) -> None:
     """The folder as artifacts of the parent run, and the table at the head of its description."""
     reader.client.log_artifacts(parent_run_id, str(folder), "report")
-    before = reader.client.get_run(parent_run_id).data.tags.get(_NOTE, "")
+    before = reader.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
     plan = before.partition(_PLAN)[2] or before  # below the table of an earlier report
-    reader.client.set_tag(parent_run_id, _NOTE, f"{table}{_PLAN}{plan}"[:_MAX_NOTE])
+    reader.client.set_tag(parent_run_id, NOTE_TAG, f"{table}{_PLAN}{plan}"[:_MAX_NOTE])

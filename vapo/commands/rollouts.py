@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,17 @@ from vapo.commands.measured_rollouts import (
     stored_truth_metrics,
 )
 from vapo.commands.pass_rate_file import chunk_prompts, settings_of
-from vapo.commands.validate import load_policy
+from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import config_hash, to_yaml
-from vapo.config.sources import default_name
+from vapo.config.flattening import config_hash
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.precision import settle_precision
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
-from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import scorer_of
+from vapo.prompts.load import PromptSplit
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import check_engine, make_sampler
-from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     one_table,
@@ -48,13 +41,10 @@ from vapo.rollouts.rollout_file import (
     write_table,
 )
 from vapo.system.atomic_files import write_text
-from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
-from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
-from vapo.tracking.logger import RunLogger
 from vapo.types import Prompt
 
 _SPENT = "continuation_tokens"
@@ -73,11 +63,7 @@ def run(
     quiet_libraries()
     check_rollouts(config, output)
     measuring = measuring_of(config, value_truth, truth_share)
-    set_threads(config.trainer)
-    settle_precision(config)
-    check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    prompts = load_prompts(config.data, tokenizer)
+    tokenizer, prompts = read_inputs(config)
     num_groups = -(-num // resolve(config).group_size)
     metadata = metadata_of(config, prompts, tokenizer, num_groups)
     if measuring is not None:
@@ -93,32 +79,21 @@ def run(
             )
         say(f"all {num_groups} groups are there already\n{path}")
         return path
-    with (
-        Progress() as progress,
-        RunLogger(
-            recorded_tracking(config),
-            run_name=config.tracking.run_name or default_name(config, "rollouts"),
-            tags={"command": "rollouts", **model_tags(config, None)},
-            note=progress.note,
-        ) as logger,
-    ):
-        logger.log_config(to_yaml(config), params(config))
-        logger.log_inputs(dataset_inputs(config, prompts))
-        progress.note(prompts.report.describe())
+    with recorded(config, "rollouts", prompts) as (progress, logger):
         started = time.monotonic()
         parts = sample_parts(config, prompts, tokenizer, path, metadata, progress, measuring)
         metrics = join_parts(parts, path, metadata)
         metrics["rollouts/sampling_s"] = time.monotonic() - started
         shutil.rmtree(_folder(path))
         logger.log_metrics(metrics, step=0)
-        recorded = logger.describe()
+        where = logger.describe()
     said = "" if measuring is None else f"\n{describe_stored_truth(metrics)}"
     say(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
         f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "
         f"{metrics['rollouts/sampling_s']:.1f} s{said}\n"
-        f"train a critic on them with components.value_pretraining.data={path}\n{recorded}\n{path}"
+        f"train a critic on them with components.value_pretraining.data={path}\n{where}\n{path}"
     )
     return path
 
@@ -168,12 +143,10 @@ def sample_parts(
     if not missing:
         return parts
     with (
-        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        scorer_of(config) as scorer,
+        policy_player(config, tokenizer) as player,
         progress.stage("rollouts", total=len(missing), unit="parts") as advance,
     ):
         settings = sampling_settings(config.rollouts)
-        player = Player(config, sampler, scorer, tokenizer)
         continuer = Continuer(config, settings, player, progress.stage)
         for number in missing:
             chosen = group_sampling(

@@ -8,22 +8,18 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.sampling import load_policy, read_inputs
 from vapo.commands.trial_hints import Policy
 from vapo.commands.trials import Trial
-from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.precision import settle_precision
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
-from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import ActorAccess, check_engine, make_sampler
+from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
-from vapo.system.devices import set_threads
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.types import Prompt, Rollout
@@ -53,11 +49,7 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
 
 def load_tried(config: FitConfig, num: int) -> TriedPolicy:
     """Load the policy and the first `num` prompts of training."""
-    set_threads(config.trainer)
-    settle_precision(config)
-    check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    prompts = load_prompts(config.data, tokenizer)
+    tokenizer, prompts = read_inputs(config)
     chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from vapo.commands.early_checks import check_run, of_row
+from vapo.commands.early_checks import check_run
 from vapo.config.written import written_source
-from vapo.errors import StopRequested, UserError
-from vapo.sweep.budget import describe_budget
-from vapo.sweep.describe import describe_plan, describe_size
+from vapo.errors import StopRequested, UserError, about
+from vapo.sweep.describe import describe_budget, describe_plan, describe_size
 from vapo.sweep.folders import Outcome, TaskFolder, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
@@ -60,20 +59,19 @@ def run(
     with locked(folder) as lock:
         if launcher == "slurm":
             jobs = jobs or len(plan.tasks)
-            slurm_launcher = SlurmLauncher(folder / "slurm", dict(slurm))
-            _work(plan, folder, command, slurm_launcher, jobs, not no_report)
+            start: Launcher = SlurmLauncher(folder / "slurm", dict(slurm))
         else:
             jobs = jobs or 1
             gpus = [] if plan.base.trainer.accelerator == "cpu" else visible_gpus()
-            local = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
-            _work(plan, folder, command, local, jobs, not no_report)
+            start = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
+        _work(plan, folder, command, start, jobs, not no_report)
 
 
 def _check_rows(plan: Plan, sweep_dir: Path) -> None:
     """Check the files of every row that has a run to do, before the first of them is begun."""
     tasks = [t for t in plan.tasks if TaskFolder(sweep_dir, t).finished() is None]
     for name in dict.fromkeys(task.row.name for task in tasks):
-        with of_row(name):
+        with about(f"row '{name}' of the grid"):
             check_run(plan.row_configs[name])
 
 

@@ -42,7 +42,13 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
     judged = [t for t in trials if t.failure is None]
     if judged and not any(t.is_correct for t in judged):
         yield from _of_no_correct_one(judged, config)
-    yield from _of_rewards(judged)
+    correct = [t.reward for t in judged if t.is_correct]
+    incorrect = [t.reward for t in judged if not t.is_correct]
+    if correct and incorrect and max(incorrect) >= min(correct):
+        yield (
+            f"an incorrect response has the reward {max(incorrect):g}, and a correct one "
+            f"{min(correct):g}: the policy is trained on rewards, not on verdicts"
+        )
     if config.rewards.shuffle:
         yield "rewards.shuffle is true: a run deals these verdicts out to other responses"
     if config.rewards.overlong.soft_punishment:
@@ -81,7 +87,7 @@ def _of_most_truncated(
     """What cut the most, and the key that sets its limit."""
     (kind, count), *_ = kinds.most_common(1)
     environment, budget = config.environment, config.rollouts.max_response_tokens
-    ends = _listed(policy.end_tokens)
+    ends = ", ".join(map(inline, policy.end_tokens))
     if kind == "turns":
         return (
             f"{count} of {total} episodes had all their turns before the environment ended them: "
@@ -104,34 +110,23 @@ def _of_most_truncated(
 
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    found = [t.failure for t in trials if t.failure is not None]
-    who, whose, limit = (
-        "your verifier",
-        "the verifier's",
-        f"rewards.timeout_s, {config.rewards.timeout_s:g} s",
-    )
+    who, whose, block = "your verifier", "the verifier's", "rewards"
     if config.environment.is_used:
-        who, whose, limit = (
-            "your environment",
-            "an environment's",
-            f"environment.timeout_s, {config.environment.timeout_s:g} s",
-        )
+        who, whose, block = "your environment", "an environment's", "environment"
+    timeout_s, total = getattr(config, block).timeout_s, len(trials)
+    found = [t.failure for t in trials if t.failure is not None]
     failures = Counter(failure.partition(":")[0] for failure in found)
     for kind, count in failures.most_common():
         first = next(failure for failure in found if failure.partition(":")[0] == kind)
-        if kind == "nan":
-            yield (
-                f"{who} gave a reward that is not finite (nan or inf) to {count} of "
-                f"{len(trials)} responses, which is no verdict"
-            )
-        elif kind == "error":
-            yield f"{who} raised on {count} of {len(trials)} responses: {_raised(first)}"
-        elif kind == "timeout":
-            yield (f"{count} of {len(trials)} verdicts took longer than {limit}")
-        elif kind == "crash":
-            yield f"{count} of {len(trials)} times {whose} process ended without a verdict"
-        else:
-            yield f"{count} of {len(trials)} responses have no verdict: {inline(first)}"
+        known = {
+            "nan": f"{who} gave a reward that is not finite (nan or inf) to {count} of {total} "
+            "responses, which is no verdict",
+            "error": f"{who} raised on {count} of {total} responses: {_raised(first)}",
+            "timeout": f"{count} of {total} verdicts took longer than {block}.timeout_s, "
+            f"{timeout_s:g} s",
+            "crash": f"{count} of {total} times {whose} process ended without a verdict",
+        }
+        yield known.get(kind, f"{count} of {total} responses have no verdict: {inline(first)}")
 
 
 def _raised(failure: str) -> str:
@@ -173,17 +168,3 @@ def _stands_in(answer: str, text: str) -> bool:
     around = r"[\d.]" if answer[0].isdigit() and answer[-1].isdigit() else r"\w"
     pattern = rf"(?<!{around}){re.escape(answer)}(?!{around.replace('.', '')})"
     return re.search(pattern, text, re.IGNORECASE) is not None
-
-
-def _of_rewards(judged: Sequence[Trial]) -> Iterator[str]:
-    correct = [t.reward for t in judged if t.is_correct]
-    incorrect = [t.reward for t in judged if not t.is_correct]
-    if correct and incorrect and max(incorrect) >= min(correct):
-        yield (
-            f"an incorrect response has the reward {max(incorrect):g}, and a correct one "
-            f"{min(correct):g}: the policy is trained on rewards, not on verdicts"
-        )
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(map(inline, texts))

@@ -13,11 +13,8 @@ from vapo.errors import UserError
 from vapo.system.ports import check_port
 from vapo.system.shown_text import say
 from vapo.tracking.links import curves_page, experiments_page, run_page, runs_page
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
-
-SHOWN_METRIC = stored_key("eval/avg_at_k")
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
@@ -44,7 +41,7 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
         runs = client.search_runs([experiment_id], of_sweep)
         if runs:
             ids = [found.info.run_id for found in runs]
-            curves = curves_page(server, experiment_id, ids, SHOWN_METRIC)
+            curves = curves_page(server, experiment_id, ids)
             beside = f"{curves} (the scores of its runs, side by side)"
         else:
             beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"

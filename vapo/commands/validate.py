@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
 from vapo.commands.command_rules import check_value_truth
+from vapo.commands.sampling import load_policy, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
@@ -30,19 +31,16 @@ from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
 from vapo.networks.build import check_head_is_kept
-from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.own_head import check_own_head
-from vapo.networks.precision import settle_precision
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
+from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
-from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
@@ -61,11 +59,7 @@ def run(
     quiet_libraries()
     config, page = _checked(config, value_page, value_truth, ckpt_path)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
-    set_threads(config.trainer)
-    settle_precision(config)
-    check_engine(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    prompts = load_prompts(config.data, tokenizer)
+    tokenizer, prompts = read_inputs(config)
     if judges_values:
         prompts = with_critic_prompts(prompts, config, tokenizer)
     path = None if ckpt_path is None else find_checkpoint(config.output_dir, ckpt_path)
@@ -157,15 +151,3 @@ def _checked(
         return config, page
     truth = replace(config.value_truth, num_continuations=value_truth)
     return replace(config, value_truth=truth), page
-
-
-def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:
-    """The actor of the config's folder, or of a checkpoint, for a sampling engine."""
-    model = load_causal_lm(
-        config.actor.path,
-        dtype=config.actor.dtype,
-        attn_implementation=config.actor.attn_implementation,
-    )
-    if checkpoint is not None:
-        checkpoint.fill(model, "actor", config.actor.path)
-    return access_to(model, pick_device(config.trainer))

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's contents without a Trainer; `checkpoint_folders` says which to take."""
+"""Reading a checkpoint's contents without a Trainer; `manifests` says which to take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
 from vapo.networks.lora import merged
-from vapo.runs.checkpoint_folders import SHARDS_NAME, STATE_NAME, is_sharded
-from vapo.runs.manifests import verify
+from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, is_sharded, verify
 
 
 def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""A checkpoint's manifest: what it is of, and the checksum of each of its files.
+"""A checkpoint's folder, which one to take, and its manifest: what it is of, and each file's
+checksum. Imports no torch.
 
 checkpoints/iteration_000005/
     manifest.json     written last: a folder without one is not a checkpoint
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +18,13 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.atomic_files import sha256, write_text
+from vapo.system.main_process import is_main_process
 from vapo.system.version import __version__
 
 MANIFEST_NAME = "manifest.json"
+STATE_NAME = "state.pt"
+SHARDS_NAME = "meta.pt"  # Lightning's
+FOLDERS = "iteration_[0-9]*"
 FORMAT = 1  # of folder and contents; another one is not read
 
 
@@ -116,3 +121,54 @@ def verify(folder: Path) -> Manifest:
 
 def _digest(contents: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def checkpoint_name(iteration: int) -> str:
+    return f"iteration_{iteration:06d}"
+
+
+def iteration_of(name: str) -> int:
+    """The inverse of `checkpoint_name`."""
+    return int(name.removeprefix("iteration_"))
+
+
+def is_sharded(checkpoint: Path) -> bool:
+    return (checkpoint / SHARDS_NAME).is_file()
+
+
+def path_for_lightning(checkpoint: Path) -> Path:
+    """What a Trainer resumes from: the file, or the folder of shards."""
+    return checkpoint if is_sharded(checkpoint) else checkpoint / STATE_NAME
+
+
+def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
+    """The checkpoint behind `last.ckpt`; if it is damaged, the newest sound one before it.
+
+    None when there is none at all. Only the main process reads every file.
+
+    Raises: UserError when there are checkpoints and none is sound.
+    """
+    target = link.resolve()
+    older = sorted((p for p in link.parent.glob(FOLDERS) if p.name < target.name), reverse=True)
+    candidates = [*([target] if target.exists() else []), *older]
+    reasons = []
+    for candidate in candidates:
+        try:
+            check(candidate)
+        except DamagedCheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            warn(f"{reason}; taking {candidate.name} instead")
+        return candidate
+    if reasons:
+        raise UserError(f"no checkpoint in {link.parent} is sound: {'; '.join(reasons)}")
+    return None
+
+
+def check(checkpoint: Path) -> None:
+    """Raises: DamagedCheckpointError. All files are read by the main process alone."""
+    if is_main_process():
+        verify(checkpoint)
+    else:
+        read_manifest(checkpoint)

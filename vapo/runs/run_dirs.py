@@ -26,8 +26,7 @@ from vapo.config.flattening import flatten_deciding, flatten_tree, to_yaml
 from vapo.config.layers import read_text
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
-from vapo.runs.checkpoint_folders import FOLDERS, check, is_sharded, sound_checkpoint
-from vapo.runs.manifests import read_manifest
+from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock

@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import Any
 
 import psutil
 import torch
 
 from vapo.errors import StopRequested
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
-from vapo.system.signals import is_under_nohup
+from vapo.system.signals import ending_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -29,13 +29,11 @@ class Stopping:
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self.requested: int | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._taken = ExitStack()
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Stopping:
-        if threading.current_thread() is threading.main_thread():
-            taken = [n for n in SIGNALS if not is_under_nohup(n)]
-            self._before = {number: signal.signal(number, self._take) for number in taken}
+        self._taken.enter_context(ending_signals(self._take, SIGNALS))
         return self
 
     def __exit__(
@@ -46,8 +44,7 @@ class Stopping:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._taken.close()
 
     def safe_point(self) -> None:
         """Stop here if any process was asked to; every process must come by.

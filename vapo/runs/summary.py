@@ -250,10 +250,13 @@ def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:
 def describe_score(score: float | None, interval: tuple[float, float] | None, k: int) -> str:
     if score is None:
         return "not measured"
-    text = f"{100 * score:.1f} %"
-    if interval:
-        text += f"  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-    return f"{text}  (avg@{k}, held-out prompts)"
+    return f"{100 * score:.1f} %{_shown(interval, '  ')}  (avg@{k}, held-out prompts)"
+
+
+def _shown(interval: tuple[float, float] | None, space: str) -> str:
+    if interval is None:
+        return ""
+    return f"{space}[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def score_line(before: Mapping[str, float], after: Mapping[str, float], k: int) -> str | None:
@@ -261,13 +264,10 @@ def score_line(before: Mapping[str, float], after: Mapping[str, float], k: int) 
 
     None where the last one did not measure it.
     """
-    first, last, interval = (before.get(_SCORE), after.get(_SCORE), interval_of(after))
-    if last is None:
+    if (last := after.get(_SCORE)) is None:
         return None
-    text = f"{100 * last:.1f} %" if first is None else f"{100 * first:.1f} % -> {100 * last:.1f} %"
-    if interval:
-        text += f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-    return f"{SCORE_START}{k} {text}"
+    first = f"{100 * before[_SCORE]:.1f} % -> " if _SCORE in before else ""
+    return f"{SCORE_START}{k} {first}{100 * last:.1f} %{_shown(interval_of(after), ' ')}"
 
 
 def _times(summary: RunSummary) -> str:

@@ -26,7 +26,8 @@ from vapo.sweep.plan import Task
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
 
-State = Literal["finished", "failed", "blocked", "waiting"]
+SWEEP_RECORD = "sweep.json"
+TaskState = Literal["finished", "failed", "blocked", "waiting"]
 _LOG_LINES = 15
 
 
@@ -38,7 +39,7 @@ class Outcome:
     checkpoint.
     """
 
-    state: State
+    state: TaskState
     seconds: float = 0.0
     score: float | None = None
     mlflow_run_id: str | None = None
@@ -50,23 +51,13 @@ class Outcome:
 
 class TaskFolder:
     def __init__(self, sweep_dir: Path, task: Task) -> None:
-        self.path = sweep_dir / "runs" / f"{slug(task.name)}_{task.identity}"
         existing = sorted((sweep_dir / "runs").glob(f"*_{task.identity}"))
-        if existing:  # the row may have had another name
-            self.path = existing[0]
+        own = sweep_dir / "runs" / f"{slug(task.name)}_{task.identity}"
+        self.path = existing[0] if existing else own  # the row may have had another name
         self.task = task
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def output_dir(self) -> Path:
-        return self.path / "fit"
+        self.config = self.path / "config.yaml"
+        self.log = self.path / "log.txt"
+        self.output_dir = self.path / "fit"
 
     def attempts(self) -> list[Path]:
         """The run folders of this task, oldest first; more than one after early kills."""

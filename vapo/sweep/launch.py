@@ -43,16 +43,10 @@ def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
 @dataclass
 class LocalHandle:
     process: subprocess.Popen[bytes]
-    free: list[int]
     slot: int
-    ended: bool = False
 
     def poll(self) -> int | None:
-        returncode = self.process.poll()
-        if returncode is not None and not self.ended:
-            self.ended = True
-            self.free.append(self.slot)
-        return returncode
+        return self.process.poll()
 
     def stop(self) -> None:
         """As Ctrl-C, so that the run ends its MLflow run; then the whole group, by force."""
@@ -75,15 +69,14 @@ class LocalLauncher:
     gpus: Sequence[str] = ()
     keep_open: int | None = None
     num_threads: int | None = None
-    free: list[int] = field(init=False)
+    _started: list[LocalHandle] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.free = list(range(self.jobs))
         self.num_threads = max(1, num_cores() // self.jobs)
 
     def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
-        slot = min(self.free)
-        self.free.remove(slot)
+        self._started = [handle for handle in self._started if handle.poll() is None]
+        slot = min(set(range(self.jobs)) - {handle.slot for handle in self._started})
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -94,7 +87,8 @@ class LocalLauncher:
                 start_new_session=True,  # Ctrl-C is ours to pass on
                 pass_fds=() if self.keep_open is None else (self.keep_open,),
             )
-        return LocalHandle(process, self.free, slot)
+        self._started.append(LocalHandle(process, slot))
+        return self._started[-1]
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
         """Threads by slot; GPUs round robin, `devices` for each run."""

@@ -32,7 +32,7 @@ from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
-from vapo.errors import UserError
+from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, Row
 from vapo.sweep.identity import task_identity
 
@@ -137,14 +137,12 @@ def compose_rows(
     base = compose_layers(FitConfig, layers).config
     row_configs = {}
     for row in grid.rows:
-        try:
+        with about(f"row '{row.name}' of the grid"):
             files_of_row = read_files(row.configs, below=layers)
             own = [*files_of_row, read_overrides(row.overrides, entries, folder=row.folder)]
             composed = compose_layers(FitConfig, [*layers, *own])
             check_learning_rates(composed.config)
             row_configs[row.name] = composed.config
-        except UserError as error:
-            raise UserError(f"row '{row.name}' of the grid: {error}") from None
     return base, row_configs
 
 

@@ -10,27 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
+from vapo.runs.run_dirs import read_record
 from vapo.sweep.describe import describe_differences, describe_plan
-from vapo.sweep.folders import Outcome
+from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
 from vapo.tracking.links import curves_page, how_to_open
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
 from vapo.tracking.stores import locate_store
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-RECORD = "sweep.json"
-SHOWN_METRIC = stored_key("eval/avg_at_k")
 _BEST = "sweep/best_score"
 _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
@@ -49,16 +44,14 @@ class Parent:
     ) -> None:
         tracking = plan.base.tracking
         self.plan = plan
-        self.path = sweep_dir / RECORD
+        self.path = sweep_dir / SWEEP_RECORD
         self.note = note
         self._is_behind = False
         self._metric_keys = metric_keys(row.name for row in plan.grid.rows)
         self.store = locate_store(tracking.uri)
         experiment_id = open_store(self.store, tracking.experiment, print)
         self.experiment_id = experiment_id
-        from mlflow import MlflowClient
-
-        self.client: MlflowClient = MlflowClient(self.store.client_uri)
+        self.client = self.store.client()
         self.run_id = self._find(experiment_id) or self._create(experiment_id)
         self.client.update_run(self.run_id, "RUNNING")
         description = describe_plan(plan, command)
@@ -66,7 +59,7 @@ class Parent:
             description = f"{description[: _MAX_NOTE - 4]}\n..."
         self.client.set_tag(self.run_id, NOTE_TAG, description)
         self.outcomes: dict[str, Outcome] = {}
-        self.client.log_text(self.run_id, self._write(), RECORD)
+        self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
         """The address of its charts on a server, or the command that serves it."""
@@ -74,11 +67,11 @@ class Parent:
 
     def curves_page(self) -> str | None:
         """On a server, the address of the curves of all its runs, one beside the other."""
-        ends = (self.outcomes.get(identity) for identity in self.plan.assigned.values())
-        run_ids = dict.fromkeys(end.mlflow_run_id for end in ends if end and end.mlflow_run_id)
+        ids = (self._outcome(identity).mlflow_run_id for identity in self.plan.assigned.values())
+        run_ids = dict.fromkeys(run_id for run_id in ids if run_id)
         if not self.store.is_http or not run_ids:
             return None
-        return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids], SHOWN_METRIC)
+        return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids])
 
     def _find(self, experiment_id: str) -> str | None:
         from mlflow.exceptions import MlflowException
@@ -156,22 +149,20 @@ class Parent:
                 for key, value in tags.items():
                     self.client.set_tag(outcome.mlflow_run_id, key, value)
 
-    def scores(self) -> dict[str, float]:
-        """Of each row the mean over its seeds that have finished."""
-        found: dict[str, list[float]] = {}
-        for (row, _), identity in self.plan.assigned.items():
-            score = self.outcomes.get(identity, Outcome("waiting")).score
-            if score is not None:
-                found.setdefault(row, []).append(score)
-        return {row: fmean(values) for row, values in found.items()}
-
     def _log_scores(self) -> None:
-        """The table as metrics, at the number of runs that have ended."""
+        """Of each row the mean over its seeds that have finished, and the best of these.
+
+        As metrics, at the number of runs that have ended.
+        """
         from mlflow.entities import Metric, RunTag
 
-        scores = self.scores()
-        if not scores:
+        found: dict[str, list[float]] = {}
+        for (row, _), identity in self.plan.assigned.items():
+            if (score := self._outcome(identity).score) is not None:
+                found.setdefault(row, []).append(score)
+        if not found:
             return
+        scores = {row: fmean(values) for row, values in found.items()}
         best = max(scores, key=lambda row: scores[row])
         values = {_BEST: scores[best]}
         values |= {self._metric_keys[row]: score for row, score in scores.items()}
@@ -186,10 +177,10 @@ class Parent:
         """Mark a run that was killed before its first checkpoint: another one replaces it."""
         from mlflow.exceptions import MlflowException
 
-        with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):
-            run_id = json.loads((attempt / "run.json").read_text())["mlflow_run_id"]
-            self.client.set_terminated(run_id, "KILLED")
-            self.client.set_tag(run_id, "role", "abandoned")
+        if run_id := read_record(attempt).get("mlflow_run_id"):
+            with contextlib.suppress(OSError, MlflowException):
+                self.client.set_terminated(run_id, "KILLED")
+                self.client.set_tag(run_id, "role", "abandoned")
 
     def _write(self) -> str:
         """Write `sweep.json` in the sweep's folder; its text."""
@@ -200,7 +191,7 @@ class Parent:
     def _record(self) -> None:
         text = self._write()
         with self._store_may_fail():
-            self.client.log_text(self.run_id, text, RECORD)
+            self.client.log_text(self.run_id, text, SWEEP_RECORD)
             self._log_scores()
             self._is_behind = False
 
@@ -226,36 +217,30 @@ class Parent:
     def contents(self) -> dict[str, Any]:
         plan, grid = self.plan, self.plan.grid
         tasks: Mapping[str, Task] = {task.identity: task for task in plan.tasks}
-        runs = []
-        for (row, seed), identity in plan.assigned.items():
-            needs = tasks[identity].needs
-            runs.append({"row": row, "seed": seed, **self._outcome(identity), "needs": needs})
-        first = [self._outcome(task.identity) for task in plan.tasks if task.is_pretraining]
+        of_row = ("system", "component_off", "paper_score")
         return {
             "parent_run_id": self.run_id,
             "grid": grid.name,
             "full_system": grid.full_system,
             "rows": [
-                {
-                    "row": row.name,
-                    "system": row.system,
-                    "component_off": row.component_off,
-                    "paper_score": row.paper_score,
-                }
-                for row in grid.rows
+                {"row": row.name, **{key: getattr(row, key) for key in of_row}} for row in grid.rows
             ],
-            "runs": runs,
-            "value_pretrainings": first,
+            "runs": [
+                {"row": row, "seed": seed, **self._entry(of), "needs": tasks[of].needs}
+                for (row, seed), of in plan.assigned.items()
+            ],
+            "value_pretrainings": [
+                self._entry(task.identity) for task in plan.tasks if task.is_pretraining
+            ],
         }
 
-    def _outcome(self, identity: str) -> dict[str, Any]:
-        outcome = self.outcomes.get(identity, Outcome("waiting"))
-        return {
-            "identity": identity,
-            "state": outcome.state,
-            "mlflow_run_id": outcome.mlflow_run_id,
-            "run_dir": outcome.run_dir,
-        }
+    def _entry(self, identity: str) -> dict[str, Any]:
+        outcome = self._outcome(identity)
+        shown = ("state", "mlflow_run_id", "run_dir")
+        return {"identity": identity, **{key: getattr(outcome, key) for key in shown}}
+
+    def _outcome(self, identity: str) -> Outcome:
+        return self.outcomes.get(identity, Outcome("waiting"))
 
     def close(self, status: str) -> None:
         """End the parent run; what the store has not taken of it is tried once more."""

@@ -10,11 +10,10 @@ from pathlib import Path
 from vapo.config import FitConfig
 from vapo.config.flattening import to_yaml
 from vapo.sweep.display import SweepDisplay
-from vapo.sweep.durations import seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
-from vapo.sweep.running import Running
+from vapo.sweep.running import Running, seconds_left
 from vapo.system.progress_display import format_seconds
 
 _POLL_S = 0.2

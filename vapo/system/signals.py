@@ -1,10 +1,10 @@
-"""The signals that end a command: SIGTERM, and SIGHUP, which a closed terminal sends."""
+"""Signals that end a command or a run, as SIGTERM, and SIGHUP, which a closed terminal sends."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,11 +18,14 @@ def is_under_nohup(number: signal.Signals) -> bool:
 
 
 @contextmanager
-def ending_signals(call: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def ending_signals(
+    call: Callable[[int, FrameType | None], Any],
+    numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP),
+) -> Iterator[None]:
     """A block in which they call this. Outside of the main thread it does nothing."""
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in numbers:
             if not is_under_nohup(number):
                 before[number] = signal.signal(number, call)
     try:

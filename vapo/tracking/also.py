@@ -17,6 +17,7 @@ from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 
 WANDB = "wandb"
+_CSV, _WANDB = "tracking.also: csv", "tracking.also: wandb"
 # W&B would send the command's arguments, in which a URI may have a password, and the output.
 _SETTINGS = {"x_disable_meta": True, "console": "off", "save_code": False}
 
@@ -60,47 +61,43 @@ class Also:
         own: Sequence[Logger] = (),
     ) -> None:
         self._note = note
-        self._loggers: dict[str, Logger] = {}
-        self._own = [
-            f"logger {i} given from Python, {type(logger).__name__},"
-            for i, logger in enumerate(own, start=1)
-        ]
+        self._loggers: dict[str, Logger] = {}  # by what a note calls them
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
-                    self._loggers[name] = _begin_wandb(tracking, folder, run_name, run_id)
+                    self._loggers[_WANDB] = _begin_wandb(tracking, folder, run_name, run_id)
                 else:
-                    self._loggers[name] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
+                    self._loggers[_CSV] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
             except Exception as error:
                 raise UserError(f"tracking.also: {name} cannot begin: {_reason(error)}") from error
-        self._loggers |= dict(zip(self._own, own, strict=True))
+        for i, logger in enumerate(own, start=1):
+            self._loggers[f"logger {i} given from Python, {type(logger).__name__},"] = logger
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        self._each(lambda logger: logger.log_metrics(dict(metrics), step))
+        self._each(lambda logger: logger.log_metrics(dict(metrics), step), list(self._loggers))
 
     def log_config(self, flat_params: Mapping[str, Any]) -> None:
         """To W&B and the user's own; beside the CSV files lies the run's config.yaml."""
-        own = [WANDB, *self._own]
-        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), only=own)
+        chosen = [name for name in self._loggers if name != _CSV]
+        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), chosen)
 
     def close(self, *, is_finished: bool) -> None:
         """W&B sends the rest, or leaves it in the run's folder where it is offline."""
-        self._each(lambda logger: logger.finalize("success" if is_finished else "failed"))
-        code = 0 if is_finished else 1
-        self._each(lambda logger: logger.experiment.finish(code), only=[WANDB])
+        status, code = ("success", 0) if is_finished else ("failed", 1)
+        self._each(lambda logger: logger.finalize(status), list(self._loggers))
+        self._each(lambda logger: logger.experiment.finish(code), [_WANDB])
         self._loggers.clear()
 
-    def _each(self, call: Callable[[Any], object], only: Sequence[str] = ()) -> None:
-        for name, logger in list(self._loggers.items()):
-            if only and name not in only:
+    def _each(self, call: Callable[[Any], object], names: Sequence[str]) -> None:
+        for name in names:
+            if (logger := self._loggers.get(name)) is None:
                 continue
             try:
                 call(logger)
             except Exception as error:  # whatever it is, the training must not end of it
                 del self._loggers[name]
-                which = name if name in self._own else f"tracking.also: {name}"
                 self._note(
-                    f"{which} failed, and the run continues without it, recorded in MLflow: "
+                    f"{name} failed, and the run continues without it, recorded in MLflow: "
                     f"{_reason(error)}"
                 )
 

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from vapo.config.uris import without_credentials
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import Store, locate_store
 
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRAINING_VIEW = "?workflowType=machine_learning"
+_SHOWN_METRIC = stored_key("eval/avg_at_k")
 
 
 def experiments_page(server: str) -> str:
@@ -35,17 +37,17 @@ def runs_page(server: str, experiment_id: str) -> str:
     return f"{server.rstrip('/')}/{place}"
 
 
-def curves_page(server: str, experiment_id: str, run_ids: Sequence[str], metric: str) -> str:
-    """One metric's curve of each of these runs in one chart; others are chosen beside it.
+def curves_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str:
+    """The score's curve of each of these runs in one chart; other metrics are chosen beside it.
 
     The page of an experiment's runs (`runs_page`) draws the parent of a sweep in their place: it
     folds children up, and takes no filter that would leave the parent out.
     """
     asked = {
         "runs": list(run_ids),
-        "metric": metric,
+        "metric": _SHOWN_METRIC,
         "experiments": [experiment_id],
-        "plot_metric_keys": [metric],
+        "plot_metric_keys": [_SHOWN_METRIC],
     }
     query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in asked.items())
     return f"{server.rstrip('/')}/#/metric?{query}&x_axis=step"

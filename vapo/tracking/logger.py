@@ -21,11 +21,17 @@ from vapo.tracking.journal import Journal, cannot_write, set_aside_others
 from vapo.tracking.metric_groups import naming_of
 from vapo.tracking.opening import begin_run, open_store
 from vapo.tracking.provenance import provenance_tags
-from vapo.tracking.records import Clock, InputData, Kind, Record
+from vapo.tracking.records import (
+    TABLES_TAG,
+    Clock,
+    InputData,
+    Kind,
+    Record,
+    table_json,
+    with_table,
+)
 from vapo.tracking.sink import MlflowSink
-from vapo.tracking.stores import locate_store
-from vapo.tracking.tables import TABLES_TAG, table_json, with_table
-from vapo.tracking.undelivered import what_was_not_sent
+from vapo.tracking.stores import locate_store, what_was_not_sent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from vapo.tracking.stores import Store
+
+MetricHistory = dict[str, list[tuple[int, float]]]
 _SCORE, _LAST, _SYSTEM = "_score", "z_", "system/"
 _SYSTEM_GROUPS = ("time", "throughput", "memory")
 _LAST_GROUPS = ("advantage", "faults", "progress", "watch")
@@ -92,3 +95,14 @@ def naming_of(metrics: Iterable[str]) -> Callable[[str], str]:
     """How more metrics of a run are named: one that older versions began keeps its names."""
     is_older = any(stored_key(key) != key and documented_key(key) == key for key in metrics)
     return str if is_older else stored_key
+
+
+def recorded_metrics(store: Store, run_id: str) -> MetricHistory:
+    """A run's record: key of docs/metrics.md -> (optimizer step, value), in order of the steps."""
+    client = store.client()
+    return {
+        documented_key(stored): sorted(
+            (metric.step, metric.value) for metric in client.get_metric_history(run_id, stored)
+        )
+        for stored in sorted(client.get_run(run_id).data.metrics)
+    }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["metrics", "params", "tags", "note", "file", "inputs", "status"]
+TABLES_TAG = "mlflow.loggedArtifacts"
+"""The tag that lists the tables for MLflow's UI and `load_table`."""
+_MAX_TAG_CHARS = 7500
 NOTE_TAG = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
 SCORE_START = "held-out avg@"
@@ -43,6 +49,30 @@ def with_score(note: str, score_line: str) -> str:
     first, _, rest = note.partition("\n\n")
     text = rest if first.startswith(SCORE_START) else note
     return f"{score_line}\n\n{text}" if text else score_line
+
+
+def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The artifact of a table: all columns of all rows, in the order in which they come."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    data = [[_json_value(row.get(column)) for column in columns] for row in rows]
+    return json.dumps({"columns": columns, "data": data}, default=str)
+
+
+def with_table(listed: str, name: str) -> str:
+    """The value of `TABLES_TAG` with this table as the last one.
+
+    It is bounded: the oldest tables drop out of it, and stay readable as artifacts.
+    """
+    entry = {"path": name, "type": "table"}
+    tables = [*(table for table in json.loads(listed) if table != entry), entry]
+    while len(json.dumps(tables)) > _MAX_TAG_CHARS:
+        del tables[0]
+    return json.dumps(tables)
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no nan and no inf, and readers reject them: null, as pandas writes."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Clock:

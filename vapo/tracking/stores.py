@@ -12,12 +12,18 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.config.uris import SplitUri, split_uri
 from vapo.errors import UserError
 from vapo.system.writable import why_not_writable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from vapo.tracking.delivery import DeliveryReport
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -103,6 +109,13 @@ class Store:
                 _before[name] = os.environ.get(name)
                 os.environ[name] = value
 
+    def client(self) -> MlflowClient:
+        """A client that has the store's credentials; the store is not asked yet."""
+        self.hand_over_credentials()
+        from mlflow import MlflowClient
+
+        return MlflowClient(self.client_uri)
+
     def redact(self, text: str) -> str:
         """The text without the URI's credentials, which errors like to repeat."""
         parts = self.parts
@@ -170,3 +183,33 @@ def _check_server(uri: str) -> None:
         f"{TRACKING_PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI with "
         "credentials would need '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40)"
     )
+
+
+def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store) -> list[str]:
+    """Lines for the user at the end of a run; none if the store has everything.
+
+    The store's credentials come from the environment then, because nothing keeps them.
+    """
+    lines = []
+    if report.undelivered:
+        total = report.delivered + report.undelivered + report.refused
+        line = (
+            f"tracking: {report.undelivered} of {total} records were not delivered to "
+            f"{store.shown_uri} (last error: {report.last_error})"
+        )
+        if report.lost:
+            line += f"; {report.lost} are lost"
+            line += f": {folder} cannot be written, or was deleted or moved" if folder else ""
+        lines.append(line)
+    if report.undelivered > report.lost and folder is not None:
+        lines[0] += "; send what is kept with"
+        command = f"  vapo deliver {folder.parent}"
+        if store.parts.has_credentials:
+            names = f"{TRACKING_USER} and {TRACKING_PASSWORD}" if store.is_http else TRACKING_URI
+            command += f"  # with the store's credentials in {names}"
+        lines.append(command)
+    if report.refused:
+        kept = folder / "refused.jsonl" if folder is not None else None
+        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
+    return lines

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.sweep.folders import SWEEP_RECORD
 from vapo.tracking.journal import read_target
-
-RECORD = "sweep.json"
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "there is no such folder"
         raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
-    record = path / RECORD
+    record = path / SWEEP_RECORD
     if not record.is_file():
         raise UserError(
-            f"SWEEP_FOLDER {path}: there is no {RECORD} in it, so it is not the folder of a "
+            f"SWEEP_FOLDER {path}: there is no {SWEEP_RECORD} in it, so it is not the folder of a "
             f"sweep{_hint(path)}"
         )
     try:
@@ -60,11 +59,11 @@ def _recorded_uri(path: Path) -> str | None:
 
 def _hint(path: Path) -> str:
     """Sweeps near a path that is none: the one around it, those in it or beside it."""
-    around = next((one for one in path.parents if (one / RECORD).is_file()), None)
+    around = next((one for one in path.parents if (one / SWEEP_RECORD).is_file()), None)
     if around is not None:
         return f"; the sweep around it is {around}"
     folder = path if path.is_dir() else path.parent
-    names = sorted(record.parent.name for record in folder.glob(f"*/{RECORD}"))
+    names = sorted(record.parent.name for record in folder.glob(f"*/{SWEEP_RECORD}"))
     if folder != path:
         names = difflib.get_close_matches(path.name, names) or names
     if names:

@@ -8,17 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vapo.errors import UserError
-from vapo.sweep.folders import pretraining_of
+from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
 from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
 from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
 from vapo.tracking.metric_groups import documented, key_in
 from vapo.tracking.stores import Store
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
@@ -96,10 +93,7 @@ class Reader:
     """Reads runs from one store."""
 
     def __init__(self, store: Store) -> None:
-        from mlflow import MlflowClient
-
-        store.hand_over_credentials()
-        self.client: MlflowClient = MlflowClient(store.client_uri)
+        self.client = store.client()
         self.store = store
 
     def sweep(
@@ -111,7 +105,7 @@ class Reader:
         """
         parent = self._run(parent_run_id, named)
         try:
-            record = json.loads(self._artifact(parent_run_id, "sweep.json"))
+            record = json.loads(self._artifact(parent_run_id, SWEEP_RECORD))
         except (LookupError, ValueError):
             raise UserError(
                 f"{named} {parent_run_id}: this run in {self.store.shown_uri} has no sweep.json, "
@@ -200,9 +194,9 @@ class Reader:
         return Collection(
             title,
             [_row_info(row) for row in rows],
-            [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs],
+            self._records(rows, by_id),
             full_system,
-            [self._record(by_id[r.run_id], row.name, r.seed) for row in first for r in row.runs],
+            self._records(first, by_id),
             notes=tuple(notes),
         )
 
@@ -228,6 +222,9 @@ class Reader:
             return None
         return run if run is not None and SCORE in documented(run.data.metrics) else None
 
+    def _records(self, rows: Sequence[RecordedRow], by_id: Mapping[str, Any]) -> list[RunRecord]:
+        return [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs]
+
     def _record(self, run: Any, row: str, seed: int) -> RunRecord:
         run_id = run.info.run_id
         history = {
@@ -246,7 +243,7 @@ class Reader:
             return self.client.get_run(run_id)
         except MlflowException:
             hint = "; another store is given with --tracking_uri"
-            if (Path(run_id) / "sweep.json").is_file():
+            if (Path(run_id) / SWEEP_RECORD).is_file():
                 hint = f"; for the folder of a sweep: vapo report {run_id}"
             raise UserError(
                 f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}"

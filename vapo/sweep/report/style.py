@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import matplotlib
+from matplotlib.rcsetup import cycler
 
 matplotlib.use("Agg")  # before pyplot: a report needs no display
 
 from matplotlib import pyplot
 
 FULL_SYSTEM = {"color": "#000000", "linestyle": "-", "marker": "", "linewidth": 1.9, "zorder": 5}
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D1F")
-_DASHES: tuple[Any, ...] = (
-    (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), "-",
-    (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 2)), (0, (2, 2)), "-",
+_STYLES = cycler(
+    color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D1F"],
+    linestyle=[(0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), "-",
+               (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 2)), (0, (2, 2)), "-"],
+    marker=["o", "s", "^", "D", "v", "P", "X", "*"],
 )  # fmt: skip
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _RC = {
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -49,16 +51,6 @@ def house_style() -> Iterator[None]:
 
 def line_styles(rows: Sequence[str], full_system: str | None) -> dict[str, dict[str, Any]]:
     """Row -> keyword arguments of `plot`, the same wherever the same rows are drawn."""
-    styles: dict[str, dict[str, Any]] = {}
     others = [row for row in rows if row != full_system]
-    for index, row in enumerate(others):
-        turn = index % len(_COLOURS)
-        styles[row] = {
-            "color": _COLOURS[turn],
-            "linestyle": _DASHES[turn],
-            "marker": _MARKERS[turn],
-        }
-    if full_system in rows:
-        assert full_system is not None
-        styles[full_system] = dict(FULL_SYSTEM)
-    return styles
+    styles = {row: dict(style) for row, style in zip(others, cycle(_STYLES), strict=False)}
+    return styles | {row: dict(FULL_SYSTEM) for row in rows if row == full_system}

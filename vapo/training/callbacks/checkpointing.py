@@ -14,9 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.runs.background_saving import BackgroundSaves
-from vapo.runs.checkpoint_folders import FOLDERS, checkpoint_name, iteration_of
 from vapo.runs.checkpoint_saving import (
+    BackgroundSaves,
     check_space,
     expected_bytes,
     one_line,
@@ -25,7 +24,7 @@ from vapo.runs.checkpoint_saving import (
     write_checkpoint,
 )
 from vapo.runs.compatibility import adapter_options, parameters_of, value_head_options
-from vapo.runs.manifests import Manifest
+from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_of
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
 from vapo.system.atomic_files import point_link
 from vapo.system.distributed import rank
