@@ -29,9 +29,8 @@ from vapo.diagnostics.value_truth.measure import (
     with_values,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.environments.contract import Verdict
-from vapo.functional.columns import select_rows
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Place, by_state
 from vapo.rollouts.segments import begun_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
