@@ -80,19 +80,19 @@ def _of_most_truncated(
 ) -> str:
     """What cut the most, and the key that sets its limit."""
     (kind, count), *_ = kinds.most_common(1)
-    environment, budget = config.environment, config.rollouts.max_response_tokens
+    episodes, budget = config.environment.episode_options, config.rollouts.max_response_tokens
     ends = _listed(policy.end_tokens)
     if kind == "turns":
         return (
             f"{count} of {total} episodes had all their turns before the environment ended them: "
-            f"raise environment.max_turns, which is {environment.max_turns}"
+            f"raise environment.max_turns, which is {episodes.max_turns}"
         )
     if kind == "turn_length":
         return (
             f"{count} of {total} episodes ended in a turn that was cut without an end token "
-            f"({ends}): raise environment.max_turn_tokens, which is {environment.max_turn_tokens}"
+            f"({ends}): raise environment.max_turn_tokens, which is {episodes.max_turn_tokens}"
         )
-    if environment.is_used:
+    if config.environment.is_used:
         return (
             f"{count} of {total} episodes used up their budget, observations included: raise "
             f"rollouts.max_response_tokens, which is {budget}"
@@ -114,7 +114,7 @@ def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
         who, whose, limit = (
             "your environment",
             "an environment's",
-            f"environment.timeout_s, {config.environment.timeout_s:g} s",
+            f"environment.timeout_s, {config.environment.episode_options.timeout_s:g} s",
         )
     failures = Counter(failure.partition(":")[0] for failure in found)
     for kind, count in failures.most_common():
@@ -147,7 +147,7 @@ def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[s
         yield (
             f"no episode of {total} is correct: ended by environment "
             f"{environment_name(config.environment)} with rewards that sum to more than "
-            f"environment.correct_above, {config.environment.correct_above:g}"
+            f"environment.correct_above, {config.environment.episode_options.correct_above:g}"
         )
         return
     extracts = rewards.verifier in ("regex", "math", "math_verify", "reasoning_gym")
