@@ -11,8 +11,7 @@ from tests.config.test_validation import CRITIC_FREE, problem
 from vapo.commands.command_rules import check_gates
 from vapo.config import SftConfig
 from vapo.config.critic_rules import gives_configured_rewards
-from vapo.config.environment_rules import NEED_A_KIND
-from vapo.config.environments import EnvironmentConfig
+from vapo.config.environments import EnvironmentConfig, EpisodeOptions
 from vapo.config.kinds import option_names
 from vapo.config.loading import load_config
 from vapo.diagnostics.reward_weight import first_token_weight
@@ -32,23 +31,42 @@ OTHER = {
 }
 
 
-def test_every_key_of_the_block_is_listed() -> None:
-    assert {*NEED_A_KIND, "kind"} == set(option_names(EnvironmentConfig))
+def test_the_block_itself_has_no_key_but_its_kind() -> None:
+    assert option_names(EnvironmentConfig) == ["kind"]
+    assert set(OTHER) == set(option_names(EpisodeOptions))
 
 
-@pytest.mark.parametrize("name", NEED_A_KIND)
-def test_a_key_without_a_kind_has_no_effect(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", OTHER)
+def test_a_key_without_a_kind_cannot_be_written(tmp_path: Path, name: str) -> None:
     set_to = f"environment.{name}={OTHER[name]}"
-    message = problem(tmp_path, set_to)
-    assert message.startswith(f"environment.{name} ")
-    assert "set environment.kind, or environment." in message
+    with pytest.raises(UserError) as error:
+        fit_config(tmp_path, set_to)
+    assert str(error.value) == (
+        f"command line: unknown key 'environment.{name}' with environment.kind null: it is a key "
+        f"of function, verifiers; set environment.kind, or leave environment.{name} out"
+    )
     fit_config(tmp_path, set_to, *EPISODES)
+
+
+def test_a_kind_that_is_taken_back_takes_its_keys_along() -> None:
+    config = load_config(SftConfig, [ROOT / "conf/windy_walk/sft.yaml"], ["environment.kind=null"])
+    assert not config.environment.is_used
+    assert config.environment == EnvironmentConfig()
+
+
+def test_a_change_of_the_kind_keeps_what_both_have() -> None:
+    config = load_config(
+        SftConfig,
+        [ROOT / "conf/windy_walk/sft.yaml"],
+        ["environment.kind=verifiers", "environment.id=say-word"],
+    )
+    assert config.environment.episode_options.max_turn_tokens == 8
+    assert getattr(config.environment, "args") == {}  # noqa: B009
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("environment.kind=null", "environment.max_turn_tokens .* set environment.kind"),
         ("environment.observation_template=none", "must contain {observation}"),
         ("environment.max_turn_tokens=97", "97 is above rollouts.max_response_tokens 96"),
         ("environment.function=no_path", "environment.function 'no_path' is not of the form"),

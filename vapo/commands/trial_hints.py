@@ -86,19 +86,19 @@ def _of_most_truncated(
 ) -> str:
     """What cut the most, and the key that sets its limit."""
     (kind, count), *_ = kinds.most_common(1)
-    environment, budget = config.environment, config.rollouts.max_response_tokens
+    episodes, budget = config.environment.episode_options, config.rollouts.max_response_tokens
     ends = ", ".join(map(inline, policy.end_tokens))
     if kind == "turns":
         return (
             f"{count} of {total} episodes had all their turns before the environment ended them: "
-            f"raise environment.max_turns, which is {environment.max_turns}"
+            f"raise environment.max_turns, which is {episodes.max_turns}"
         )
     if kind == "turn_length":
         return (
             f"{count} of {total} episodes ended in a turn that was cut without an end token "
-            f"({ends}): raise environment.max_turn_tokens, which is {environment.max_turn_tokens}"
+            f"({ends}): raise environment.max_turn_tokens, which is {episodes.max_turn_tokens}"
         )
-    if environment.is_used:
+    if config.environment.is_used:
         return (
             f"{count} of {total} episodes used up their budget, observations included: raise "
             f"rollouts.max_response_tokens, which is {budget}"
@@ -111,9 +111,10 @@ def _of_most_truncated(
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
     who, whose, block = "your verifier", "the verifier's", "rewards"
+    timeout_s, total = config.rewards.timeout_s, len(trials)
     if config.environment.is_used:
         who, whose, block = "your environment", "an environment's", "environment"
-    timeout_s, total = getattr(config, block).timeout_s, len(trials)
+        timeout_s = config.environment.episode_options.timeout_s
     found = [t.failure for t in trials if t.failure is not None]
     failures = Counter(failure.partition(":")[0] for failure in found)
     for kind, count in failures.most_common():
@@ -142,7 +143,7 @@ def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[s
         yield (
             f"no episode of {total} is correct: ended by environment "
             f"{environment_name(config.environment)} with rewards that sum to more than "
-            f"environment.correct_above, {config.environment.correct_above:g}"
+            f"environment.correct_above, {config.environment.episode_options.correct_above:g}"
         )
         return
     extracts = rewards.verifier in ("regex", "math", "math_verify", "reasoning_gym")

@@ -11,7 +11,7 @@ from typing import Any
 from vapo.config.algorithm import Evpo, Tether
 from vapo.config.data import VerifiersSource
 from vapo.config.data_rules import sources_of
-from vapo.config.environments import EnvironmentConfig, VerifiersEnvironment
+from vapo.config.environments import VerifiersEnvironment
 from vapo.config.problem import Problem, Rule
 from vapo.config.schema import FitConfig, SftConfig
 
@@ -19,37 +19,8 @@ _KIND = "environment.kind"
 _OVER = "algorithm.gae_over"
 _ESTIMATOR = "algorithm.advantage_estimator"
 
-NEED_A_KIND = (
-    "max_turns",
-    "max_turn_tokens",
-    "max_observation_tokens",
-    "observation_template",
-    "correct_above",
-    "timeout_s",
-    "max_processes",
-    "variables",
-)
-"""The keys of `environment` that have no effect without a kind."""
-
-
-def environment_keys_need_a_kind(config: FitConfig | SftConfig) -> Problem | None:
-    environment, plain = config.environment, EnvironmentConfig()
-    if environment.is_used:
-        return None
-    for name in NEED_A_KIND:
-        value, default = getattr(environment, name), getattr(plain, name)
-        if value != default:
-            return Problem(
-                (f"environment.{name}", _KIND),
-                f"environment.{name} {value} has no effect: {_KIND} is null, so a response is one "
-                f"turn that a verifier judges; set {_KIND}, or environment.{name}="
-                f"{_written(default)}",
-            )
-    return None
-
-
 def observation_template_has_a_place(config: FitConfig | SftConfig) -> Problem | None:
-    template = config.environment.observation_template
+    template = config.environment.episode_options.observation_template
     if template is None or "{observation}" in template:
         return None
     return Problem(
@@ -60,7 +31,8 @@ def observation_template_has_a_place(config: FitConfig | SftConfig) -> Problem |
 
 
 def turn_fits_the_budget(config: FitConfig | SftConfig) -> Problem | None:
-    most, budget = config.environment.max_turn_tokens, config.rollouts.max_response_tokens
+    most = config.environment.episode_options.max_turn_tokens
+    budget = config.rollouts.max_response_tokens
     if most is None or most <= budget:
         return None
     return Problem(
@@ -176,12 +148,7 @@ def tasks_are_of_the_environment(config: FitConfig | SftConfig) -> Problem | Non
     return None
 
 
-def _written(default: Any) -> str:
-    return "null" if default is None else f"{default}"
-
-
 EPISODE_RULES: tuple[Rule, ...] = (
-    environment_keys_need_a_kind,
     observation_template_has_a_place,
     turn_fits_the_budget,
     tasks_are_of_the_environment,

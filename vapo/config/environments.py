@@ -12,31 +12,9 @@ from vapo.config.import_paths import FOLDER_DOC
 
 
 @dataclass
-class FunctionEnvironment:
-    function: str = option(
-        MISSING,
-        "`package.module:Class` or `folder/file.py:Class`; each episode has an object of its own, "
-        "with reset(row) and step(text): docs/environments.md",
-    )
-    function_folder: str | None = option(None, FOLDER_DOC)
-    args: dict[str, Any] = option({}, "keyword arguments with which the class is called")
+class EpisodeOptions:
+    """What every environment is held to, and what its episodes count as."""
 
-
-@dataclass
-class VerifiersEnvironment:
-    id: str = option(MISSING, "an installed environment of the package verifiers, by its id")
-    args: dict[str, Any] = option({}, "arguments with which it is loaded")
-
-
-@dataclass
-class EnvironmentConfig:
-    kind: Literal["function", "verifiers"] | None = choice(
-        None,
-        "what answers the policy's turns; null: nothing, a response is one turn and a verifier "
-        "judges it",
-        function=FunctionEnvironment,
-        verifiers=VerifiersEnvironment,
-    )
     variables: list[str] = option(
         [],
         "environment variables with credentials that its processes get, as SERPER_API_KEY; others "
@@ -65,10 +43,43 @@ class EnvironmentConfig:
         64, "environments that run at a time, each in a process of its own", ge=1
     )
 
+
+@dataclass
+class FunctionEnvironment(EpisodeOptions):
+    function: str = option(
+        MISSING,
+        "`package.module:Class` or `folder/file.py:Class`; each episode has an object of its own, "
+        "with reset(row) and step(text): docs/environments.md",
+    )
+    function_folder: str | None = option(None, FOLDER_DOC)
+    args: dict[str, Any] = option({}, "keyword arguments with which the class is called")
+
+
+@dataclass
+class VerifiersEnvironment(EpisodeOptions):
+    id: str = option(MISSING, "an installed environment of the package verifiers, by its id")
+    args: dict[str, Any] = option({}, "arguments with which it is loaded")
+
+
+@dataclass
+class EnvironmentConfig:
+    kind: Literal["function", "verifiers"] | None = choice(
+        None,
+        "what answers the policy's turns; null: nothing, a response is one turn and a verifier "
+        "judges it",
+        function=FunctionEnvironment,
+        verifiers=VerifiersEnvironment,
+    )
+
     @property
     def is_used(self) -> bool:
         """Whether rollouts are episodes."""
         return self.kind is not None
+
+    @property
+    def episode_options(self) -> EpisodeOptions:
+        """What episodes are held to; a response, which is one of one turn, meets the defaults."""
+        return self if isinstance(self, EpisodeOptions) else EpisodeOptions()
 
 
 def environment_name(environment: EnvironmentConfig) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -167,9 +167,11 @@ def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
                 value = select(tree, own)
                 if value not in kinds:
                     place, hint = origins.place(written), _readable(key, own, value, entries)
+                    if value is None and not hint:
+                        hint = f"; set {own}, or leave {key} out"
                     raise UserError(
                         f"{place}: unknown key '{key}' with {own} {show(value)}: it is a key of "
-                        f"{_listed(kinds)}{hint}"
+                        f"{', '.join(kinds)}{hint}"
                     )
 
 
@@ -190,10 +192,6 @@ def _readable(key: str, kind_key: str, value: Any, entries: Entries) -> str:
     block, _, leaf = key.rpartition(".")
     close = difflib.get_close_matches(leaf, names, n=1)
     return f"; did you mean '{block}.{close[0]}'?" if close else ""
-
-
-def _listed(kinds: Iterable[str]) -> str:
-    return ", ".join(kinds)
 
 
 def _check_expansion(tree: DictConfig, origins: Origins) -> None:

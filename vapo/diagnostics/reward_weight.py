@@ -18,7 +18,7 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
     hp = resolve(config)
     length, unit = config.rollouts.max_response_tokens, "tokens"
     if hp.gae_over == "turns":
-        length, unit = config.environment.max_turns, "turns"
+        length, unit = config.environment.episode_options.max_turns, "turns"
     if hp.k is not None:
         return hp.k * hp.gamma ** (length - 1), "k"
     if hp.alpha is not None:

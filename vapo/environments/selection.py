@@ -23,7 +23,7 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
         UserError: the class cannot be imported, lacks a method, or cannot be called with
             `environment.args`; the environment of the package verifiers cannot be loaded.
     """
-    block = config.environment
+    block = config.environment.episode_options
     return ProcessEnvironments(
         _host_settings(config, shows_errors=output is not None),
         capacity=block.max_processes,
@@ -34,8 +34,8 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
 
 def _host_settings(config: FitConfig, *, shows_errors: bool) -> HostSettings:
     block = config.environment
-    check_passed(block.variables, key="environment.variables")
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
+    check_passed(block.variables, key="environment.variables")
     own = block if isinstance(block, FunctionEnvironment) else None
     return HostSettings(
         kind="verifiers" if own is None else "function",

@@ -84,7 +84,7 @@ def play_demonstrations(
     loop = EpisodeLoop(
         DemonstratedTurns(prompts, tokenizer),
         environments,
-        config=config.environment,
+        config=config.environment.episode_options,
         settings=settings,
         tokenizer=tokenizer,
         observation_tokens=ObservationTokens(tokenizer, config),

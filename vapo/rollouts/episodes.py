@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.environments import EnvironmentConfig
+from vapo.config.environments import EpisodeOptions
 from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
 from vapo.rollouts.environment_inputs import replay_of
@@ -52,7 +52,7 @@ class EpisodeLoop:
         stream: TurnStream,
         environments: Environments,
         *,
-        config: EnvironmentConfig,
+        config: EpisodeOptions,
         settings: SamplingSettings,
         tokenizer: PreTrainedTokenizerBase,
         observation_tokens: ObservationTokens | None,

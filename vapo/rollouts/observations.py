@@ -38,9 +38,10 @@ class ObservationTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: FitConfig) -> None:
         self._tokenizer = tokenizer
-        self._most = config.environment.max_observation_tokens
+        options = config.environment.episode_options
+        self._most = options.max_observation_tokens
         self._seen: set[str] = set()  # characters that were looked at
-        template = config.environment.observation_template
+        template = options.observation_template
         if template is not None and "{observation}" not in template:
             raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
         self._is_chat = template is None and config.data.chat_template

@@ -142,7 +142,7 @@ class Player:
             loop = EpisodeLoop(
                 stream,
                 answering,
-                config=self.config.environment,
+                config=self.config.environment.episode_options,
                 settings=settings,
                 tokenizer=self.tokenizer,
                 observation_tokens=self._observation_tokens,
