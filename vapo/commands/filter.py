@@ -12,8 +12,8 @@ from vapo.commands.command_rules import check_filter
 from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
+from vapo.config.written import to_yaml
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts

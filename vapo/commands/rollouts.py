@@ -25,8 +25,8 @@ from vapo.commands.measured_rollouts import (
 from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.validate import load_policy
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import config_hash, to_yaml
 from vapo.config.sources import default_name
+from vapo.config.written import config_hash, to_yaml
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.segments import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
+from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
 from vapo.types import Rollout
 
 _TIMEOUT_S = 1.0

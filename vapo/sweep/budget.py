@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vapo.config import FitConfig, resolve
-from vapo.config.data_rules import sources_of
-from vapo.config.most_continuations import most_continuations
+from vapo.config.continuation_rules import most_continuations
+from vapo.config.data import sources_of
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.plan import Plan, Task, num_rollouts
 from vapo.system.progress_display import format_seconds

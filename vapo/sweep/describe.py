@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vapo.config import FitConfig
-from vapo.config.flattening import Scalar
+from vapo.config.written import Scalar
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, budget_differences, differences, num_rollouts
 

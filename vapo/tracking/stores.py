@@ -14,8 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
-from vapo.config.uris import SplitUri, split_uri
+from vapo.config.credentials import (
+    TRACKING_PASSWORD,
+    TRACKING_URI,
+    TRACKING_USER,
+    SplitUri,
+    split_uri,
+)
 from vapo.errors import UserError
 from vapo.system.writable import why_not_writable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.tracking.delivery import DeliveryReport
 from vapo.tracking.stores import Store
 
