@@ -97,8 +97,8 @@ def _run_configured(name: str, command: Command, argv: list[str]) -> None:
         return
     from vapo.commands.checked import checked
     from vapo.commands.early_checks import check_early
-    from vapo.config.flattening import to_yaml
     from vapo.config.loading import compose
+    from vapo.config.written import to_yaml
 
     arguments, overrides = split_overrides(argv, parser, entries)
     options = parser.read(arguments)

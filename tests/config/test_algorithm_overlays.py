@@ -16,10 +16,10 @@ from tests.systems import CONF, CRITIC_FREE, PRESETS, SYSTEMS, WITH_CRITIC, syst
 from vapo.advantages.estimators import ESTIMATORS
 from vapo.config import Components, FitConfig, resolve
 from vapo.config.algorithm import COMPARES_GROUPS, AlgorithmConfig
-from vapo.config.flattening import flatten
 from vapo.config.hyperparameters import Hyperparameters
 from vapo.config.loading import load_config
 from vapo.config.sources import default_name
+from vapo.config.written import flatten
 
 SWITCHES = [f"components.{name}.enabled" for name in get_type_hints(Components)]
 SIZES = ("training.", "components.group_sampling.num_prompts", "components.group_sampling.group")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.config.fits import MINIMAL, write
 from vapo.config import FitConfig
-from vapo.config.flattening import config_hash, to_yaml
 from vapo.config.loading import load_config
 from vapo.config.options import Option, describe
+from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 
 ENTRIES = describe(FitConfig)

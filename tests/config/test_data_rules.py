@@ -8,10 +8,10 @@ import pytest
 
 from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.flattening import flatten, to_yaml
 from vapo.config.kinds import make
 from vapo.config.loading import from_yaml, load_config
 from vapo.config.schema import MixtureSource, RewardConfig, SourceConfig
+from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError
 
 MIXTURE = """\

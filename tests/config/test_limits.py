@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import fit_config
-from vapo.config.limits import MAX_BYTES, MAX_DEPTH, MAX_INTEGER
+from vapo.config.limits import MAX_CONFIG_DEPTH, MAX_FILE_BYTES, MAX_INTEGER
 from vapo.errors import UserError
 
 ALPHA = "components: {length_adaptive_gae: {alpha: %s}}"
@@ -97,8 +97,8 @@ def test_as_an_override(override: str, expected: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_or_has_no_end(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"overlay.yaml: larger than {MAX_BYTES} bytes"):
-        fit_config(tmp_path, overlay="# " + "x" * MAX_BYTES)
+    with pytest.raises(UserError, match=f"overlay.yaml: larger than {MAX_FILE_BYTES} bytes"):
+        fit_config(tmp_path, overlay="# " + "x" * MAX_FILE_BYTES)
 
 
 def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
     config = fit_config(tmp_path, f"seed={MAX_INTEGER}", overlay=overlay)
     assert config.seed == MAX_INTEGER
     assert config.tracking.tags["b7"] == str(MAX_INTEGER) * 100
-    depth = MAX_DEPTH - 4
+    depth = MAX_CONFIG_DEPTH - 4
     data = "data: {train: {options: {x: %s}}}" % ("[" * depth + "]" * depth)
     with pytest.raises(UserError, match=r"data\.train\.options"):  # read, and not of the right type
         fit_config(tmp_path, overlay=data)

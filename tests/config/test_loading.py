@@ -11,9 +11,9 @@ from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.components import ClipHigher
 from vapo.config.data import JsonlSource
-from vapo.config.flattening import config_hash, flatten, to_yaml
 from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.schema import OptimizerConfig, SourceConfig
+from vapo.config.written import config_hash, flatten, to_yaml
 
 
 def test_last_layer_wins_and_the_rest_stays(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.flattening import flatten
 from vapo.config.options import Option, Section, describe, is_key, nearest_key
+from vapo.config.written import flatten
 
 SCHEMAS = [FitConfig, SftConfig, RewardModelConfig]
 # Numbers that may be anything finite.

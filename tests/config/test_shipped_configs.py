@@ -9,8 +9,8 @@ import pytest
 
 from tests.config.fits import ROOT
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.flattening import flatten, to_yaml
 from vapo.config.loading import Composed, compose, from_yaml, load_config
+from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError
 
 CONF = ROOT / "conf"

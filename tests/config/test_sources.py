@@ -9,7 +9,7 @@ import pytest
 from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.config.sources import NAME_CHARS, default_name, file_names
+from vapo.config.sources import NAME_CHARS, default_name, short_names
 from vapo.tracking.inputs import params
 
 
@@ -69,14 +69,14 @@ def test_a_long_name_is_cut_and_still_its_own(files: list[Path]) -> None:
 
 
 def test_names_of_files() -> None:
-    assert file_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "conf/data/gsm8k.yaml"]) == [
+    assert short_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "conf/data/gsm8k.yaml"]) == [
         "vapo",
         "+tasks/vapo",
         "+gsm8k",
     ]
-    assert file_names(["/home/me/mine.yaml"]) == ["mine"]
-    assert file_names(["runs/vapo/20261122-190000_mine-seed0/config.yaml"]) == ["mine-seed0"]
-    assert file_names([]) == []
+    assert short_names(["/home/me/mine.yaml"]) == ["mine"]
+    assert short_names(["runs/vapo/20261122-190000_mine-seed0/config.yaml"]) == ["mine-seed0"]
+    assert short_names([]) == []
 
 
 def test_every_run_records_what_differs_from_its_files(

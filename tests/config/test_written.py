@@ -11,9 +11,9 @@ from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.cli import main
 from vapo.commands.pass_rate_file import settings_of
 from vapo.config import FitConfig, SftConfig
-from vapo.config.flattening import config_hash, to_yaml
 from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.schema import TrackingConfig
+from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet

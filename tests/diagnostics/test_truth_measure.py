@@ -14,8 +14,7 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
-from vapo.config.segments import SegmentsConfig
-from vapo.config.value_truth import ValueTruthConfig
+from vapo.config.values import SegmentsConfig, ValueTruthConfig
 from vapo.diagnostics.value_truth.choice import choose_places, expected_tokens
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (

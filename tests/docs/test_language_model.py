@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
 from vapo.config.loading import load_config
+from vapo.config.written import to_yaml
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = ROOT / "experiments/smollm2"

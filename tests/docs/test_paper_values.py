@@ -7,8 +7,8 @@ import re
 from tests.config.fits import ROOT
 from tests.systems import system_config
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import flatten
 from vapo.config.loading import load_config
+from vapo.config.written import flatten
 
 CONF = ROOT / "conf"
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 import vapo
 from tests.config.fits import ROOT
 from tests.integration.commands import SMALL, store
-from vapo.config.flattening import flatten
+from vapo.config.written import flatten
 from vapo.runs.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.slow  # two trainings, and processes of their own

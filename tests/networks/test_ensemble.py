@@ -15,7 +15,7 @@ from tests.config.fits import fit_config
 from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread

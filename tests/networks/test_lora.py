@@ -18,7 +18,7 @@ from tests.tiny_model import (
 )
 from vapo.commands.estimate import run as estimate
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
 from vapo.networks.build import make_actor, make_reference

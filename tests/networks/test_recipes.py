@@ -13,9 +13,9 @@ from tests.docs.pages import commands
 from vapo import cli
 from vapo.config import FitConfig, resolve
 from vapo.config.extends import read_files
-from vapo.config.flattening import flatten
 from vapo.config.loading import compose
 from vapo.config.other_models import check_learning_rates
+from vapo.config.written import flatten
 
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.networks.build import check_frozen, check_tokenizers, make_critic
 from vapo.networks.critic import Critic

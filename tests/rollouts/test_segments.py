@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
-from vapo.config.segments import SegmentsConfig
+from vapo.config.values import SegmentsConfig
 from vapo.rollouts.segments import begun_turns, places_of, step_starts, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 

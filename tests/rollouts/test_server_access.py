@@ -26,7 +26,7 @@ from tests.rollouts.serving import (
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.cli import main
 from vapo.commands import rollout_server
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.config.credentials import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 from vapo.rollouts.engines.access_token import is_loopback
 from vapo.rollouts.engines.contract import SamplingSettings

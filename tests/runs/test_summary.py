@@ -7,7 +7,7 @@ import pytest
 
 from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
-from vapo.config.function_rules import names_a_notebooks_function
+from vapo.config.functions import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import (
     FAILED_EPISODES,

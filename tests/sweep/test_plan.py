@@ -11,8 +11,8 @@ import pytest
 from tests.config.fits import ROOT
 from tests.sweep.conftest import ablation, grid, plan
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import to_yaml
 from vapo.config.loading import from_yaml
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.sweep import identity
 from vapo.sweep.describe import describe_size

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vapo.config.secret_variables import is_credential
+from vapo.config.credentials import is_credential
 from vapo.system.credentials import hidden_texts
 from vapo.system.shown_text import beginning, hide, redacted, say, visible
 

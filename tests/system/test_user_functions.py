@@ -15,9 +15,9 @@ import pytest
 from tests.config.fits import MINIMAL, ROOT, write
 from vapo.config import FitConfig
 from vapo.config.data import Mixture
-from vapo.config.flattening import config_hash, to_yaml
 from vapo.config.loading import compose, from_yaml
 from vapo.config.rewards import PythonVerifier
+from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings
 from vapo.rewards.worker_pool import WorkerPool

@@ -16,8 +16,8 @@ from tests.config.fits import MINIMAL, write
 from vapo.commands import ui
 from vapo.commands.sweep import command_line
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
 from vapo.config.loading import from_yaml
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.rewards.worker import Settings
 from vapo.rewards.worker_process import Worker

@@ -14,8 +14,8 @@ from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.integration.commands import SMALL, vapo_forked
 from tests.tracking.mlflow_server import Server
 from vapo.config import FitConfig
-from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.loading import load_config
+from vapo.config.written import flatten_written, to_yaml
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store

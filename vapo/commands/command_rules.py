@@ -92,7 +92,7 @@ def check_value_truth(config: FitConfig, value_truth: int | None) -> None:
         return
     if value_truth < 2:
         raise UserError("--value_truth: one continuation says nothing of its noise; give 2 or more")
-    if (problem := unlike_the_rollouts(config, "--value_truth", in_training=False)) is not None:
+    for problem in unlike_the_rollouts(config, "--value_truth", in_training=False):
         raise UserError(problem.message)
 
 

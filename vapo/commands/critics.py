@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.command_rules import DATA_KEY, check_critic_row
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from vapo.config.uris import without_credentials
+from vapo.config.credentials import without_credentials
 from vapo.errors import UserError
 from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery

@@ -26,10 +26,9 @@ from vapo.commands.command_rules import (
     only_config_needed,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.data_rules import sources_of
+from vapo.config.data import sources_of, verifier_blocks
 from vapo.config.engines import VllmEngine
 from vapo.config.environments import VerifiersEnvironment
-from vapo.config.reward_rules import verifier_blocks
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.config.schema import DataConfig
 from vapo.environments.verifiers_package import check_installed as check_verifiers_installed

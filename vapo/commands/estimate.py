@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig
 
 from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
+from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import ServersEngine, VllmEngine
-from vapo.config.most_continuations import MostContinuations, most_continuations
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import check_supported, keep_first_layers, read_model_config

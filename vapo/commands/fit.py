@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import Logger
 
 from vapo.commands.training_checks import checked_inputs
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import config_hash, flatten, to_yaml
-from vapo.config.function_rules import names_a_notebooks_function
+from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
+from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept

@@ -18,8 +18,8 @@ from vapo.commands.command_rules import check_gates
 from vapo.commands.sampling import load_policy
 from vapo.commands.training_checks import checked_tokenizer, read_inputs
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import to_yaml
 from vapo.config.sources import default_name
+from vapo.config.written import to_yaml
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept

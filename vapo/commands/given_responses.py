@@ -11,8 +11,7 @@ from typing import Any
 
 from vapo.commands.trials import Trial
 from vapo.config import FitConfig
-from vapo.config.data import GeneratedSource
-from vapo.config.data_rules import source_name, sources_of
+from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.nearest_path import nearest_path
 from vapo.config.rewards import RewardModelVerifier
 from vapo.errors import UserError

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vapo.config import FitConfig
+from vapo.config.credentials import ROLLOUT_SERVER_TOKEN
 from vapo.config.engines import ServersEngine
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 from vapo.networks.meta_device import empty_model
 from vapo.networks.precision import settle_precision

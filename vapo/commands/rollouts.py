@@ -24,7 +24,7 @@ from vapo.commands.measured_rollouts import (
 from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import config_hash
+from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint

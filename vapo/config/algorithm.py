@@ -11,10 +11,9 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.import_paths import FOLDER_DOC
+from vapo.config.fields import FOLDER_DOC, choice, option, section
 from vapo.config.kinds import make
-from vapo.config.segments import SegmentsConfig
+from vapo.config.values import SegmentsConfig
 
 AdvantageEstimator = Literal[
     "gae",
@@ -157,6 +156,13 @@ class BaselineConfig:
         tether=Tether,
         evpo=Evpo,
     )
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether the mean reward of a prompt's responses is in it."""
+        if isinstance(self, Evpo):
+            return self.fallback == "group_mean"
+        return isinstance(self, LinearMix | Tether)
 
 
 @dataclass

@@ -1,223 +1,260 @@
-"""Rules between the keys of the algorithm, its critic, and the components."""
+"""Rules between the keys of the algorithm and what it works on: estimator, surrogate, baseline."""
 
 from __future__ import annotations
 
+from vapo.config.algorithm import OwnEstimatorOptions, VineOptions
+from vapo.config.continuation_rules import bad_pattern, unlike_the_rollouts
+from vapo.config.functions import import_path_problem
 from vapo.config.hyperparameters import mismatch_of, resolve
-from vapo.config.problem import Problem, Rule
+from vapo.config.rules import Problem, Problems, Rule
 from vapo.config.schema import FitConfig
 
+_ESTIMATOR = "algorithm.advantage_estimator"
+_BASELINE = "algorithm.baseline.kind"
+_TOKEN_LEVEL = "components.token_level_loss.enabled"
 
-def group_estimator_has_groups(config: FitConfig) -> Problem | None:
-    estimator, group_size = config.algorithm.advantage_estimator, resolve(config).group_size
-    if not config.algorithm.compares_groups or group_size > 1:
-        return None
-    is_own = estimator == "function"
-    also = ", or algorithm.estimator_compares_groups to false" if is_own else ""
+
+def own_estimator_is_an_import_path(config: FitConfig) -> Problems:
+    if isinstance(config.algorithm, OwnEstimatorOptions):
+        path = config.algorithm.estimator_function
+        yield from import_path_problem("algorithm.estimator_function", path)
+
+
+def groups_have_two_responses(config: FitConfig) -> Problems:
+    """What compares the responses to one prompt, each with what else would mend it."""
+    algorithm, baseline = config.algorithm, config.algorithm.baseline
+    if resolve(config).group_size > 1:
+        return
+    one = "and there is one response per prompt"
+    if algorithm.compares_groups:
+        estimator = algorithm.advantage_estimator
+        also = "algorithm.estimator_compares_groups to false" if estimator == "function" else ""
+        yield _too_few(f"{_ESTIMATOR} {estimator} compares the responses of a group, {one}", also)
+    if (attempts := algorithm.dynamic_sampling_attempts) > 0:
+        yield _too_few(
+            f"algorithm.dynamic_sampling_attempts {attempts} drops prompts whose responses are "
+            "all right or all wrong, and a single response always is"
+        )
+    if config.critic.weights == "prompt_noise":
+        yield _too_few(
+            "critic.weights prompt_noise measures how the rewards of a prompt's responses "
+            f"scatter, {one}",
+            "critic.weights=none",
+        )
+    if baseline.is_of_group:
+        also = "algorithm.baseline.fallback=batch_mean" if baseline.kind == "evpo" else ""
+        yield _too_few(
+            f"{_BASELINE} {baseline.kind} has the mean reward of a prompt's responses as a "
+            f"baseline, {one}",
+            also,
+        )
+
+
+def _too_few(what: str, also: str = "") -> Problem:
     return Problem(
-        (
-            "algorithm.advantage_estimator",
-            "components.group_sampling.group_size",
-            "components.group_sampling.enabled",
-        ),
-        f"algorithm.advantage_estimator {estimator} compares the responses of a group, and "
-        "there is one response per prompt: set components.group_sampling.group_size to 2 or "
-        f"more and components.group_sampling.enabled to true{also}",
+        f"{what}: set components.group_sampling.group_size to 2 or more and "
+        f"components.group_sampling.enabled to true{', or ' if also else ''}{also}"
     )
 
 
-def critic_free_has_no_critic_parts(config: FitConfig) -> Problem | None:
-    estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
-    if config.algorithm.has_critic:
-        return None
-    on = {
-        "components.value_pretraining.enabled": numbers.value_pretraining_iterations > 0,
-        "components.decoupled_gae.enabled": numbers.lambda_critic is not None,
-        "components.length_adaptive_gae.enabled": (numbers.alpha, numbers.k) != (None, None),
-    }
-    keys = [key for key, is_on in on.items() if is_on]
-    if keys:
-        switches = ", ".join(f"{key}=false" for key in keys)
-        also = ", or algorithm.estimator_uses_critic=true" if estimator == "function" else ""
-        return Problem(
-            ("algorithm.advantage_estimator", *keys),
-            f"algorithm.advantage_estimator {estimator} has no critic, which these components "
-            f"work on: set {switches}{also}",
-        )
-    if config.algorithm.value_clip is not None:
-        return Problem(
-            ("algorithm.advantage_estimator", "algorithm.value_clip"),
-            f"algorithm.value_clip has no effect: algorithm.advantage_estimator {estimator} has "
-            "no critic; set algorithm.value_clip=null",
-        )
-    return None
-
-
-def dynamic_sampling_has_groups(config: FitConfig) -> Problem | None:
-    attempts = config.algorithm.dynamic_sampling_attempts
-    if attempts == 0 or resolve(config).group_size > 1:
-        return None
-    return Problem(
-        (
-            "algorithm.dynamic_sampling_attempts",
-            "components.group_sampling.group_size",
-            "components.group_sampling.enabled",
-        ),
-        f"algorithm.dynamic_sampling_attempts {attempts} drops prompts whose responses are all "
-        "right or all wrong, and a single response always is: set "
-        "components.group_sampling.group_size to 2 or more and "
-        "components.group_sampling.enabled to true",
-    )
-
-
-def on_policy_surrogate_is_on_policy(config: FitConfig) -> Problem | None:
-    algorithm, numbers = config.algorithm, resolve(config)
-    size = config.training.minibatch_size
-    is_whole = size is None or size == numbers.num_prompts * numbers.group_size
-    # Fine-tuning on correct responses needs no policy that they were sampled from.
+def surrogate_is_on_policy(config: FitConfig) -> Problems:
+    """Fine-tuning on correct responses needs no policy that they were sampled from."""
+    algorithm, size = config.algorithm, config.training.minibatch_size
     if algorithm.surrogate != "logprob" or algorithm.advantage_estimator == "correct_only":
-        return None
-    if is_whole:
-        return None
-    return Problem(
-        ("algorithm.surrogate", "training.minibatch_size"),
-        "algorithm.surrogate logprob is the policy gradient in the first optimizer step after "
-        "the rollouts only: set training.minibatch_size=null (one step an iteration), or "
-        "algorithm.surrogate=clipped_ratio",
-    )
+        return
+    if size not in (None, resolve(config).num_responses):
+        yield Problem(
+            "algorithm.surrogate logprob is the policy gradient in the first optimizer step after "
+            "the rollouts only: set training.minibatch_size=null (one step an iteration), or "
+            "algorithm.surrogate=clipped_ratio"
+        )
+    if config.training.max_staleness > 0 and mismatch_of(config).tis_cap is None:
+        yield Problem(
+            "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
+            "training.max_staleness above 0 they are of older ones: set "
+            "algorithm.mismatch.correct_stale=true, algorithm.mismatch.tis_cap, or "
+            "training.max_staleness=0"
+        )
 
 
-def kl_loss_has_a_gradient(config: FitConfig) -> Problem | None:
+def kl_loss_has_a_gradient(config: FitConfig) -> Problems:
     """Whatever the coefficient: a run that sets it later must not find out by training."""
-    kl = config.algorithm.kl
-    if kl.estimator != "k1" or kl.placement != "loss":
-        return None
-    return Problem(
-        ("algorithm.kl.estimator", "algorithm.kl.placement"),
-        "algorithm.kl.estimator k1 cannot be a loss term: its gradient is that of log pi alone, "
-        "the reference drops out, and its expected gradient is zero, so it would add noise and "
-        "hold the policy to nothing: set algorithm.kl.estimator=k2 or k3, or "
-        "algorithm.kl.placement=reward",
-    )
+    if config.algorithm.kl.estimator == "k1" and config.algorithm.kl.placement == "loss":
+        yield Problem(
+            "algorithm.kl.estimator k1 cannot be a loss term: its gradient is that of log pi "
+            "alone, the reference drops out, and its expected gradient is zero, so it would add "
+            "noise and hold the policy to nothing: set algorithm.kl.estimator=k2 or k3, or "
+            "algorithm.kl.placement=reward"
+        )
 
 
-def stale_rollouts_have_a_ratio(config: FitConfig) -> Problem | None:
-    algorithm = config.algorithm
-    is_policy_gradient = (
-        algorithm.surrogate == "logprob" and algorithm.advantage_estimator != "correct_only"
-    )
-    if config.training.max_staleness == 0 or not is_policy_gradient:
-        return None
-    if mismatch_of(config).tis_cap is not None:
-        return None
-    return Problem(
-        ("training.max_staleness", "algorithm.surrogate", "algorithm.mismatch.correct_stale"),
-        "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
-        "training.max_staleness above 0 they are of older ones: set "
-        "algorithm.mismatch.correct_stale=true, algorithm.mismatch.tis_cap, or "
-        "training.max_staleness=0",
-    )
-
-
-def staleness_keys_need_stale_rollouts(config: FitConfig) -> Problem | None:
+def staleness_keys_need_stale_rollouts(config: FitConfig) -> Problems:
     if config.training.max_staleness > 0:
-        return None
+        return
     switches = {
         "training.update_open_rollouts": config.training.update_open_rollouts,
         "algorithm.mismatch.correct_stale": config.algorithm.mismatch.correct_stale,
     }
     for key, is_default in switches.items():
         if not is_default:
-            return Problem(
-                (key, "training.max_staleness"),
+            yield Problem(
                 f"{key} false has no effect: training.max_staleness is 0, so every rollout is "
-                f"sampled with the actor's own weights; set training.max_staleness=1 or more, or "
-                f"{key}=true",
+                "sampled with the actor's own weights; set training.max_staleness=1 or more, or "
+                f"{key}=true"
             )
-    return None
 
 
-def clip_options_have_a_ratio(config: FitConfig) -> Problem | None:
-    algorithm = config.algorithm
-    if algorithm.surrogate != "logprob":
-        return None
-    options = {
-        "components.clip_higher.enabled": (resolve(config).eps_high != algorithm.eps_low, "false"),
-        "algorithm.dual_clip": (algorithm.dual_clip is not None, "null"),
-    }
-    for key, (is_set, off) in options.items():
-        if is_set:
-            return Problem(
-                ("algorithm.surrogate", key),
+def surrogate_reads_its_options(config: FitConfig) -> Problems:
+    """What clips a ratio or reduces a sequence's loss, where there is none to clip or reduce."""
+    algorithm, numbers = config.algorithm, resolve(config)
+    if algorithm.surrogate == "logprob":
+        for key, off in _clip_options(config).items():
+            yield Problem(
                 f"{key} has no effect: algorithm.surrogate logprob has no ratio to clip; "
-                f"set {key}={off}",
+                f"set {key}={off}"
             )
-    return None
+    if algorithm.sequence_reduction != "mean" and numbers.loss_reduction == "token_mean":
+        yield Problem(
+            f"algorithm.sequence_reduction {algorithm.sequence_reduction} has no effect with the "
+            f"token-level loss: set {_TOKEN_LEVEL}=false"
+        )
 
 
-def sequence_reduction_is_used(config: FitConfig) -> Problem | None:
-    reduction = config.algorithm.sequence_reduction
-    if reduction == "mean" or resolve(config).loss_reduction != "token_mean":
-        return None
-    key = "components.token_level_loss.enabled"
-    return Problem(
-        ("algorithm.sequence_reduction", key),
-        f"algorithm.sequence_reduction {reduction} has no effect with the token-level loss: "
-        f"set {key}=false",
-    )
+def _clip_options(config: FitConfig) -> dict[str, str]:
+    """The keys of PPO's clip that are on, beside `eps_low`, with the values that turn them off."""
+    found = {}
+    if resolve(config).eps_high != config.algorithm.eps_low:
+        found["components.clip_higher.enabled"] = "false"
+    if config.algorithm.dual_clip is not None:
+        found["algorithm.dual_clip"] = "null"
+    return found
 
 
-def mismatch_limits_are_used(config: FitConfig) -> Problem | None:
-    correction = mismatch_of(config)
-    if correction.tis_level == "token" or correction.tis_cap is not None:
-        return None
-    return Problem(
-        ("algorithm.mismatch.tis_level", "algorithm.mismatch.tis_cap"),
-        f"algorithm.mismatch.tis_level {correction.tis_level} has no effect while truncated "
-        "importance sampling is off: set algorithm.mismatch.tis_cap, or "
-        "algorithm.mismatch.tis_level=token",
-    )
+def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
+    level, limits = config.algorithm.mismatch.tis_level, _mismatch_limits(config)
+    if level != "token" and mismatch_of(config).tis_cap is None:
+        yield Problem(
+            f"algorithm.mismatch.tis_level {level} has no effect while truncated importance "
+            "sampling is off: set algorithm.mismatch.tis_cap, or algorithm.mismatch.tis_level=token"
+        )
+    if config.algorithm.advantage_estimator == "correct_only":
+        for key in limits:
+            yield Problem(
+                f"{key} corrects a policy gradient, and {_ESTIMATOR} correct_only has none: it "
+                "fine-tunes on correct responses, whichever policy they are from; set "
+                f"{key}=null"
+            )
 
 
-def mismatch_correction_has_a_policy_gradient(config: FitConfig) -> Problem | None:
+def _mismatch_limits(config: FitConfig) -> list[str]:
+    names, mismatch = ("tis_cap", "mask_below", "mask_above"), config.algorithm.mismatch
+    return [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
+
+
+def surrogate_has_one_ratio(config: FitConfig) -> Problems:
+    """DIS and DPPO: conflicts with everything else that corrects or clips the ratio."""
     algorithm = config.algorithm
-    if algorithm.advantage_estimator != "correct_only":
-        return None
-    for name in ("tis_cap", "mask_below", "mask_above"):
-        if getattr(algorithm.mismatch, name) is not None:
-            key = f"algorithm.mismatch.{name}"
-            return Problem(
-                ("algorithm.advantage_estimator", key),
-                f"{key} corrects a policy gradient, and algorithm.advantage_estimator "
-                "correct_only has none: it fine-tunes on correct responses, whichever policy "
-                f"they are from; set {key}=null",
-            )
-    return None
-
-
-def critic_has_a_start(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if not config.algorithm.has_critic or critic.init != "reward_model":
-        return None
-    if critic.reward_model_path:
-        return None
-    return Problem(
-        ("critic.init", "critic.reward_model_path"),
-        "critic.init reward_model needs critic.reward_model_path, the reward model's folder; or "
-        "set critic.init=policy, or to the folder of a saved critic",
+    if algorithm.surrogate not in ("dis", "dppo_tv"):
+        return
+    why = (
+        f"algorithm.surrogate {algorithm.surrogate} divides by the rollout policy's own "
+        "probability and drops tokens outside a band of it"
     )
+    clips, again = _clip_options(config), dict.fromkeys(_mismatch_limits(config), "null")
+    found = clips | again
+    if found:
+        reason = (
+            "is of PPO's clip, which it takes the place of"
+            if clips
+            else "would correct for the engine a second time"
+        )
+        fix = ", ".join(f"{key}={off}" for key, off in found.items())
+        yield Problem(f"{why}; {next(iter(found))} {reason}: set {fix}")
+    if algorithm.advantage_estimator == "correct_only":
+        yield Problem(
+            f"{why}, and {_ESTIMATOR} correct_only has no policy gradient to correct: it "
+            "fine-tunes on correct responses; set algorithm.surrogate=logprob"
+        )
+
+
+def surrogate_samples_the_policy(config: FitConfig) -> Problems:
+    """A nucleus or top-k renormalises the sampled probabilities, and the actor's are not."""
+    rollouts = config.rollouts
+    if config.algorithm.surrogate not in ("dis", "dppo_tv"):
+        return
+    cuts = {"rollouts.top_p": (rollouts.top_p < 1, 1), "rollouts.top_k": (rollouts.top_k > 0, 0)}
+    for key, (cuts_off, whole) in cuts.items():
+        if cuts_off:
+            yield Problem(
+                f"algorithm.surrogate {config.algorithm.surrogate} compares the policy with the "
+                f"probabilities that were sampled from, and {key} renormalises these, so that "
+                f"tokens would be dropped before the policy has moved: set {key}={whole}"
+            )
+
+
+def baseline_weighs_values(config: FitConfig) -> Problems:
+    algorithm = config.algorithm
+    kind, estimator = algorithm.baseline.kind, algorithm.advantage_estimator
+    if kind == "critic":
+        return
+    if estimator != "gae":
+        yield Problem(
+            f"{_BASELINE} {kind} weighs the advantages of GAE, and {_ESTIMATOR} {estimator} makes "
+            f"its own: set {_ESTIMATOR}=gae, or {_BASELINE}=critic"
+        )
+    if algorithm.gamma != 1:
+        yield Problem(
+            f"{_BASELINE} {kind} compares values with mean rewards, which are not discounted: set "
+            f"algorithm.gamma=1, or {_BASELINE}=critic"
+        )
+
+
+def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
+    """A step's advantage is a difference of mean rewards, however many tokens it has."""
+    algorithm = config.algorithm
+    if not isinstance(algorithm, VineOptions):
+        return
+    yield from unlike_the_rollouts(config, _ESTIMATOR)
+    yield from bad_pattern("algorithm.vine_segments", algorithm.vine_segments)
+    if algorithm.gamma != 1:
+        yield Problem(
+            f"{_ESTIMATOR} vine compares the mean rewards of continuations, which are not "
+            f"discounted, and algorithm.gamma is {algorithm.gamma:g}: set algorithm.gamma=1"
+        )
+
+
+def stopping_watchers_see_something(config: FitConfig) -> Problems:
+    """A watcher that may stop the run must have something to see."""
+    algorithm, size = config.algorithm, config.training.minibatch_size
+    blind: list[tuple[str, str, str]] = []
+    if not algorithm.has_critic:
+        reason = f"{_ESTIMATOR} {algorithm.advantage_estimator} has no critic"
+        blind.append(("explained_variance", _ESTIMATOR, reason))
+    if algorithm.surrogate == "logprob":
+        reason = "algorithm.surrogate logprob has no ratio to clip"
+        blind.append(("clip_fraction", "algorithm.surrogate", reason))
+    if size in (None, resolve(config).num_responses):
+        reason = "with one optimizer step an iteration the policy is still the old one"
+        blind += [(n, "training.minibatch_size", reason) for n in ("clip_fraction", "approx_kl")]
+    for name, because_of, reason in blind:
+        key = f"watch.{name}.action"
+        if getattr(config.watch, name).action == "stop":
+            yield Problem(
+                f"{key} stop has no effect: {reason}; set {key}=ignore", (key, because_of)
+            )
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
-    group_estimator_has_groups,
-    dynamic_sampling_has_groups,
-    on_policy_surrogate_is_on_policy,
+    own_estimator_is_an_import_path,
+    groups_have_two_responses,
+    surrogate_is_on_policy,
     kl_loss_has_a_gradient,
-    stale_rollouts_have_a_ratio,
     staleness_keys_need_stale_rollouts,
-    clip_options_have_a_ratio,
-    sequence_reduction_is_used,
-    mismatch_limits_are_used,
-    mismatch_correction_has_a_policy_gradient,
-    critic_free_has_no_critic_parts,
-    critic_has_a_start,
+    surrogate_reads_its_options,
+    mismatch_corrects_a_policy_gradient,
+    surrogate_has_one_ratio,
+    surrogate_samples_the_policy,
+    baseline_weighs_values,
+    vine_continues_what_was_sampled,
+    stopping_watchers_see_something,
 )

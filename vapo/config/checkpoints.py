@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vapo.config.fields import option
-from vapo.config.import_paths import is_function_folder
+from vapo.config.fields import is_function_folder, option
 
 
 @dataclass

@@ -1,79 +1,92 @@
-"""Rules of what samples on from prefixes: the step boundaries, and whose continuations they are."""
+"""What samples on from prefixes: its rules, and how much that is at most."""
 
 from __future__ import annotations
 
-import regex
+from typing import NamedTuple
 
-from vapo.config.patterns import pattern_of, shown_pattern
-from vapo.config.problem import Problem, Rule
+from vapo.config.algorithm import VineOptions
+from vapo.config.hyperparameters import resolve
+from vapo.config.rules import Problem, Problems, Rule, pattern_of, shown_pattern
 from vapo.config.schema import FitConfig
-from vapo.config.segments import PatternSegments, SegmentsConfig
+from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments
 
 
-def truth_is_of_verdicts(config: FitConfig) -> Problem | None:
-    if config.value_truth.every_n_iterations is None:
-        return None
-    return unlike_the_rollouts(config, "value_truth.every_n_iterations")
+def truth_can_be_measured(config: FitConfig) -> Problems:
+    truth = config.value_truth
+    if truth.num_responses + truth.num_prefixes == 0:
+        yield Problem(
+            "value_truth.num_responses and value_truth.num_prefixes are both 0: there is nothing "
+            "to measure; set one of them above 0"
+        )
+    yield from bad_pattern("value_truth.segments", truth.segments)
+    if truth.every_n_iterations is not None:
+        yield from unlike_the_rollouts(config, "value_truth.every_n_iterations")
 
 
-def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True) -> Problem | None:
+def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True) -> Problems:
     """What makes a continuation's verdict another thing than the response's reward; `key` names
     what asks for continuations."""
     kl = config.algorithm.kl
     if kl.coef > 0 and kl.placement == "reward":
-        return Problem(
-            (key, "algorithm.kl.placement"),
+        yield Problem(
             f"{key}: a continuation is worth its verdict, and algorithm.kl.placement is reward: "
-            "set it to loss",
+            "set it to loss"
         )
     if config.rewards.shuffle:
-        return Problem(
-            (key, "rewards.shuffle"),
-            f"{key}: rewards.shuffle deals the rewards out anew; set it to false",
-        )
+        yield Problem(f"{key}: rewards.shuffle deals the rewards out anew; set it to false")
     if in_training and config.training.max_staleness > 0:
-        return Problem(
-            (key, "training.max_staleness"),
+        yield Problem(
             f"{key}: with training.max_staleness above 0 the engine's weights are newer than "
-            "those that sampled the responses; set it to 0",
+            "those that sampled the responses; set it to 0"
         )
-    return None
 
 
-def truth_has_prefixes(config: FitConfig) -> Problem | None:
-    truth = config.value_truth
-    if truth.num_responses + truth.num_prefixes > 0:
-        return None
-    return Problem(
-        ("value_truth.num_responses", "value_truth.num_prefixes"),
-        "value_truth.num_responses and value_truth.num_prefixes are both 0: there is nothing to "
-        "measure; set one of them above 0",
-    )
-
-
-def truth_pattern_is_one(config: FitConfig) -> Problem | None:
-    return bad_pattern("value_truth.segments", config.value_truth.segments)
-
-
-def bad_pattern(block: str, segments: SegmentsConfig) -> Problem | None:
+def bad_pattern(block: str, segments: SegmentsConfig) -> Problems:
     """What is wrong with the regular expression that ends a step, if one does.
 
     It cannot be compiled, or it matches an empty text. `block` is the dotted key of `segments`.
     """
     if not isinstance(segments, PatternSegments):
-        return None
+        return
+    import regex  # takes longer to load than the rest of the rules
+
     key, pattern = f"{block}.pattern", segments.pattern
-    found = pattern_of(key, pattern, regex.compile)
+    found = pattern_of(key, pattern, regex)
     if isinstance(found, str):
-        return Problem((key,), found)
-    if found.match("") is None:
+        yield Problem(found, (key,))
+    elif found.match("") is not None:
+        shown = shown_pattern(pattern)
+        why = "matches an empty text: every place would be one"
+        yield Problem(f"{key} {shown} {why}", (key,))
+
+
+TRUTH_RULES: tuple[Rule, ...] = (truth_can_be_measured,)
+
+
+class MostContinuations(NamedTuple):
+    """What estimator vine samples beside an iteration's responses, over all processes."""
+
+    num_steps: int
+    num_prefixes: int
+    num_responses: int
+    num_tokens: int
+
+
+def most_continuations(config: FitConfig) -> MostContinuations | None:
+    """Where responses and continuations are as long as they may be; None without vine.
+
+    Steps are as many as they may be, and evenly spread. Prompts are continued once for a group,
+    and no two responses begin alike.
+    """
+    options, numbers = config.algorithm, resolve(config)
+    if not isinstance(options, VineOptions):
         return None
-    shown = shown_pattern(pattern)
-    return Problem((key,), f"{key} {shown} matches an empty text: every place would be one")
-
-
-CONTINUATION_RULES: tuple[Rule, ...] = (
-    truth_has_prefixes,
-    truth_pattern_is_one,
-    truth_is_of_verdicts,
-)
+    segments, length = options.vine_segments, config.rollouts.max_response_tokens
+    starts = range(0, length, segments.num_tokens if isinstance(segments, TokenSegments) else 1)
+    num_steps = min(len(starts), segments.max_segments)
+    left = [length - starts[i * len(starts) // num_steps] for i in range(1, num_steps)]
+    groups, responses = numbers.num_prompts, numbers.num_prompts * numbers.group_size
+    prefixes = groups + responses * len(left)
+    tokens = groups * length + responses * sum(left)
+    times = options.vine_continuations
+    return MostContinuations(num_steps, prefixes, prefixes * times, tokens * times)

@@ -11,8 +11,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.import_paths import FOLDER_DOC
+from vapo.config.fields import FOLDER_DOC, choice, option, section
 from vapo.config.kinds import kinds_of, make, option_names
 from vapo.config.networks import LoraConfig, OptimizerConfig
 

@@ -1,17 +1,28 @@
-"""Rules on the block `critic`: what contradicts, or would have no effect."""
+"""Rules on the block `critic`: what it needs, its head, and what its value targets are."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
-from vapo.config.data_rules import sources_of
-from vapo.config.problem import Problem, Rule
+from vapo.config.data import sources_of
+from vapo.config.functions import import_path_problem
+from vapo.config.hyperparameters import resolve
+from vapo.config.rules import Problem, Problems, Rule, without_effect
 from vapo.config.schema import FitConfig
 
+_ESTIMATOR = "algorithm.advantage_estimator"
 _HEAD = "critic.head"
 _KIND = f"{_HEAD}.kind"
 _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
+
+# What a config of any system may say: where a critic starts, how large and fast it is, and whether
+# it reads log-probs.
+NOT_A_METHOD = {
+    "sampled_logprobs",
+    *("init", "layers", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
+    *("attn_implementation", "head_function_folder"),
+}
 
 
 class ValueRange(NamedTuple):
@@ -45,145 +56,135 @@ def _centers(head: CategoricalHead) -> ValueRange:
     return ValueRange(head.low + inset, head.high - inset)
 
 
-def own_head_is_plain(config: FitConfig) -> Problem | None:
+def critic_options_have_a_critic(config: FitConfig) -> Problems:
+    """What makes a method of the critic, or works on its values, would be ignored without one."""
+    estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
+    if config.algorithm.has_critic:
+        return
+    on = {
+        "value_pretraining": numbers.value_pretraining_iterations > 0,
+        "decoupled_gae": numbers.lambda_critic is not None,
+        "length_adaptive_gae": (numbers.alpha, numbers.k) != (None, None),
+    }
+    if any(on.values()):
+        off = ", ".join(f"components.{name}.enabled=false" for name, is_on in on.items() if is_on)
+        also = ", or algorithm.estimator_uses_critic=true" if estimator == "function" else ""
+        yield Problem(
+            f"{_ESTIMATOR} {estimator} has no critic, which these components work on: set "
+            f"{off}{also}"
+        )
+    names = [name for name in vars(config.critic) if name not in NOT_A_METHOD | {"head", "prompt"}]
+    keys = [f"critic.{name}" for name in (*names, "head.kind", "head.start", "prompt.kind")]
+    of_values = ("value_clip", "agreement_mask_share", "disagreement_mask_share")
+    keys += [f"algorithm.{name}" for name in of_values]
+    yield from without_effect(config, keys, f"{_ESTIMATOR} {estimator} has no critic")
+
+
+def critic_has_a_start(config: FitConfig) -> Problems:
+    critic = config.critic
+    is_missing = critic.init == "reward_model" and not critic.reward_model_path
+    if config.algorithm.has_critic and is_missing:
+        yield Problem(
+            "critic.init reward_model needs critic.reward_model_path, the reward model's folder; "
+            "or set critic.init=policy, or to the folder of a saved critic"
+        )
+
+
+def own_head_is_whole(config: FitConfig) -> Problems:
+    """It is made untrained, in one process, and takes the place of every other head."""
     critic = config.critic
     if critic.head_function is None:
-        return None
+        return
+    yield from import_path_problem("critic.head_function", critic.head_function)
+    if critic.init != "policy":
+        yield Problem(
+            f"critic.init {critic.init} brings a trained value head, which critic.head_function "
+            "would throw away: set critic.init=policy, or critic.head_function=null"
+        )
     for key, value, plain in (
         (_KIND, critic.head.kind, "scalar"),
         (f"{_HEAD}.start", critic.head.start, "as_loaded"),
         ("critic.sampled_logprobs", "null" if critic.sampled_logprobs is None else "on", "null"),
     ):
         if value != plain:
-            return Problem(
-                (key, "critic.head_function"),
-                f"critic.head_function makes the whole head, which outputs the value, and {key} "
-                f"{value} is of the linear one: set {key}={plain}, or critic.head_function=null",
+            yield Problem(
+                "critic.head_function makes the whole head, which outputs the value, and "
+                f"{key} {value} is of the linear one: set {key}={plain}, or "
+                "critic.head_function=null"
             )
-    return None
 
 
-def head_has_a_range(config: FitConfig) -> Problem | None:
-    head = config.critic.head
-    if not isinstance(head, (BoundedHead, CategoricalHead)):
-        return None
-    if head.low < head.high:
-        return None
-    return Problem(
-        (f"{_HEAD}.low", f"{_HEAD}.high"),
-        f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be ascending",
-    )
+def head_fits_its_loss(config: FitConfig) -> Problems:
+    critic, head, clip = config.critic, config.critic.head, config.algorithm.value_clip
+    if isinstance(head, BoundedHead | CategoricalHead) and head.low >= head.high:
+        yield Problem(f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be ascending")
+    if critic.loss == "cross_entropy" and head.kind != "categorical":
+        yield Problem(
+            f"critic.loss cross_entropy is between distributions over bins, and a {head.kind} "
+            f"head has none: set {_KIND}=categorical, or critic.loss=squared_error"
+        )
+    if clip is not None and head.kind == "categorical":
+        yield Problem(
+            f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
+            f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded"
+        )
 
 
-def cross_entropy_has_bins(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if critic.loss != "cross_entropy" or critic.head.kind == "categorical":
-        return None
-    return Problem(
-        ("critic.loss", _KIND),
-        f"critic.loss cross_entropy is between distributions over bins, and a {critic.head.kind} "
-        f"head has none: set {_KIND}=categorical, or critic.loss=squared_error",
-    )
-
-
-def target_options_are_used(config: FitConfig) -> Problem | None:
+def target_options_are_used(config: FitConfig) -> Problems:
     critic, head, plain = config.critic, config.critic.head, CategoricalHead()
     if not isinstance(head, CategoricalHead):
-        return None
+        return
     for name in ("targets", "sigma_ratio"):
         key, value = f"{_HEAD}.{name}", getattr(head, name)
         if value == getattr(plain, name):
             continue
         if critic.loss == "squared_error":
-            return Problem(
-                (key, "critic.loss"),
-                f"{key} {value} has no effect: critic.loss squared_error compares the "
-                "expectation with the value target itself; set critic.loss=cross_entropy",
+            yield Problem(
+                f"{key} {value} has no effect: critic.loss squared_error compares the expectation "
+                "with the value target itself; set critic.loss=cross_entropy"
             )
-        if name == "sigma_ratio" and head.targets == "two_hot":
-            return Problem(
-                (key, f"{_HEAD}.targets"),
+        elif name == "sigma_ratio" and head.targets == "two_hot":
+            yield Problem(
                 f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or set "
-                f"{_HEAD}.targets=hl_gauss",
+                f"{_HEAD}.targets=hl_gauss"
             )
-    return None
 
 
-def value_clip_has_one_output(config: FitConfig) -> Problem | None:
-    clip = config.algorithm.value_clip
-    if clip is None or config.critic.head.kind != "categorical":
-        return None
-    return Problem(
-        ("algorithm.value_clip", _KIND),
-        f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
-        f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded",
-    )
-
-
-def mean_reward_is_in_range(config: FitConfig) -> Problem | None:
-    head = config.critic.head
+def mean_reward_is_in_range(config: FitConfig) -> Problems:
+    critic, head = config.critic, config.critic.head
     if not isinstance(head, GivenMeanReward):
-        return None
-    mean, key = head.mean_reward, f"{_HEAD}.mean_reward"
-    whole = config.critic.head
-    ends = _centers(whole) if isinstance(whole, CategoricalHead) else value_range(config.critic)
-    if ends is None or ends.low < mean < ends.high:
-        return None
-    return Problem(
-        (key, f"{_HEAD}.low", f"{_HEAD}.high"),
-        f"{key} {mean:g} must be between {ends.low:g} and {ends.high:g}, where the values of a "
-        f"{head.kind} head are",
-    )
+        return
+    mean, key, whole = head.mean_reward, f"{_HEAD}.mean_reward", critic.head
+    ends = _centers(whole) if isinstance(whole, CategoricalHead) else value_range(critic)
+    if ends is not None and not ends.low < mean < ends.high:
+        yield Problem(
+            f"{key} {mean:g} must be between {ends.low:g} and {ends.high:g}, where the values of a "
+            f"{head.kind} head are",
+            (key, f"{_HEAD}.low", f"{_HEAD}.high"),
+        )
 
 
-def range_holds_the_targets(config: FitConfig) -> Problem | None:
+def range_holds_the_targets(config: FitConfig) -> Problems:
     """What is known before a run; the batches' own targets are checked before each update."""
     ends, kl, kind = value_range(config.critic), config.algorithm.kl, config.critic.head.kind
     if ends is None or not config.algorithm.has_critic:
-        return None
+        return
     if kl.coef > 0 and kl.placement == "reward":
-        return Problem(
-            ("algorithm.kl.placement", "algorithm.kl.coef", _KIND),
-            f"algorithm.kl.placement reward adds a penalty without a bound to the value targets, "
+        yield Problem(
+            "algorithm.kl.placement reward adds a penalty without a bound to the value targets, "
             f"and a {kind} head has a bounded range: set algorithm.kl.placement=loss, or "
             f"{_KIND}=scalar",
+            ("algorithm.kl.placement", "algorithm.kl.coef", _KIND),
         )
-    if not gives_configured_rewards(config):
-        return None
     low, high, parts = _target_range(config)
-    if ends.holds(low, high):
-        return None
-    low_key, high_key = f"{_HEAD}.low", f"{_HEAD}.high"
-    return Problem(
-        (low_key, high_key, *parts),
-        f"the value targets reach from {low:g} to {high:g} ({', '.join(parts)}), and the {kind} "
-        f"head learns values from {ends.low:g} to {ends.high:g}: lower {low_key} or raise "
-        f"{high_key}" + _without_punishment(config),
-    )
-
-
-def unshaped_reward_was_shaped(config: FitConfig) -> Problem | None:
-    """`own_estimator_makes_its_targets` speaks of the estimators without such targets."""
-    is_gae = config.algorithm.advantage_estimator == "gae"
-    if config.critic.reward != "unshaped" or config.rewards.overlong.soft_punishment or not is_gae:
-        return None
-    return Problem(
-        ("critic.reward", "rewards.overlong.soft_punishment"),
-        "critic.reward unshaped leaves the overlong punishment out of the value targets, and "
-        "there is none, so it has no effect: set rewards.overlong.soft_punishment=true, or "
-        "critic.reward=shaped",
-    )
-
-
-def critic_trains_on_what_was_filtered(config: FitConfig) -> Problem | None:
-    if config.critic.truncated != "train" or config.rewards.overlong.filter_truncated:
-        return None
-    return Problem(
-        ("critic.truncated", "rewards.overlong.filter_truncated"),
-        "critic.truncated train gives the critic the truncated responses that the policy does not "
-        "train on, and none is taken from the policy, so it has no effect: set "
-        "rewards.overlong.filter_truncated=true, or critic.truncated=as_policy",
-    )
+    if gives_configured_rewards(config) and not ends.holds(low, high):
+        also = ", or set critic.reward=unshaped" if critic_is_punished(config) else ""
+        yield Problem(
+            f"the value targets reach from {low:g} to {high:g} ({', '.join(parts)}), and the "
+            f"{kind} head learns values from {ends.low:g} to {ends.high:g}: lower {_HEAD}.low or "
+            f"raise {_HEAD}.high{also}",
+            (f"{_HEAD}.low", f"{_HEAD}.high", *parts),
+        )
 
 
 def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
@@ -218,18 +219,12 @@ def critic_is_punished(config: FitConfig) -> bool:
     return config.rewards.overlong.soft_punishment and config.critic.reward == "shaped"
 
 
-def _without_punishment(config: FitConfig) -> str:
-    return ", or set critic.reward=unshaped" if critic_is_punished(config) else ""
-
-
 CRITIC_RULES: tuple[Rule, ...] = (
-    own_head_is_plain,
-    head_has_a_range,
-    cross_entropy_has_bins,
+    critic_options_have_a_critic,
+    critic_has_a_start,
+    own_head_is_whole,
+    head_fits_its_loss,
     target_options_are_used,
-    value_clip_has_one_output,
     mean_reward_is_in_range,
     range_holds_the_targets,
-    unshaped_reward_was_shaped,
-    critic_trains_on_what_was_filtered,
 )

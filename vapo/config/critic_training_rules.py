@@ -1,129 +1,229 @@
-"""Rules between the keys of the critic, and between them and those around it."""
+"""Rules of how the critic is trained: value targets, weights, anchors, stored rollouts."""
 
 from __future__ import annotations
 
+from vapo.config.components import ValuePretraining
+from vapo.config.critic import CriticConfig
+from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import resolve
-from vapo.config.problem import Problem, Rule
+from vapo.config.rules import Problem, Problems, Rule, written
 from vapo.config.schema import FitConfig
 
-
-def critic_minibatches_have_one_size(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if critic.minibatch_size is None or critic.num_minibatches is None:
-        return None
-    return Problem(
-        ("critic.minibatch_size", "critic.num_minibatches"),
-        "critic.minibatch_size and critic.num_minibatches say the same in two ways: set one of "
-        "them to null",
-    )
+_ESTIMATOR = "algorithm.advantage_estimator"
+_ADAPTIVE = "components.length_adaptive_gae"
+_PRETRAINING = "components.value_pretraining"
 
 
-def critic_minibatches_fill_the_iteration(config: FitConfig) -> Problem | None:
-    numbers = resolve(config)
-    total = numbers.num_prompts * numbers.group_size
-    sizes = {
-        "critic.minibatch_size": config.critic.minibatch_size,
-        "critic.num_minibatches": config.critic.num_minibatches,
-    }
-    for key, size in sizes.items():
-        if size is None or total % size == 0:
-            continue
-        below = max(n for n in range(1, min(size, total) + 1) if total % n == 0)
-        return Problem(
-            (
-                key,
-                "components.group_sampling.num_prompts",
-                "components.group_sampling.group_size",
-            ),
-            f"{key} {size} does not divide the {total} responses of an iteration "
-            f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that does "
-            f"is {below}",
+def estimator_makes_its_targets(config: FitConfig) -> Problems:
+    """An estimator of the user's own returns the value targets: nothing else decides on them."""
+    critic, estimator = config.critic, config.algorithm.advantage_estimator
+    overlong, plain = config.rewards.overlong, CriticConfig()
+    for name in ("reward", "bootstrap_truncated") if estimator != "gae" else ():
+        if getattr(critic, name) != getattr(plain, name):
+            yield Problem(
+                f"critic.{name} is of the value targets that {_ESTIMATOR} gae makes, and "
+                f"{estimator} makes its own: leave it at {written(getattr(plain, name))}"
+            )
+    if critic.reward == "unshaped" and not overlong.soft_punishment and estimator == "gae":
+        yield Problem(
+            "critic.reward unshaped leaves the overlong punishment out of the value targets, and "
+            "there is none, so it has no effect: set rewards.overlong.soft_punishment=true, or "
+            "critic.reward=shaped"
         )
-    return None
+    if critic.truncated == "train" and not overlong.filter_truncated:
+        yield Problem(
+            "critic.truncated train gives the critic the truncated responses that the policy does "
+            "not train on, and none is taken from the policy, so it has no effect: set "
+            "rewards.overlong.filter_truncated=true, or critic.truncated=as_policy"
+        )
 
 
-def ranks_share_critic_minibatches(config: FitConfig) -> Problem | None:
-    numbers, critic = resolve(config), config.critic
-    ranks = config.trainer.devices * config.trainer.num_nodes
-    size, key = critic.minibatch_size, "critic.minibatch_size"
-    if critic.num_minibatches is not None:
-        key = "critic.num_minibatches"
-        size = numbers.num_prompts * numbers.group_size // critic.num_minibatches
-    if size is None or size % ranks == 0:
-        return None
-    return Problem(
-        (key, "trainer.devices", "trainer.num_nodes"),
-        f"{key}: minibatches of {size} responses cannot be shared evenly by trainer.devices x "
-        f"trainer.num_nodes = {ranks} processes: make {size} a multiple of {ranks}",
-    )
+def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
+    """What reads the reward of a truncated response cannot have it replaced by a value."""
+    if not config.critic.bootstrap_truncated:
+        return
+    readers = {
+        "rewards.overlong.soft_punishment": (
+            config.rewards.overlong.soft_punishment,
+            "is part of that reward",
+            "false",
+        ),
+        "algorithm.baseline.kind": (
+            config.algorithm.baseline.kind != "critic",
+            "compares it with other responses' rewards",
+            "critic",
+        ),
+        "critic.weights": (
+            config.critic.weights == "prompt_noise",
+            "measures how it scatters",
+            "none",
+        ),
+    }
+    for key, (reads, why, off) in readers.items():
+        if reads:
+            yield Problem(
+                "critic.bootstrap_truncated replaces a truncated response's reward by the value of "
+                f"its last token, and {key} {why}: set {key}={off}, or "
+                "critic.bootstrap_truncated=false"
+            )
 
 
-def adapters_are_not_frozen(config: FitConfig) -> Problem | None:
-    critic = config.critic
-    if critic.lora is None or not critic.frozen:
-        return None
-    return Problem(
-        ("critic.frozen", "critic.lora"),
-        "critic.lora freezes all weights but its adapters and the head already, and critic.frozen "
-        "would take adapters from it: set critic.frozen=[] and choose modules with "
-        "critic.lora.target_modules, or set critic.lora=null",
-    )
+def noise_weights_know_the_noise(config: FitConfig) -> Problems:
+    if config.critic.weights != "prompt_noise":
+        return
+    if config.critic.loss != "squared_error":
+        yield Problem(
+            "critic.weights prompt_noise is derived for the squared error, whose gradient has the "
+            "noise of the return; a cross-entropy's has not: set critic.loss=squared_error, or "
+            "critic.weights=none"
+        )
+    if not gives_configured_rewards(config):
+        yield Problem(
+            "critic.weights prompt_noise needs the rewards' range for its floor, and a verifier "
+            "that may pay rewards of its own (python, reasoning_gym, reward_model) has none: set "
+            "critic.weights=none, or another verifier",
+            ("critic.weights", "rewards.verifier"),
+        )
 
 
-def critic_lora_is_one_process(config: FitConfig) -> Problem | None:
-    if config.critic.lora is None or config.trainer.strategy == "auto":
-        return None
-    return Problem(
-        ("trainer.strategy", "critic.lora"),
-        "critic.lora is not supported with trainer.strategy=fsdp: set critic.lora=null, or train "
-        "in one process with trainer.strategy=auto",
-    )
+def anchors_are_places(config: FitConfig) -> Problems:
+    critic, anchors = config.critic, list(config.critic.anchors)
+    if anchors != sorted(set(anchors)) or not all(0 < share <= 1 for share in anchors):
+        yield Problem(
+            f"critic.anchors {anchors} must ascend and lie in (0, 1], as shares of the response's "
+            "length: [0.3, 0.6, 0.9] is SP3O's"
+        )
+    if critic.late_anchor is not None and not anchors:
+        yield Problem(
+            "critic.late_anchor is one more beside critic.anchors, and without these every token "
+            "carries value loss: set critic.anchors, or critic.late_anchor=null"
+        )
+    least = CriticConfig.late_anchor_tokens
+    if critic.late_anchor is None and critic.late_anchor_tokens != least:
+        yield Problem(
+            "critic.late_anchor_tokens has no effect without critic.late_anchor: set it, or "
+            f"critic.late_anchor_tokens={least}"
+        )
 
 
-def several_critics_are_one_process(config: FitConfig) -> Problem | None:
-    if config.critic.count == 1 or config.trainer.strategy == "auto":
-        return None
-    return Problem(
-        ("critic.count", "trainer.strategy"),
-        f"critic.count {config.critic.count} is not supported with trainer.strategy=fsdp: each "
-        "forward pass of a sharded critic needs all processes, and theirs would be of different "
-        "critics; set critic.count=1, or train in one process with trainer.strategy=auto",
-    )
+def k_has_its_component(config: FitConfig) -> Problems:
+    if config.components.length_adaptive_gae.k is not None and resolve(config).k is None:
+        yield Problem(
+            f"{_ADAPTIVE}.k has no effect while the component is off: set {_ADAPTIVE}.enabled=true,"
+            f" or {_ADAPTIVE}.k=null"
+        )
 
 
-def agreement_needs_several_critics(config: FitConfig) -> Problem | None:
-    if config.critic.count > 1:
-        return None
+def critic_parts_are_one_process(config: FitConfig) -> Problems:
+    """What a sharded critic does not have, and adapters what is frozen."""
+    critic, is_sharded = config.critic, config.trainer.strategy != "auto"
+    if critic.lora is not None and critic.frozen:
+        yield Problem(
+            "critic.lora freezes all weights but its adapters and the head already, and "
+            "critic.frozen would take adapters from it: set critic.frozen=[] and choose modules "
+            "with critic.lora.target_modules, or set critic.lora=null"
+        )
+    if critic.count > 1 and is_sharded:
+        yield Problem(
+            f"critic.count {critic.count} is not supported with trainer.strategy=fsdp: each "
+            "forward pass of a sharded critic needs all processes, and theirs would be of "
+            "different critics; set critic.count=1, or train in one process with "
+            "trainer.strategy=auto"
+        )
+
+
+def agreement_is_of_several_critics(config: FitConfig) -> Problems:
+    algorithm = config.algorithm
     for name in ("agreement_mask_share", "disagreement_mask_share"):
         key = f"algorithm.{name}"
-        if getattr(config.algorithm, name) > 0:
-            return Problem(
-                (key, "critic.count"),
+        if config.critic.count == 1 and getattr(algorithm, name) > 0:
+            yield Problem(
                 f"{key} compares several critics, and there is one: set critic.count to 2 or "
-                f"more, or {key}=0",
+                f"more, or {key}=0"
             )
-    return None
+    if algorithm.disagreement_mask_share > 0 and algorithm.entropy_coef == 0:
+        yield Problem(
+            "algorithm.disagreement_mask_share takes tokens from the entropy bonus, and "
+            "algorithm.entropy_coef is 0, so it has no effect: set algorithm.entropy_coef above "
+            "0, or algorithm.disagreement_mask_share=0"
+        )
 
 
-def entropy_mask_has_a_bonus(config: FitConfig) -> Problem | None:
-    algorithm = config.algorithm
-    if algorithm.disagreement_mask_share == 0 or algorithm.entropy_coef > 0:
-        return None
-    return Problem(
-        ("algorithm.disagreement_mask_share", "algorithm.entropy_coef"),
-        "algorithm.disagreement_mask_share takes tokens from the entropy bonus, and "
-        "algorithm.entropy_coef is 0, so it has no effect: set algorithm.entropy_coef above 0, or "
-        "algorithm.disagreement_mask_share=0",
-    )
+def stored_rollouts_are_read(config: FitConfig) -> Problems:
+    """What is said of stored rollouts is read only where there are some."""
+    settings, plain = config.components.value_pretraining, ValuePretraining()
+    if settings.data is None:
+        for name in ("epochs", "heldout_share", "patience", "targets"):
+            if getattr(settings, name) != getattr(plain, name):
+                yield Problem(
+                    f"{_PRETRAINING}.{name} is about the rollouts of a file: set "
+                    f"{_PRETRAINING}.data to one that `vapo rollouts` wrote, or leave it out"
+                )
+    if settings.patience is not None and settings.heldout_share == 0:
+        yield Problem(
+            f"{_PRETRAINING}.patience waits for a better explained variance on held-out prompts, "
+            f"and {_PRETRAINING}.heldout_share is 0: set it above 0, or patience to null"
+        )
+    if settings.data is not None and not config.trainer.is_one_process:
+        yield Problem(
+            f"{_PRETRAINING}.data is read by one process, which keeps the best weights whole: "
+            "pretrain the critic with trainer.devices=1, trainer.num_nodes=1, "
+            "trainer.strategy=auto and training.num_iterations=0, and give its folder to this run "
+            "as critic.init",
+            (f"{_PRETRAINING}.data", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
+        )
+    if settings.data is not None and config.rewards.shuffle:
+        yield Problem(
+            f"rewards.shuffle does not reach the rewards of {_PRETRAINING}.data: set it to false, "
+            "or data to null"
+        )
+
+
+def pretraining_range(config: FitConfig) -> Problems:
+    settings = config.components.value_pretraining
+    most = resolve(config).value_pretraining_iterations
+    has_rule = (settings.stop_explained_variance, settings.stop_value_loss) != (None, None)
+    if has_rule and 0 < most < settings.min_iterations:
+        yield Problem(
+            f"{_PRETRAINING}.min_iterations {settings.min_iterations} is above "
+            f"{_PRETRAINING}.num_iterations {most}"
+        )
+
+
+def truth_is_of_the_same_returns(config: FitConfig) -> Problems:
+    """Continuations end in any way, and earn what the verifier says: so must the responses."""
+    settings, key = config.components.value_pretraining, f"{_PRETRAINING}.targets"
+    critic = config.critic
+    if settings.targets != "truth":
+        if settings.truth_weight != "draws":
+            yield Problem(
+                f"{_PRETRAINING}.truth_weight weighs tokens whose value was measured, and "
+                f"{key} is returns: set it to truth, or leave truth_weight out"
+            )
+        return
+    if critic.bootstrap_truncated:
+        yield Problem(
+            f"{key} truth has the rewards of truncated continuations, which "
+            "critic.bootstrap_truncated replaces: set it to false, or targets to returns"
+        )
+    filters = critic.truncated == "as_policy" and config.rewards.overlong.filter_truncated
+    if critic.truncated == "leave_out" or filters:
+        yield Problem(
+            f"{key} truth has the returns of truncated continuations, and truncated responses "
+            "carry no value loss: set critic.truncated=train, or targets to returns",
+            (key, "critic.truncated", "rewards.overlong.filter_truncated"),
+        )
 
 
 CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
-    critic_minibatches_have_one_size,
-    critic_minibatches_fill_the_iteration,
-    ranks_share_critic_minibatches,
-    adapters_are_not_frozen,
-    critic_lora_is_one_process,
-    several_critics_are_one_process,
-    agreement_needs_several_critics,
-    entropy_mask_has_a_bonus,
+    estimator_makes_its_targets,
+    bootstrap_replaces_the_reward,
+    noise_weights_know_the_noise,
+    anchors_are_places,
+    k_has_its_component,
+    critic_parts_are_one_process,
+    agreement_is_of_several_critics,
+    stored_rollouts_are_read,
+    pretraining_range,
+    truth_is_of_the_same_returns,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -169,3 +170,30 @@ class DataConfig:
     max_prompt_tokens: int = option(
         1024, "longer prompts are left out, counted and reported, never cut", ge=1
     )
+
+
+def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
+    """The sources of `train` or `heldout` by their dotted keys; of a mixture, all its parts."""
+    source = getattr(data, name)
+    if source is None:
+        return {}
+    if not isinstance(source, Mixture):
+        return {f"data.{name}": source}
+    return {f"data.{name}.sources.{part}": s for part, s in source.sources.items()}  # type: ignore[misc]
+
+
+def source_name(key: str) -> str:
+    """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
+    return key.partition(".sources.")[2]
+
+
+def all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
+    """The sources of `train` and `heldout`, each with its dotted key."""
+    for name in ("train", "heldout"):
+        yield from sources_of(data, name).items()
+
+
+def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
+    """The blocks that choose a verifier, by their keys: `rewards`, and every mixture's sources."""
+    own = [item for item in all_sources(config.data) if isinstance(item[1], MixtureSource)]
+    return [("rewards", config.rewards), *own]

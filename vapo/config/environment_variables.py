@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from vapo.config.credentials import is_secret_name, without_credentials
 from vapo.config.sources import SOURCES
-from vapo.config.uris import is_secret_name, without_credentials
 
 FIELD = "from_environment"
 MARK = "\ue000{}\ue001"

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option
-from vapo.config.import_paths import FOLDER_DOC
+from vapo.config.fields import FOLDER_DOC, choice, option
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def option(
@@ -40,6 +40,17 @@ def choice(default: str | None, doc: str, **options: type) -> Any:
     return field(default=default, metadata={"doc": doc, "bounds": {}, "kinds": options})
 
 
-def section(factory: Callable[[], T], doc: str) -> T:
+def section(factory: Callable[[], _T], doc: str) -> _T:
     """A nested block of the config."""
     return field(default_factory=factory, metadata={"doc": doc})
+
+
+FOLDER_DOC = (
+    "folder in which that function is looked for before the current one; null: the folder of the "
+    "YAML file where the key is written, which a recorded config then has here"
+)
+
+
+def is_function_folder(key: str) -> bool:
+    """Whether a key, dotted or not, says where a function is looked for."""
+    return key.endswith("function_folder")

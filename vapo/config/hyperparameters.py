@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vapo.config.algorithm import Evpo, LinearMix, MismatchConfig, OwnEstimatorOptions, Tether
+from vapo.config.algorithm import MismatchConfig, OwnEstimatorOptions
 from vapo.config.schema import FitConfig
 
 LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
@@ -44,6 +44,11 @@ class Hyperparameters:
     gamma: float
     gae_over: Literal["tokens", "turns"] = "tokens"
     reads_old_logprobs: bool = True
+
+    @property
+    def num_responses(self) -> int:
+        """Responses of an iteration."""
+        return self.num_prompts * self.group_size
 
 
 def resolve(config: FitConfig) -> Hyperparameters:
@@ -104,12 +109,8 @@ def num_actor_steps(config: FitConfig) -> int:
 
 def compares_groups(config: FitConfig) -> bool:
     """Whether the responses to one prompt are compared, so that a group must stay whole."""
-    baseline = config.algorithm.baseline
-    is_of_group = isinstance(baseline, (LinearMix, Tether)) or (
-        isinstance(baseline, Evpo) and baseline.fallback == "group_mean"
-    )
-    is_weighed = config.critic.weights == "prompt_noise"
-    return config.algorithm.compares_groups or is_of_group or is_weighed
+    algorithm, is_weighed = config.algorithm, config.critic.weights == "prompt_noise"
+    return algorithm.compares_groups or algorithm.baseline.is_of_group or is_weighed
 
 
 STALE_TIS_CAP = 2.0

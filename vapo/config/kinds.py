@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def make(block: type, **values: Any) -> Any:
@@ -41,7 +41,7 @@ def _is_kind(field: dataclasses.Field[Any]) -> bool:
     return "kinds" in field.metadata
 
 
-def own_type(block: type[T], values: Mapping[str, Any]) -> type[T]:
+def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
     """The block's type under the kinds in `values`; an unset or unknown one is the default's."""
     chosen: list[type | None] = []
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(block)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def _names(hint: Any) -> frozenset[Any]:
 
 
 @cache
-def _composed(block: type[T], kinds: tuple[type, ...]) -> type[T]:
+def _composed(block: type[_T], kinds: tuple[type, ...]) -> type[_T]:
     if not kinds:
         return block
     own = {

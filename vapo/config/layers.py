@@ -23,7 +23,7 @@ from vapo.errors import UserError
 COMMAND_LINE = "command line"
 EXTENDS = "extends"
 """The key of a file that names the files it builds on; it is no key of the config."""
-MAX_SHOWN_CHARS = 80
+_MAX_SHOWN_CHARS = 80
 
 _NUMBERS = {
     int: re.compile(r"[-+]?[0-9]{1,19}"),
@@ -74,10 +74,10 @@ def read_file(path: Path) -> Layer:
     """Raises: UserError when the file is not there or is not a YAML mapping."""
     try:
         with path.open("rb") as file:
-            contents = file.read(limits.MAX_BYTES + 1)
-        if len(contents) > limits.MAX_BYTES:
+            contents = file.read(limits.MAX_FILE_BYTES + 1)
+        if len(contents) > limits.MAX_FILE_BYTES:
             raise UserError(
-                f"--config {path}: larger than {limits.MAX_BYTES} bytes, the most for a config"
+                f"--config {path}: larger than {limits.MAX_FILE_BYTES} bytes, the most for a config"
             )
         text = contents.decode("utf-8")
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def read_text(text: str, name: str) -> Layer:
     A sweep reads the same files for every row.
     """
     try:
-        node = limits.compose(text)
+        node = limits.composed_node(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = name if mark is None else f"{name}:{mark.line + 1}"
@@ -198,7 +198,7 @@ def _parse_value(key: str, text: str, entry: Entry | None) -> Any:
                 raise UserError(f"{COMMAND_LINE}: {key}: {reason}")
             return text
     try:
-        node = limits.compose(text)
+        node = limits.composed_node(text)
         if node is not None:
             _number(node, f"{key}.", COMMAND_LINE, {})
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
@@ -300,4 +300,4 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = "a block of keys" if isinstance(value, Mapping) else repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

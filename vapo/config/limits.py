@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
-MAX_BYTES = 2**17
+MAX_FILE_BYTES = 2**17
 """Of a file; PyYAML reads about so much in a second."""
 
 MAX_EXTENDING = 100
 """Files that extend one another, in one chain."""
 
-MAX_DEPTH = 32
+MAX_CONFIG_DEPTH = 32
 """Blocks and lists in one another."""
 
 MAX_NODES = 10_000
@@ -68,8 +68,8 @@ class BoundedLoader(yaml.SafeLoader):
         event = self.peek_event()
         before = self._num_nodes
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            self._stop(f"nested deeper than {MAX_DEPTH} levels", event)
+        if self._depth > MAX_CONFIG_DEPTH:
+            self._stop(f"nested deeper than {MAX_CONFIG_DEPTH} levels", event)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
@@ -88,7 +88,7 @@ class BoundedLoader(yaml.SafeLoader):
         raise LimitError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
 
 
-def compose(text: str) -> yaml.Node | None:
+def composed_node(text: str) -> yaml.Node | None:
     """As `yaml.compose`, with the bounds above. Raises: yaml.YAMLError."""
     loader = BoundedLoader(text)
     try:

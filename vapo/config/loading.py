@@ -1,4 +1,4 @@
-"""YAML files and overrides to a typed, checked config; `flattening` is the way back.
+"""YAML files and overrides to a typed, checked config; `written` is the way back.
 
 Layers are merged in order, the last wins; `extends` adds the files that a file builds on.
 Interpolations are resolved after the last layer, so overrides reach them. Whatever is wrong is one
@@ -24,10 +24,8 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment_variables
-from vapo.config.changes import sources_of
 from vapo.config.extends import read_files
-from vapo.config.flattening import flatten
-from vapo.config.function_folders import fill_function_folders
+from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names, select, typed
 from vapo.config.layers import (
     COMMAND_LINE,
@@ -41,22 +39,23 @@ from vapo.config.layers import (
 )
 from vapo.config.limits import expansion_excess
 from vapo.config.options import Entries, Option, describe, nearest_key
-from vapo.config.origins import Origins
+from vapo.config.origins import Origins, made_from
 from vapo.config.validation import first_problem
+from vapo.config.written import flatten
 from vapo.errors import UserError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Composed(Generic[T]):
+class Composed(Generic[_T]):
     """A checked config, and the tree that it was made from, interpolations kept."""
 
-    config: T
+    config: _T
     tree: DictConfig
 
 
-def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
+def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> _T:
     """Merge the files, then the overrides (`dotted.key=value`); the last wins.
 
     Raises: UserError: anything wrong with them, in one message.
@@ -64,24 +63,24 @@ def load_config(schema: type[T], files: Sequence[Path], overrides: Sequence[str]
     return compose(schema, files, overrides).config
 
 
-def compose(schema: type[T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[T]:
+def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
     """As `load_config`, with the tree before interpolation (for `--print_config`)."""
     entries = describe(schema)
     layers = [*read_files(files), read_overrides(overrides, entries)]
     return _compose(schema, layers, entries)
 
 
-def compose_layers(schema: type[T], layers: Sequence[Layer]) -> Composed[T]:
+def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     """As `compose`, from layers that are already read, in an order of the caller's own."""
     return _compose(schema, layers, describe(schema))
 
 
-def from_yaml(schema: type[T], text: str, *, source: str) -> T:
+def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
     """A config from YAML text, as `to_yaml` writes it; `source` names it in errors."""
     return _compose(schema, [read_text(text, source)], describe(schema)).config
 
 
-def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Composed[T]:
+def _compose(schema: type[_T], layers: Sequence[Layer], entries: Entries) -> Composed[_T]:
     values, origins = OmegaConf.create({}), Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
@@ -96,11 +95,10 @@ def _compose(schema: type[T], layers: Sequence[Layer], entries: Entries) -> Comp
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
     config = _to_object(tree, entries, origins)
-    config.sources = sources_of(config, layers, changed, entries)
+    config.sources = made_from(config, layers, changed, entries)
     _check_values(config, entries, tree, origins)
-    problem = first_problem(config)
-    if problem is not None:
-        place = origins.latest(problem.keys)
+    if (problem := first_problem(config)) is not None:
+        place = origins.latest(key for key in problem.keys if key in entries)
         message = config.from_environment.redact(problem.message)
         raise UserError(f"{place}: {message}" if place else message)
     return Composed(config, tree)

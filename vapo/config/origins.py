@@ -1,11 +1,18 @@
-"""Which layer set a key, so that an error can say where it is written."""
+"""What a config was made from: which layer set a key, and what the command line changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from vapo.config.layers import Layer
+from omegaconf import MISSING
+
+from vapo.config.layers import COMMAND_LINE, Layer, show
+from vapo.config.options import Entries, Option
+from vapo.config.other_models import written_rates
+from vapo.config.sources import Change, Sources
+from vapo.config.written import flatten_written, written_source
 
 
 @dataclass
@@ -43,3 +50,49 @@ class Origins:
                 return self.layers[key]
             key = key.rpartition(".")[0]
         return None
+
+
+def made_from(
+    config: Any,
+    layers: Sequence[Layer],
+    changed: Sequence[tuple[Layer, Layer]],
+    entries: Entries,
+) -> Sources:
+    """The files that the user named, without those that they extend, and the changes.
+
+    Args:
+        changed: each layer of the command line, with what was there before it.
+    """
+    files = (layer for layer in layers if layer.name != COMMAND_LINE and not layer.is_extended)
+    return Sources(
+        tuple(layer.name for layer in files),
+        tuple(c for layer, before in changed for c in _changes(config, layer, before, entries)),
+        tuple(written_rates(layers)),
+    )
+
+
+def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> Iterator[Change]:
+    """The keys of the command line's layer whose values are others than without it.
+
+    Args:
+        config: checked; values are shown as it may be written, without what is secret.
+        of_files: all config files together.
+    """
+    now, was_set = flatten_written(config), set(of_files.leaves())
+    for key in layer.leaves():
+        entry, before = entries.get(key), of_files.value(key)
+        if isinstance(entry, Option) and key not in was_set:
+            before = entry.default
+        after = now.get(key, layer.value(key))
+        change = Change(key, _text(before), _text(after))
+        if change.before != change.after:
+            yield change
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a block of keys"
+    if value == MISSING:
+        return "not set"
+    shown = written_source(value)
+    return shown if isinstance(shown, str) else show(shown)

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.import_paths import FOLDER_DOC
+from vapo.config.fields import FOLDER_DOC, choice, option, section
 from vapo.config.kinds import kinds_of, make, option_names
 
 

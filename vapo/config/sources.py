@@ -76,7 +76,7 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     one makes the name longer.
     """
     sources: Sources = getattr(config, SOURCES)
-    names = [*([] if command == "fit" else [command]), *file_names(sources.files)]
+    names = [*([] if command == "fit" else [command]), *short_names(sources.files)]
     parts = [
         f"{'.'.join(change.key.split('.')[-2:])}={_short(change.after)}"
         for change in sources.changes
@@ -96,14 +96,14 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     return f"{taken} {seed}"
 
 
-def file_names(files: Sequence[str]) -> list[str]:
+def short_names(files: Sequence[str]) -> list[str]:
     """Short names of config files: `missed_checks/vapo`, `+grpo`.
 
     A path counts from below its folder `conf`; one that has none by its last part. The config of
     a run's folder has the run's name. An overlay has its folder only where its name alone was
     taken.
 
-    >>> file_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "/x/conf/algorithm/grpo.yaml"])
+    >>> short_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "/x/conf/algorithm/grpo.yaml"])
     ['vapo', '+tasks/vapo', '+grpo']
     """
     names: list[str] = []

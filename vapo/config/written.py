@@ -1,14 +1,20 @@
-"""A config as it is written: `${oc.env:NAME}` unresolved, and URIs without their credentials.
+"""A config as YAML text, as nested values, as dotted keys, and as a hash.
 
-Whatever of a config is written, printed or recorded comes from here.
+Whatever of a config is written, printed or recorded comes from here: `${oc.env:NAME}` unresolved,
+and URIs without their credentials.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from vapo.config.credentials import without_credentials
 from vapo.config.environment_variables import (
     FIELD,
     MARK,
@@ -20,8 +26,9 @@ from vapo.config.environment_variables import (
     escape,
     values_of,
 )
-from vapo.config.import_paths import is_function_folder
-from vapo.config.uris import without_credentials
+from vapo.config.fields import is_function_folder
+
+Scalar = str | int | float | bool | None
 
 _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
 
@@ -113,3 +120,53 @@ def _source_without_credentials(text: str) -> str:
     while MARKED.search(marked):
         marked = MARKED.sub(lambda match: hidden[int(match[1])], marked)
     return marked
+
+
+def to_yaml(config: Any) -> str:
+    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written.
+
+    `${oc.env:NAME}` stays unresolved, and URIs lose their credentials.
+    """
+    if isinstance(config, DictConfig):
+        tree = written_source(OmegaConf.to_container(config, resolve=False))
+        return OmegaConf.to_yaml(OmegaConf.create(tree))
+    return OmegaConf.to_yaml(OmegaConf.create(source_tree(config)))
+
+
+def flatten(config: Any) -> dict[str, Scalar]:
+    """Dotted key -> scalar, of a config or a block of one; lists become JSON text.
+
+    For use: what is written or shown comes from `flatten_written`.
+    """
+    return flatten_tree(values_of(config))
+
+
+def flatten_written(config: Any) -> dict[str, Scalar]:
+    """As `flatten`, as it may be written: `${oc.env:NAME}` unresolved, URIs bare."""
+    return flatten_tree(written_tree(config))
+
+
+def flatten_deciding(config: Any) -> dict[str, Scalar]:
+    """As `flatten`, of what decides a run and not of the credentials that it uses."""
+    return flatten_tree(deciding_tree(config))
+
+
+def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
+    """As `flatten`, of nested mappings."""
+    return dict(_flatten(tree, ""))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, (Mapping, list, tuple)):
+            yield f"{prefix}{name}", json.dumps(value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def config_hash(config: Any) -> str:
+    """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
+    canonical = json.dumps(deciding_tree(config), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

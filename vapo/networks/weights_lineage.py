@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
-from vapo.config.flattening import flatten
+from vapo.config.written import flatten
 from vapo.system.distributed import gather_objects
 from vapo.system.version import __version__
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from random import Random
 
-from vapo.config.data_rules import sources_of
+from vapo.config.data import sources_of
 from vapo.config.schema import DataConfig
 from vapo.errors import UserError
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource

@@ -12,8 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.data import FileSource, GeneratedSource, PromptSource
-from vapo.config.data_rules import source_name, sources_of
+from vapo.config.data import FileSource, GeneratedSource, PromptSource, source_name, sources_of
 from vapo.config.schema import DataConfig
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vapo.config.data_rules import source_name, sources_of
+from vapo.config.data import source_name, sources_of
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.rewards.math_verify_package import check_math_verify

@@ -9,7 +9,7 @@ from dataclasses import replace
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.segments import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
+from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
 from vapo.types import Rollout, Turn
 
 _TIMEOUT_S = 1.0

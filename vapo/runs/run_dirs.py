@@ -22,9 +22,9 @@ from typing import IO, Any, Literal
 
 from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import config_identity, identity_values
-from vapo.config.flattening import flatten_deciding, flatten_tree, to_yaml
 from vapo.config.layers import read_text
 from vapo.config.nearest_path import nearest_path
+from vapo.config.written import flatten_deciding, flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir

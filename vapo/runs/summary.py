@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vapo.config.uris import without_credentials
+from vapo.config.credentials import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.atomic_files import write_text
 from vapo.system.progress_display import format_seconds

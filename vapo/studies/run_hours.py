@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
+from vapo.config.continuation_rules import most_continuations
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.config.most_continuations import most_continuations
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.flops import ForwardFlops

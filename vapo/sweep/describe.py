@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vapo.config import FitConfig, resolve
-from vapo.config.data_rules import sources_of
-from vapo.config.flattening import Scalar
-from vapo.config.most_continuations import most_continuations
+from vapo.config.continuation_rules import most_continuations
+from vapo.config.data import sources_of
+from vapo.config.written import Scalar
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task, budget_differences, differences, num_rollouts

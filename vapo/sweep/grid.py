@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vapo.config import Components
+from vapo.config.credentials import without_credentials
 from vapo.config.layers import Layer, read_text
-from vapo.config.uris import without_credentials
 from vapo.errors import UserError
 
 

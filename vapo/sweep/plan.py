@@ -27,11 +27,11 @@ from typing import Any
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import as_loaded
 from vapo.config.extends import read_files
-from vapo.config.flattening import Scalar, flatten_written
 from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
+from vapo.config.written import Scalar, flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, Row
 from vapo.sweep.identity import task_identity

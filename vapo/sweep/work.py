@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vapo.config import FitConfig
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.sweep.display import SweepDisplay
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command

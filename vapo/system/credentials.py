@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vapo.config.credentials import is_credential, split_uri
 from vapo.config.environment_variables import FromEnvironment
-from vapo.config.secret_variables import is_credential
-from vapo.config.uris import split_uri
 from vapo.errors import UserError
 
 Hidden = tuple[tuple[str, str], ...]

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.flattening import flatten_written
 from vapo.config.schema import TrackingConfig
-from vapo.config.written import written_tree
+from vapo.config.written import flatten_written, written_tree
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.prompts.load import PromptSplit
 from vapo.tracking.records import InputData

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from vapo.config.uris import without_credentials
+from vapo.config.credentials import without_credentials
 from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import Store, locate_store
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
 from vapo.tracking.links import EXPERIMENT_TAGS
 from vapo.tracking.sink import active_run

@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from vapo.config.secret_variables import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
-from vapo.config.uris import SplitUri, split_uri
+from vapo.config.credentials import (
+    TRACKING_PASSWORD,
+    TRACKING_URI,
+    TRACKING_USER,
+    SplitUri,
+    split_uri,
+)
 from vapo.errors import UserError
 from vapo.system.writable import why_not_writable
 

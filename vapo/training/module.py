@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.mismatch import EngineGaps
 from vapo.config import FitConfig, resolve
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.networks.actor import Actor, FrozenBase
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.critic import Critic

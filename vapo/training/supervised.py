@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.flattening import flatten_written, to_yaml
 from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
+from vapo.config.written import flatten_written, to_yaml
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.system.progress import Progress

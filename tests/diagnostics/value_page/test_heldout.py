@@ -16,7 +16,7 @@ from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import cli
 from vapo.commands import validate
-from vapo.config.flattening import to_yaml
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.functional.advantages import decoupled_gae, whiten
 from vapo.networks.new_model import make_tokenizer

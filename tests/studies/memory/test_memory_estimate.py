@@ -20,7 +20,7 @@ from tests.studies.memory.memory_measurement import (
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, render, run, verdict
-from vapo.config.most_continuations import most_continuations
+from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape

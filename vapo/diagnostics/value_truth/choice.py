@@ -10,7 +10,7 @@ from random import Random
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.value_truth import ValueTruthConfig
+from vapo.config.values import ValueTruthConfig
 from vapo.rollouts.continuations import Place, by_state
 from vapo.rollouts.segments import open_places, step_starts
 from vapo.types import Rollout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from ipaddress import ip_address
 
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.config.credentials import ROLLOUT_SERVER_TOKEN
 from vapo.errors import UserError
 
 _MIN_CHARACTERS = 16

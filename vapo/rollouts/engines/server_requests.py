@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
+from vapo.config.credentials import ROLLOUT_SERVER_TOKEN
 from vapo.rollouts.engines.access_token import authorization
 
 

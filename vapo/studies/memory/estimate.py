@@ -14,9 +14,9 @@ from typing import Literal
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
+from vapo.config.continuation_rules import most_continuations
 from vapo.config.engines import ColocatedVllm, ServersEngine, VllmEngine
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.config.most_continuations import most_continuations
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path

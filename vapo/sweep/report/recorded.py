@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vapo.config.checkpoints import identity_values
-from vapo.config.flattening import flatten_tree
+from vapo.config.written import flatten_tree
 from vapo.tracking.metric_groups import documented
 
 SCORE = "eval/avg_at_k"

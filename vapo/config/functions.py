@@ -1,21 +1,34 @@
-"""The folder of the YAML file that names a user's function becomes part of the config.
+"""Keys that name a user's function, as `package.module:function` or `folder/file.py:function`.
 
-A key K that names a function has a key `K_folder` beside it. So the config that a run records
-says where the function was, and the run can resume in another current folder.
+A key K that names one has a key `K_folder` beside it, which becomes the folder of the YAML file
+where K is written. So the config that a run records says where the function was, and the run can
+resume in another current folder.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from vapo.config.environment_variables import escape
-from vapo.config.import_paths import is_function_folder
+from vapo.config.fields import is_function_folder
 from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries
 from vapo.config.origins import Origins
+from vapo.config.rules import Problem, Problems
+from vapo.config.written import flatten
+
+
+def import_path_problem(key: str, path: str) -> Problems:
+    """What is wrong with the form; nothing is imported."""
+    if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
+        yield Problem(
+            f"{key} {path!r} is not of the form package.module:function or folder/file.py:function",
+            (key,),
+        )
 
 
 def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:
@@ -49,3 +62,11 @@ def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) 
             if its_layer.folder is not None:
                 folder = os.path.join(its_layer.folder, os.path.expanduser(written))
         block[name] = None if folder is None else escape(folder)
+
+
+def names_a_notebooks_function(config: Any) -> bool:
+    """Whether a key names a function of the notebook or script that runs, `__main__:name`."""
+    return any(
+        key.endswith("function") and isinstance(value, str) and value.startswith("__main__:")
+        for key, value in flatten(config).items()
+    )
