@@ -33,7 +33,9 @@ EXPECTED: dict[str, list[tuple[bool, bool]]] = {
 }
 
 
-MASKS = ("loss_mask", "policy_mask", "entropy_mask", "value_mask")
+def with_masks(batch: TrainingBatch, mask: torch.Tensor) -> TrainingBatch:
+    """The batch with this mask for every loss."""
+    return replace(batch, loss_mask=mask, policy_mask=mask, entropy_mask=mask, value_mask=mask)
 
 
 class MaskedRunner(IterationRunner):
@@ -44,7 +46,7 @@ class MaskedRunner(IterationRunner):
         plan = list(EXPECTED)[start.number - 1]
         none = torch.zeros_like(made.response_mask)
         if plan == "all filtered":
-            made = replace(made, **dict.fromkeys(MASKS, none))
+            made = with_masks(made, none)
         if plan.startswith("no policy loss"):
             made = replace(made, policy_mask=none)
         if plan.startswith("advantages 0"):
@@ -54,7 +56,7 @@ class MaskedRunner(IterationRunner):
         if plan.startswith("one response"):
             one = made.response_mask.clone()
             one[int(rank() == 0) :] = False
-            made = replace(made, **dict.fromkeys(MASKS, one))
+            made = with_masks(made, one)
         return made
 
 

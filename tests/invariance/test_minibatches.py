@@ -26,8 +26,8 @@ def batch_with_loss_on(rows: list[int], *, policy_rows: list[int] | None = None)
         is_kept[kept] = True
         return batch.response_mask & is_kept
 
-    masks = dict.fromkeys(("loss_mask", "value_mask"), only(rows))
-    made = estimated(config, replace(batch, **masks))
+    mask = only(rows)
+    made = estimated(config, replace(batch, loss_mask=mask, value_mask=mask))
     return made if policy_rows is None else replace(made, policy_mask=only(policy_rows))
 
 

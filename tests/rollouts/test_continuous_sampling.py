@@ -130,6 +130,35 @@ def test_each_iteration_has_its_own_prompts_and_no_rollout_twice() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("attempts", [0, 3])
+def test_ahead_or_not_an_iteration_has_the_same_rollouts(attempts: int) -> None:
+    """The prompts of each attempt, the rows, what fills a batch up, and the metrics of it."""
+
+    def iterations(staleness: int) -> list[tuple[list[tuple[str, str]], list[bool], Any]]:
+        made, _ = source(
+            f"training.max_staleness={staleness}",
+            f"algorithm.dynamic_sampling_attempts={attempts}",
+            stream=HeldStream(
+                lambda request: str(request.key[1]),
+                takes=lambda request: 1 + hash(request.key) % 5,  # the last do not end last
+            ),
+        )
+        found = []
+        for number in range(1, 6):
+            batch, metrics = made.next_batch(policy(number), last=4)
+            rows = [(r.prompt.prompt_id, r.response_text) for r in batch.rollouts]
+            own = {k: v for k, v in metrics.items() if "staleness" not in k and "_s" not in k[-2:]}
+            found.append((rows, batch.loss_mask.any(dim=1).tolist(), own))
+        made.cancel()
+        return found
+
+    ahead = iterations(2)
+    assert ahead == iterations(0)
+    if attempts:
+        made = [metrics["rollout/dynamic_sampling_attempts"] for *_, metrics in ahead]
+        assert 1 < max(made) <= attempts
+
+
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_nothing_is_sampled_further_ahead_than_it_may_be_old(staleness: int) -> None:
     made, stream = source(f"training.max_staleness={staleness}")
@@ -233,6 +262,8 @@ def test_the_engine_is_free_in_a_pause() -> None:
     with made.engine_free():
         before = stream.num_calls
         time.sleep(0.05)
+        with made.engine_free():  # whoever has it may ask again
+            pass
         assert stream.num_calls == before
     stream.holds = lambda request: False
     made.next_batch(policy(2), last=LAST)

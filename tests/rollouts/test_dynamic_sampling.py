@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from tests.judged import judged
@@ -18,7 +17,7 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import dynamic_sampling
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.dynamic_sampling import Filling, Group, fill_with_mixed_groups, is_mixed
+from vapo.rollouts.dynamic_sampling import Filling, Group, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
@@ -46,10 +45,19 @@ ATTEMPTS = [
 ]
 
 
+def filled(attempts: Sequence[list[Group]], *, num_groups: int, max_attempts: int) -> Filling:
+    """As many of these attempts as it takes."""
+    filling = Filling(num_groups=num_groups, max_attempts=max_attempts)
+    while not filling.is_full:
+        filling.add(attempts[filling.attempts])
+    return filling
+
+
 def test_samples_until_the_batch_is_full_of_mixed_groups() -> None:
-    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, Filling(num_groups=3, max_attempts=9))
-    assert names(filled.groups) == ["a", "e", "g"]  # h and i are more than were needed
-    assert filled.metrics() == {
+    found = filled(ATTEMPTS, num_groups=3, max_attempts=9)
+    assert names(found.groups) == ["a", "e", "g"]  # h and i are more than were needed
+    assert found.fillers == []
+    assert found.metrics() == {
         "rollout/dynamic_sampling_attempts": 3.0,
         "rollout/dropped_groups": 4.0,
         "rollout/filler_groups": 0.0,
@@ -58,17 +66,21 @@ def test_samples_until_the_batch_is_full_of_mixed_groups() -> None:
 
 
 def test_at_the_bound_dropped_groups_fill_up_the_earliest_first() -> None:
-    filled = fill_with_mixed_groups(ATTEMPTS.__getitem__, Filling(num_groups=3, max_attempts=2))
-    assert names(filled.groups) == ["a", "e", "b"]
-    assert (filled.num_fillers, filled.attempts) == (1, 2)
+    found = filled(ATTEMPTS, num_groups=3, max_attempts=2)
+    assert names(found.groups) == ["a", "e", "b"]
+    assert (names(found.fillers), found.attempts) == (["b"], 2)
 
 
 def test_a_full_first_attempt_is_the_only_one() -> None:
-    filled = fill_with_mixed_groups(
-        lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5)
-    )
-    assert names(filled.groups) == ["g", "h", "i"]
-    assert filled.attempts == 1
+    found = filled([ATTEMPTS[2]], num_groups=3, max_attempts=5)
+    assert names(found.groups) == ["g", "h", "i"]
+    assert found.attempts == 1
+
+
+def test_without_dynamic_sampling_one_attempt_has_all_groups() -> None:
+    found = filled(ATTEMPTS[:1], num_groups=3, max_attempts=0)
+    assert names(found.groups) == ["a", "b", "c"]
+    assert (found.fillers, found.metrics()) == ([], {})
 
 
 def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> None:
@@ -79,15 +91,8 @@ def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> N
         "max_over_ranks",
         lambda missing: torch.maximum(missing, torch.tensor(next(others_miss))),
     )
-    filled = fill_with_mixed_groups(
-        lambda attempt: ATTEMPTS[2], Filling(num_groups=3, max_attempts=5)
-    )
-    assert (filled.attempts, names(filled.groups)) == (3, ["g", "h", "i"])
-
-
-def test_too_few_groups_is_an_error() -> None:
-    with pytest.raises(ValueError, match="3 groups were sampled, 4 are needed"):
-        fill_with_mixed_groups(lambda attempt: ATTEMPTS[0], Filling(num_groups=4, max_attempts=1))
+    found = filled([ATTEMPTS[2]] * 5, num_groups=3, max_attempts=5)
+    assert (found.attempts, names(found.groups)) == (3, ["g", "h", "i"])
 
 
 def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:

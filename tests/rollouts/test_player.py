@@ -135,6 +135,21 @@ def test_a_group_has_a_response(group_size: int) -> None:
         )
 
 
+def test_rows_are_in_the_prompts_order_whoever_starts_or_ends_first() -> None:
+    """Those with most tokens start first; a group's samples are in their own order."""
+    stream = ScriptedStream(
+        lambda request: f"{len(request.ids)}{request.key[1]}",
+        takes=lambda request: 1 + (request.key[0] + request.key[1]) % 3,
+    )
+    asked = [Prompt(str(n), "", (2,) * n, "1") for n in (2, 4, 3)]
+    found = player_of(ScriptedEngine(stream)).play(
+        asked, group_size=3, settings=SETTINGS, seed=0, first=5
+    )
+    assert [r.prompt.prompt_id for r in found] == ["2"] * 3 + ["4"] * 3 + ["3"] * 3
+    assert [r.response_text for r in found] == [f"{n}{j}" for n in (2, 4, 3) for j in range(3)]
+    assert [len(r.ids) for r in stream.requests] == [4, 4, 4, 3, 3, 3, 2, 2, 2]
+
+
 def test_turns_are_the_engines_own_requests() -> None:
     """The first sample's seed is of (prompt, sample), from `first` on."""
     engine = say("a")

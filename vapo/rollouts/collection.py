@@ -17,18 +17,11 @@ from vapo.prompts.load import PromptSplit
 from vapo.rewards.shuffling import with_shuffled_verdicts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
-from vapo.rollouts.dynamic_sampling import (
-    FilledBatch,
-    Filling,
-    Group,
-    fill_with_mixed_groups,
-    groups_of,
-)
+from vapo.rollouts.dynamic_sampling import Filling, Group
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
-from vapo.rollouts.failure_metrics import failure_metrics
-from vapo.rollouts.mixture_metrics import source_metrics
 from vapo.rollouts.player import Player
+from vapo.rollouts.sampling_metrics import failure_metrics, source_metrics
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
 from vapo.system.progress import Progress, Stage
@@ -40,7 +33,6 @@ class RolloutCollection:
     """Samples and scores; has no state between calls, so an iteration can be repeated.
 
     Everything is a function of (seed, iteration) and the weights of the sampler.
-
     """
 
     def __init__(
@@ -53,31 +45,29 @@ class RolloutCollection:
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
+        self.settings = sampling_settings(config.rollouts)
+        self.plays_episodes = config.environment.is_used
         self.prompts = prompts
         self.player = player
         self.progress = progress
 
     def sample_batch(self, iteration: int, phase: Phase) -> tuple[RolloutBatch, dict[str, float]]:
-        """Sample and score the iteration's rollouts; also returns the metrics of sampling.
+        """Sample and judge the iteration's rollouts; also returns the metrics of sampling.
+
+        Every rank must call this, and makes as many attempts as the others.
 
         Args:
             phase: the phase that trains on them; value pretraining keeps all prompts.
         """
         filling = self.filling(phase)
-        if filling.max_attempts == 0:
-            filling.add(self.sample_groups(iteration, 0))
-            filled = filling.filled()
-        else:
-            filled = fill_with_mixed_groups(
-                lambda attempt: self.sample_groups(iteration, attempt), filling
-            )
-        return self.batch_of(filled, iteration, phase)
+        while not filling.is_full:
+            filling.add(self.sample_groups(iteration, filling.attempts))
+        return self.batch_of(filling, iteration)
 
     def filling(self, phase: Phase) -> Filling:
         """How this rank's part of a batch that the phase trains on is filled."""
-        max_attempts = self.config.algorithm.dynamic_sampling_attempts
-        if phase is Phase.VALUE_PRETRAINING:
-            max_attempts = 0
+        is_kept_whole = phase is Phase.VALUE_PRETRAINING
+        max_attempts = 0 if is_kept_whole else self.config.algorithm.dynamic_sampling_attempts
         return Filling(num_groups=self.num_groups, max_attempts=max_attempts)
 
     @property
@@ -85,27 +75,24 @@ class RolloutCollection:
         """How many prompts of a batch are this rank's."""
         return self.hyperparameters.num_prompts // world_size()
 
-    def batch_of(
-        self, filled: FilledBatch, iteration: int, phase: Phase
-    ) -> tuple[RolloutBatch, dict[str, float]]:
+    def batch_of(self, filling: Filling, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
         """The batch of sampled and judged groups, with its baselines, and the metrics of sampling.
 
         Every rank must call this.
         """
         batch = self.rollout_batch(
-            [rollout for group in filled.groups for rollout in group],
+            [rollout for group in filling.groups for rollout in group],
             group_size=self.hyperparameters.group_size,
         )
-        metrics = filled.metrics() if self.filling(phase).max_attempts else {}
+        metrics = filling.metrics()
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
-        if self.config.environment.is_used:
+        if self.plays_episodes:
             metrics |= failure_metrics(batch)
-        if filled.num_fillers:
+        if num_fillers := len(filling.fillers):
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
-            carries_loss[-filled.num_fillers * batch.group_size :] = False
+            carries_loss[-num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
-        settings = sampling_settings(self.config.rollouts)
-        batch, found = self.with_baselines(batch, settings, iteration)
+        batch, found = self.with_baselines(batch, self.settings, iteration)
         return batch, metrics | found
 
     def attempt_prompts(self, iteration: int, attempt: int) -> list[Prompt]:
@@ -134,20 +121,21 @@ class RolloutCollection:
             self.player,
             self.progress.stage,
             group_size=self.hyperparameters.group_size,
-            settings=sampling_settings(self.config.rollouts),
+            settings=self.settings,
             seed=derive_seed(self.config.seed, "rollouts", *_attempt_keys(iteration, attempt)),
         )
         return self.groups(rollouts, iteration, attempt)
 
     def groups(self, rollouts: list[Rollout], iteration: int, attempt: int) -> list[Group]:
-        """The groups of an attempt's rollouts."""
+        """The groups of an attempt's rollouts, which are contiguous."""
         dealt = self._shuffled(rollouts, "shuffled verdicts", *_attempt_keys(iteration, attempt))
-        return groups_of(dealt, self.hyperparameters.group_size)
+        size = self.hyperparameters.group_size
+        return [dealt[first : first + size] for first in range(0, len(dealt), size)]
 
     def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
         """Opens the engine; each turn is recorded with the version at which it was asked for."""
         return self.player.loop(
-            sampling_settings(self.config.rollouts),
+            self.settings,
             seed=derive_seed(self.config.seed, "rollouts ahead", rank()),
             num_responses=self.num_groups * self.hyperparameters.group_size,
             version=version,
@@ -185,7 +173,7 @@ class RolloutCollection:
             self.player,
             self.progress.stage,
             group_size=1,
-            settings=replace(sampling_settings(self.config.rollouts), greedy=True),
+            settings=replace(self.settings, greedy=True),
             seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
         )
         dealt = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())

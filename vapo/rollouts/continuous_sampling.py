@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.dynamic_sampling import Filling
-from vapo.rollouts.episode import Episode
+from vapo.rollouts.episode import Episode, Key
 from vapo.rollouts.episodes import EpisodeLoop
-from vapo.types import Phase, Rollout
+from vapo.rollouts.player import ask
+from vapo.types import Phase
 
 THREAD_NAME = "rollouts-ahead"
 _POLL_S = 0.2
@@ -28,21 +31,24 @@ _POLL_S = 0.2
 
 @dataclass
 class _Iteration:
-    """One iteration's groups, as they fill up."""
+    """One iteration's groups, as they fill up; the trainer reads them when all are there."""
 
+    index: int
     filling: Filling
-    attempt: int = 0
-    rollouts: list[Rollout | None] = field(default_factory=list)
-    num_left: int = 0
+    rows: list[Key] = field(default_factory=list)  # of the attempt under way
+    ended: dict[Key, Episode] = field(default_factory=dict)
+    num_ended: int = 0  # in all attempts
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    is_there: threading.Event = field(default_factory=threading.Event)
 
 
 class ContinuousSampling:
     """The thread, from the first iteration that is sampled to the end of the run.
 
-    An error in the thread is raised, as the same object, by whoever waits for it next. Who waits
-    gives a function `poll`, which is called every 0.2 s at least and may raise, to stop waiting.
+    It does what it is asked to between two steps of the engine. An error in it is raised, as the
+    same object, by whoever waits for it next. Who waits is shown as a stage of the run's progress,
+    whose `poll` is called every 0.2 s and may raise, to stop waiting.
 
     Args:
         phase: the one that trains on what is sampled.
@@ -52,17 +58,14 @@ class ContinuousSampling:
     def __init__(self, collection: RolloutCollection, phase: Phase, *, first: int) -> None:
         self.phase = phase
         self._collection = collection
-        self._group_size = collection.hyperparameters.group_size
         self._next = first
-        self._last = first - 1
         self._version = 0
-        self._open: dict[int, _Iteration] = {}
-        self._rows: dict[tuple[int, int], tuple[int, int]] = {}  # episode -> iteration, row
-        self._done: dict[int, _Iteration] = {}
+        self._allowed: dict[int, _Iteration] = {}
+        self._owners: dict[Key, _Iteration] = {}
+        self._asked: SimpleQueue[Callable[[EpisodeLoop], None] | None] = SimpleQueue()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         self._error: BaseException | None = None
-        self._ends = self._is_parked = False
-        self._num_pauses = 0
-        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -70,161 +73,121 @@ class ContinuousSampling:
 
     def allow(self, last: int, *, version: int) -> None:
         """Sample up to this iteration, with weights of this version from now on."""
-        with self._changed:
-            self._last, self._version = max(last, self._last), version
-            self._changed.notify_all()
-
-    def take(self, iteration: int, poll: Callable[[], None]) -> tuple[Filling, float]:
-        """Wait for an iteration's groups and hand them out, once, and the seconds they took.
-
-        Raises: what the thread or `poll` raised; ValueError for an iteration that is not allowed
-            or taken.
-        """
-
-        def is_there() -> bool:
-            if iteration in self._done:
-                return True
-            self._check()
-            if iteration < self._next and iteration not in self._open:
-                raise ValueError(f"the rollouts of iteration {iteration} were taken already")
-            if iteration > self._last:
-                raise ValueError(f"iteration {iteration} may not be sampled yet")
-            return False
-
-        self._wait_until(is_there, poll)
-        with self._changed:
-            found = self._done.pop(iteration)
-        return found.filling, found.seconds
-
-    def wait(self, poll: Callable[[], None]) -> None:
-        """Wait until everything that is allowed is there.
-
-        Raises: what the thread or `poll` raised.
-        """
-
-        def are_there() -> bool:
-            self._check()
-            return self._next > self._last and not self._open
-
-        self._wait_until(are_there, poll)
-
-    def num_ended(self, iteration: int) -> int:
-        """How many of an iteration's episodes have ended, those of its earlier attempts too."""
-        with self._changed:
-            found = self._done.get(iteration) or self._open.get(iteration)
-            if found is None:
-                return 0
-            whole = len(found.filling.sampled) * self._group_size
-            return whole + (len(found.rollouts) - found.num_left if found.num_left else 0)
+        self._version = version
+        for index in range(self._next, last + 1):
+            found = _Iteration(index, self._collection.filling(self.phase))
+            self._allowed[index] = found
+            self._asked.put(partial(self._order, found))
+            self._next = index + 1
 
     @property
-    def finished(self) -> list[int]:
-        """The iterations whose rollouts are there and were not taken."""
-        with self._changed:
-            return sorted(self._done)
+    def allowed(self) -> list[int]:
+        """The iterations that are sampled, or were, and have not been taken."""
+        return sorted(self._allowed)
+
+    def take(self, iteration: int) -> tuple[Filling, float]:
+        """Wait for an iteration's groups and hand them out, once, and the seconds they took.
+
+        Raises: what the thread or `poll` raised; KeyError: the iteration is not among the allowed.
+        """
+        found = self._allowed[iteration]
+        total = found.filling.num_groups * self._collection.hyperparameters.group_size
+        is_known = found.filling.max_attempts == 0
+        self._wait_for(found.is_there, lambda: found.num_ended, total if is_known else None)
+        del self._allowed[iteration]
+        return found.filling, found.seconds
 
     @contextmanager
-    def paused(self, poll: Callable[[], None]) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """While the thread uses neither engine nor scorer.
 
         Raises: what the thread or `poll` raised.
         """
-        with self._changed:
-            self._num_pauses += 1
+        if not self._goes_on.is_set():  # in a pause already
+            yield
+            return
+        is_parked, goes_on = threading.Event(), threading.Event()
+        self._goes_on = goes_on
+
+        def park(loop: EpisodeLoop) -> None:
+            is_parked.set()
+            goes_on.wait()
+
+        self._asked.put(park)
         try:
-            self._wait_until(lambda: self._is_parked or not self._thread.is_alive(), poll)
-            self._check()
+            self._wait_for(is_parked)
             yield
         finally:
-            with self._changed:
-                self._num_pauses -= 1
-                self._changed.notify_all()
+            goes_on.set()
 
     def cancel(self) -> None:
         """End the thread and join it; what it had under way is lost."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify_all()
+        self._asked.put(None)
+        self._goes_on.set()
         self._thread.join()
 
-    def _wait_until(self, holds: Callable[[], bool], poll: Callable[[], None]) -> None:
-        """`holds` is called with the lock, `poll` without it: the thread need not wait for it."""
-        while True:
-            with self._changed:
-                if holds():
-                    return
-                self._changed.wait(_POLL_S)
-            poll()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if not self._thread.is_alive() or self._ends:
-            raise RuntimeError("the thread that samples rollouts has ended")
+    def _wait_for(
+        self,
+        event: threading.Event,
+        num_ended: Callable[[], int] = lambda: 0,
+        total: int | None = None,
+    ) -> None:
+        shown = 0
+        progress = self._collection.progress
+        with progress.stage("rollout_wait", total, "episodes") as advance:
+            while not event.wait(_POLL_S):
+                if self._error is not None:
+                    raise self._error
+                if not self._thread.is_alive():
+                    raise RuntimeError("the thread that samples rollouts has ended")
+                before, shown = shown, num_ended()
+                advance(shown - before)
 
     # ---- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             with self._collection.loop_ahead(lambda: self._version) as loop:
-                while self._may_go_on(loop):
+                while self._do_what_is_asked(loop):
                     for episode in loop.step():
                         self._collect(loop, episode)
         except BaseException as error:  # it is the trainer's to handle
             self._error = error
-        with self._changed:
-            self._changed.notify_all()
 
-    def _may_go_on(self, loop: EpisodeLoop) -> bool:
-        """Order what is allowed; wait while there is nothing to do, or somebody asks for a pause.
+    def _do_what_is_asked(self, loop: EpisodeLoop) -> bool:
+        """Wait for it while there is nothing to play. False at the end."""
+        while not loop.num_open or not self._asked.empty():
+            do = self._asked.get()
+            if do is None:
+                return False
+            do(loop)
+        return True
 
-        False at the end.
-        """
-        with self._changed:
-            while not self._ends:
-                if not self._num_pauses:
-                    while self._next <= self._last:
-                        self._order(loop, self._next)
-                        self._next += 1
-                    if loop.num_open:
-                        self._is_parked = False
-                        return True
-                self._is_parked = True  # as long as it waits here it uses nothing
-                self._changed.notify_all()
-                self._changed.wait()
-            return False
-
-    def _order(self, loop: EpisodeLoop, iteration: int) -> None:
+    def _order(self, found: _Iteration, loop: EpisodeLoop) -> None:
         """Ask for the episodes of an iteration's next attempt."""
-        found = self._open.setdefault(iteration, _Iteration(self._collection.filling(self.phase)))
-        prompts = self._collection.attempt_prompts(iteration, found.attempt)
-        size = self._group_size
-        found.rollouts = [None] * (len(prompts) * size)
-        found.num_left = len(found.rollouts)
+        filling = found.filling
+        prompts = self._collection.attempt_prompts(found.index, filling.attempts)
         # No other episode of the run has its key, by which its random numbers are drawn, and a run
         # that is resumed has the same.
-        number = iteration * max(1, found.filling.max_attempts) + found.attempt
-        for i, prompt in enumerate(prompts):
-            for j in range(size):
-                key = (number * len(prompts) + i, j)
-                self._rows[key] = (iteration, i * size + j)
-                loop.add(prompt, key)
+        number = found.index * max(1, filling.max_attempts) + filling.attempts
+        found.rows = ask(
+            loop,
+            [(prompt, None) for prompt in prompts],
+            group_size=self._collection.hyperparameters.group_size,
+            first=number * len(prompts),
+        )
+        self._owners |= dict.fromkeys(found.rows, found)
 
     def _collect(self, loop: EpisodeLoop, episode: Episode) -> None:
-        iteration, row = self._rows.pop(episode.key)
-        found = self._open[iteration]
-        found.rollouts[row] = episode.rollout(self._collection.player.tokenizer)
-        found.num_left -= 1
-        if found.num_left:
+        found = self._owners.pop(episode.key)
+        found.ended[episode.key] = episode
+        found.num_ended += 1
+        if len(found.ended) < len(found.rows):
             return
-        whole = [rollout for rollout in found.rollouts if rollout is not None]
-        self._collection.player.scorer.check(whole)
-        found.filling.add(self._collection.groups(whole, iteration, found.attempt))
-        found.attempt += 1
-        with self._changed:
-            if found.filling.is_full:
-                found.seconds = time.monotonic() - found.began
-                self._done[iteration] = self._open.pop(iteration)
-                self._changed.notify_all()
-            else:
-                self._order(loop, iteration)
+        rollouts = self._collection.player.rollouts([found.ended.pop(key) for key in found.rows])
+        found.filling.add(self._collection.groups(rollouts, found.index, found.filling.attempts))
+        if not found.filling.is_full:
+            self._order(found, loop)
+            return
+        found.seconds = time.monotonic() - found.began
+        found.is_there.set()

@@ -6,9 +6,6 @@ and other prompts are sampled, until the batch is full or the attempts are used 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import torch
 
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
@@ -28,31 +25,6 @@ def is_mixed(group: Group) -> bool:
     return len({rollout.is_correct for rollout in group}) == 2
 
 
-@dataclass(frozen=True)
-class FilledBatch:
-    """The requested number of groups: mixed ones first, then fillers, which carry no loss."""
-
-    groups: list[Group]
-    num_fillers: int
-    attempts: int
-    sampled: list[Group]
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of dynamic sampling, over all ranks."""
-        is_correct = [bool(rollout.is_correct) for group in self.sampled for rollout in group]
-        num_mixed = sum(map(is_mixed, self.sampled))
-        counts = torch.tensor(
-            [len(self.sampled) - num_mixed, self.num_fillers, sum(is_correct), len(is_correct)]
-        )
-        dropped, fillers, num_correct, num_sampled = sum_over_ranks(counts).tolist()
-        return {
-            "rollout/dynamic_sampling_attempts": float(self.attempts),
-            "rollout/dropped_groups": float(dropped),
-            "rollout/filler_groups": float(fillers),
-            "rollout/sampled_accuracy": num_correct / num_sampled,
-        }
-
-
 class Filling:
     """Groups for a batch, added attempt by attempt until there are enough mixed ones.
 
@@ -61,6 +33,7 @@ class Filling:
     minibatches, and as fillers carry no loss the gradient is that of the smaller batch.
 
     Args:
+        num_groups: of this rank; so many groups has an attempt at least.
         max_attempts: 0: all groups are taken, mixed or not, and one attempt has them.
     """
 
@@ -68,52 +41,50 @@ class Filling:
         self.num_groups, self.max_attempts = num_groups, max_attempts
         self.attempts = 0
         self.sampled: list[Group] = []
+        self.is_full = False
+        """Whether no attempt is needed, or allowed, any more: on all ranks after as many."""
 
     def add(self, groups: list[Group]) -> None:
-        """Add an attempt's groups."""
+        """Add an attempt's groups. Every rank must call this where there may be several attempts:
+        all go on as long as any of them misses groups."""
         self.sampled += groups
         self.attempts += 1
+        is_last = self.attempts >= self.max_attempts
+        self.is_full = is_last or int(max_over_ranks(torch.tensor(self._num_missing))) <= 0
+
+    def _is_wanted(self, group: Group) -> bool:
+        return self.max_attempts == 0 or is_mixed(group)
 
     @property
-    def num_missing(self) -> int:
-        """How many mixed groups are missing."""
-        if self.max_attempts == 0:
-            return self.num_groups - len(self.sampled)
-        return self.num_groups - sum(map(is_mixed, self.sampled))
+    def _wanted(self) -> list[Group]:
+        return [group for group in self.sampled if self._is_wanted(group)][: self.num_groups]
 
     @property
-    def is_full(self) -> bool:
-        """Whether no attempt is needed, or allowed, any more."""
-        return self.num_missing <= 0 or self.attempts >= max(1, self.max_attempts)
+    def _num_missing(self) -> int:
+        return self.num_groups - len(self._wanted)
 
-    def filled(self) -> FilledBatch:
-        """The batch. Raises: ValueError when all attempts have fewer than `num_groups` groups."""
-        sampled, num_groups = self.sampled, self.num_groups
-        if len(sampled) < num_groups:
-            raise ValueError(f"{len(sampled)} groups were sampled, {num_groups} are needed")
+    @property
+    def fillers(self) -> list[Group]:
+        """The batch's groups that carry no loss."""
+        return [group for group in self.sampled if not self._is_wanted(group)][: self._num_missing]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The batch's groups: those that are wanted, then the fillers."""
+        return [*self._wanted, *self.fillers]
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of dynamic sampling, over all ranks; none without it."""
         if self.max_attempts == 0:
-            return FilledBatch(sampled, 0, self.attempts, sampled)
-        mixed = [group for group in sampled if is_mixed(group)][:num_groups]
-        uniform = [group for group in sampled if not is_mixed(group)]
-        fillers = uniform[: num_groups - len(mixed)]
-        return FilledBatch([*mixed, *fillers], len(fillers), self.attempts, sampled)
-
-
-def fill_with_mixed_groups(sample: Callable[[int], list[Group]], filling: Filling) -> FilledBatch:
-    """Sample until there are enough mixed groups, at most `filling.max_attempts` times.
-
-    `sample(attempt)` must be a pure function of the attempt (and of the iteration it belongs
-    to), so that a resumed run repeats it. Ranks make equally many attempts.
-
-    Raises: ValueError when all attempts together have fewer groups than the batch.
-    """
-    while filling.attempts < filling.max_attempts:
-        filling.add(sample(filling.attempts))
-        if int(max_over_ranks(torch.tensor(filling.num_missing))) <= 0:
-            break
-    return filling.filled()
-
-
-def groups_of(rollouts: Sequence[Rollout], group_size: int) -> list[Group]:
-    """The groups of contiguous rollouts."""
-    return [list(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+            return {}
+        is_correct = [bool(rollout.is_correct) for group in self.sampled for rollout in group]
+        num_dropped = sum(not is_mixed(group) for group in self.sampled)
+        counts = [num_dropped, len(self.fillers), sum(is_correct), len(is_correct)]
+        summed = sum_over_ranks(torch.tensor(counts)).tolist()
+        dropped, fillers, num_correct, num_sampled = summed
+        return {
+            "rollout/dynamic_sampling_attempts": float(self.attempts),
+            "rollout/dropped_groups": float(dropped),
+            "rollout/filler_groups": float(fillers),
+            "rollout/sampled_accuracy": num_correct / num_sampled,
+        }

@@ -17,11 +17,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vapo.rollouts.sampled import SampledRollouts
 from vapo.system.atomic_files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 _FORMAT = 4  # of the file; rollouts in another one are sampled again
+
+
+@dataclass(frozen=True)
+class SampledRollouts:
+    """An iteration's rollouts, the phase that they were sampled for, and the metrics of that."""
+
+    phase: Phase
+    batch: RolloutBatch
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -39,19 +47,17 @@ class Origin:
     weights: str
 
 
-class RolloutFolder(Protocol):
-    """Where a run keeps its rollouts, and the identity of its config."""
+class RunFolder(Protocol):
+    """A run's folder, and the identity of its config."""
 
+    path: Path
     identity: str
-
-    @property
-    def rollouts(self) -> Path: ...
 
 
 class KeptRollouts:
     """The saved rollouts in the run's folder; every process writes and reads its own file."""
 
-    def __init__(self, run_dir: RolloutFolder, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, run_dir: RunFolder, prompts: Sequence[Prompt]) -> None:
         self._run_dir = run_dir  # the other processes know its path only later
         self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
 
@@ -61,7 +67,7 @@ class KeptRollouts:
 
     @property
     def folder(self) -> Path:
-        return self._run_dir.rollouts
+        return self._run_dir.path / "rollouts"
 
     def path(self, iteration: int, rank: int) -> Path:
         return self.folder / f"iteration_{iteration:06d}_rank_{rank}.safetensors"
@@ -102,7 +108,7 @@ class KeptRollouts:
             return None
         if metadata.get("digest") != _digest(tensors):
             return None
-        return self._from_json(tensors["json"].numpy().tobytes(), tensors, origin.iteration)
+        return self._from_json(tensors["json"].numpy().tobytes(), tensors)
 
     def forget(self, *, before: int) -> None:
         """Remove all processes' files of the iterations below `before`."""
@@ -110,9 +116,7 @@ class KeptRollouts:
             if int(path.name.split("_")[1]) < before:
                 path.unlink(missing_ok=True)
 
-    def _from_json(
-        self, text: bytes, tensors: dict[str, Tensor], iteration: int
-    ) -> SampledRollouts | None:
+    def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> SampledRollouts | None:
         contents = json.loads(text)
         prompts = [self.prompts.get(row["prompt_id"]) for row in contents["rollouts"]]
         known = [prompt for prompt in prompts if prompt is not None]
@@ -142,13 +146,7 @@ class KeptRollouts:
             max_response_tokens=contents["max_response_tokens"],
             **{f.name: tensors[f.name] for f in fields(RolloutBatch) if f.name in tensors},
         )
-        return SampledRollouts(
-            iteration,
-            contents["policy_iterations"],
-            Phase(contents["phase"]),
-            batch,
-            contents["metrics"],
-        )
+        return SampledRollouts(Phase(contents["phase"]), batch, contents["metrics"])
 
 
 def _written(origin: Origin) -> str:
@@ -158,7 +156,6 @@ def _written(origin: Origin) -> str:
 def _to_json(sampled: SampledRollouts) -> bytes:
     batch = sampled.batch
     contents: dict[str, Any] = {
-        "policy_iterations": sampled.policy_iterations,
         "phase": sampled.phase.value,
         "metrics": sampled.metrics,
         "group_size": batch.group_size,

@@ -92,24 +92,20 @@ class Player:
         advance: Callable[[int], None],
         first: int = 0,
     ) -> list[Rollout]:
-        if group_size < 1:
-            raise ValueError("group_size must be at least 1")
         ended: dict[Key, Episode] = {}
         with self._loop(self.scorer.environments(), settings, seed=seed) as loop:
-            # Most tokens first: neighbours need little padding, and what tends to take longest
-            # does not start last. The sort is stable: groups stay together.
-            for i in sorted(range(len(asked)), key=lambda i: -_num_tokens(*asked[i])):
-                prompt, start = asked[i]
-                for j in range(group_size):
-                    loop.add(prompt, (first + i, j), start=start)
+            rows = ask(loop, asked, group_size=group_size, first=first)
             for episode in played(loop):
                 ended[episode.key] = episode
                 advance(1)
-        rollouts = [
-            ended[first + i, j].rollout(self.tokenizer)
-            for i in range(len(asked))
-            for j in range(group_size)
-        ]
+        return self.rollouts([ended[key] for key in rows])
+
+    def rollouts(self, ended: Sequence[Episode]) -> list[Rollout]:
+        """The rollouts of a batch's episodes, row by row.
+
+        Raises: UserError: none has a verdict.
+        """
+        rollouts = [episode.rollout(self.tokenizer) for episode in ended]
         self.scorer.check(rollouts)
         return rollouts
 
@@ -152,6 +148,28 @@ class Player:
                 yield loop
             finally:
                 loop.abandon()
+
+
+def ask(
+    loop: EpisodeLoop,
+    asked: Sequence[tuple[Prompt, Rollout | None]],
+    *,
+    group_size: int,
+    first: int = 0,
+) -> list[Key]:
+    """Add `group_size` episodes of each prompt, or from each beginning, to a loop.
+
+    Returns the key (first + i, j) of each row; groups are contiguous, in the order of `asked`.
+    """
+    if group_size < 1:
+        raise ValueError("group_size must be at least 1")
+    # Most tokens first: neighbours need little padding, and what tends to take longest does not
+    # start last. The sort is stable: groups stay together.
+    for i in sorted(range(len(asked)), key=lambda i: -_num_tokens(*asked[i])):
+        prompt, start = asked[i]
+        for j in range(group_size):
+            loop.add(prompt, (first + i, j), start=start)
+    return [(first + i, j) for i in range(len(asked)) for j in range(group_size)]
 
 
 def _num_tokens(prompt: Prompt, start: Rollout | None) -> int:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-
-import torch
+from contextlib import AbstractContextManager, nullcontext
 
 from vapo.config import FitConfig
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
-from vapo.rollouts.dynamic_sampling import Filling
-from vapo.rollouts.kept_rollouts import KeptRollouts, Origin
-from vapo.rollouts.sampled import SampledRollouts
+from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
+from vapo.rollouts.sampling_metrics import staleness_metrics
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.system.distributed import all_ranks, max_over_ranks, rank, sum_over_ranks, world_size
+from vapo.system.distributed import all_ranks, rank, world_size
 from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, RolloutBatch
 
 
 class RolloutSource:
     """Hands out each iteration's rollouts once.
+
+    They are sampled when they are asked for, or with `training.max_staleness` above 0 in a thread
+    while the networks train. What they are sampled from, how attempts follow one another and what
+    becomes of them is the collection's in both cases.
 
     Args:
         lineage: identifies the weights with which saved rollouts must have been sampled.
@@ -58,33 +58,28 @@ class RolloutSource:
         Args:
             last: the run's last iteration, counted from 0; nothing is sampled beyond it.
         """
-        if (stored := self._stored(start)) is not None:
-            return stored.batch(start.index)
+        if self.stored is not None and self.is_stored(start):
+            return self.stored.batch(start.index)
         found = self._ready.pop(start.index, None)
         if found is None and self._ahead is None:
             found = self._kept_rollouts(start.index)
-        if found is not None and self._has_phases and found.phase is not start.phase:
-            found = None
-        times: dict[str, float] = {}
-        if found is None:
-            found, times = self._taken(start, last) if self.samples_ahead else self._new(start)
-            self._keep(found)
+        if found is None or not self._serves(found.phase, start):
+            found = self._taken(start, last) if self.samples_ahead else self._new(start)
+            self._keep(start.index, found)
         if self.samples_ahead:
             self._allow(start, last, first=start.index + 1)
-        return found.batch, found.metrics | staleness_metrics(found, start) | times
+        return found.batch, found.metrics | staleness_metrics(found.batch, start.policy_iterations)
 
     def is_stored(self, start: IterationStart) -> bool:
         """Whether the iteration's rollouts are those of a file."""
-        return self._stored(start) is not None
+        return self.stored is not None and start.phase is Phase.VALUE_PRETRAINING
 
-    def _stored(self, start: IterationStart) -> StoredRollouts | None:
-        """The file that has the iteration's rollouts."""
-        return self.stored if start.phase is Phase.VALUE_PRETRAINING else None
+    def _serves(self, phase: Phase, start: IterationStart) -> bool:
+        """Whether the iteration may have what was sampled for this phase."""
+        return phase is start.phase or self.config.algorithm.dynamic_sampling_attempts == 0
 
-    def _new(self, start: IterationStart) -> tuple[SampledRollouts, dict[str, float]]:
-        batch, metrics = self.collection.sample_batch(start.index, start.phase)
-        policy_iterations = start.policy_iterations
-        return SampledRollouts(start.index, policy_iterations, start.phase, batch, metrics), {}
+    def _new(self, start: IterationStart) -> SampledRollouts:
+        return SampledRollouts(start.phase, *self.collection.sample_batch(start.index, start.phase))
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
@@ -93,54 +88,30 @@ class RolloutSource:
         """Whether rollouts are sampled while the networks train."""
         return self.config.training.max_staleness > 0
 
-    @property
-    def _has_phases(self) -> bool:
-        """Whether rollouts of one phase do not serve the other."""
-        return self.config.algorithm.dynamic_sampling_attempts > 0
-
-    def _allow(self, start: IterationStart, last: int, *, first: int) -> None:
+    def _allow(self, start: IterationStart, last: int, *, first: int) -> ContinuousSampling | None:
         """Let the thread sample as far ahead as rollouts may be old; start it where need be."""
         furthest = min(start.index + self.config.training.max_staleness, last)
-        if self._ahead is not None and self._has_phases and self._ahead.phase is not start.phase:
+        if self._ahead is not None and not self._serves(self._ahead.phase, start):
             self.cancel()
-        if self._ahead is None:
-            if first > furthest:
-                return
+        if self._ahead is None and first <= furthest:
             self._ahead = ContinuousSampling(self.collection, start.phase, first=first)
-        self._ahead.allow(furthest, version=start.policy_iterations)
+        if self._ahead is not None:
+            self._ahead.allow(furthest, version=start.policy_iterations)
+        return self._ahead
 
-    def _taken(self, start: IterationStart, last: int) -> tuple[SampledRollouts, dict[str, float]]:
+    def _taken(self, start: IterationStart, last: int) -> SampledRollouts:
         """The iteration's rollouts from the thread, once they are there."""
-        self._allow(start, last, first=start.index)
-        assert self._ahead is not None
-        filling, seconds = self._waited_for(self._ahead, start)
-        sampled = self._assembled(filling, start.index, self._ahead.phase)
-        return sampled, {"rollout/ahead_s": seconds}
+        ahead = self._allow(start, last, first=start.index)
+        assert ahead is not None
+        return self._assembled(ahead, start.index)
 
-    def _waited_for(
-        self, ahead: ContinuousSampling, start: IterationStart
-    ) -> tuple[Filling, float]:
-        """Wait for the iteration's groups, and show how many of its episodes have ended."""
-        filling, shown = self.collection.filling(start.phase), 0
-        is_known = filling.max_attempts == 0
-        total = filling.num_groups * self.collection.hyperparameters.group_size
-        with self.progress.stage("rollout_wait", total if is_known else None, "episodes") as show:
-
-            def poll() -> None:
-                nonlocal shown
-                before, shown = shown, max(shown, ahead.num_ended(start.index))
-                show(shown - before)
-
-            return ahead.take(start.index, poll)
-
-    def _assembled(self, filling: Filling, iteration: int, phase: Phase) -> SampledRollouts:
-        """Make the batch of what the thread sampled. Every rank must call this."""
+    def _assembled(self, ahead: ContinuousSampling, iteration: int) -> SampledRollouts:
+        """Wait for what the thread samples, and make the batch. Every rank must call this."""
+        filling, seconds = ahead.take(iteration)
         needs_engine = self.config.algorithm.needs_greedy_baseline
         with self.engine_free() if needs_engine else nullcontext():
-            batch, metrics = self.collection.batch_of(filling.filled(), iteration, phase)
-        versions = [r.version for r in batch.rollouts if r.version is not None]
-        oldest = min(versions, default=0)
-        return SampledRollouts(iteration, oldest, phase, batch, metrics)
+            batch, metrics = self.collection.batch_of(filling, iteration)
+        return SampledRollouts(ahead.phase, batch, metrics | {"rollout/ahead_s": seconds})
 
     def before_update(self) -> None:
         """Call before the engine gets new weights.
@@ -150,22 +121,14 @@ class RolloutSource:
         """
         if self._ahead is None or self.config.training.update_open_rollouts:
             return
-        with self.progress.stage("rollout_wait") as advance:
-            self._ahead.wait(lambda: advance(0))
-        for iteration in self._ahead.finished:
-            filling, _ = self._ahead.take(iteration, self.progress.poll)
-            self._ready[iteration] = self._assembled(filling, iteration, self._ahead.phase)
+        for iteration in self._ahead.allowed:
+            self._ready[iteration] = self._assembled(self._ahead, iteration)
         if self._ready:  # the next iteration begins with the weights that there are now
-            self._keep(self._ready[min(self._ready)])
+            self._keep(min(self._ready), self._ready[min(self._ready)])
 
-    @contextmanager
-    def engine_free(self) -> Iterator[None]:
+    def engine_free(self) -> AbstractContextManager[None]:
         """While nothing is sampled ahead, so that engine and scorer are free."""
-        with ExitStack() as stack:
-            if self._ahead is not None:
-                with self.progress.stage("rollout_wait") as advance:
-                    stack.enter_context(self._ahead.paused(lambda: advance(0)))
-            yield
+        return nullcontext() if self._ahead is None else self._ahead.paused()
 
     def cancel(self) -> None:
         """Stop sampling ahead: no thread outlives the run."""
@@ -175,12 +138,12 @@ class RolloutSource:
 
     # ---- rollouts kept for a run that is stopped ---------------------------------------------
 
-    def _keep(self, sampled: SampledRollouts) -> None:
+    def _keep(self, iteration: int, sampled: SampledRollouts) -> None:
         """Save the rollouts until the iteration's checkpoint is written."""
         if self.kept is None:
             return
         try:
-            self.kept.write(self.origin(sampled.iteration), sampled)
+            self.kept.write(self.origin(iteration), sampled)
         except OSError as error:  # they can be sampled again
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
@@ -201,23 +164,3 @@ class RolloutSource:
     def origin(self, iteration: int) -> Origin:
         assert self.kept is not None
         return Origin(iteration, rank(), world_size(), self.kept.identity, self.lineage.weights)
-
-
-def staleness_metrics(found: SampledRollouts, start: IterationStart) -> dict[str, float]:
-    """By how many policy iterations the weights that sampled are older than the actor's now.
-
-    The mean is over sampled tokens; a turn has the age of the weights when it was asked for.
-    """
-    ages: list[float] = [0.0]  # of no token
-    tokens: list[int] = [0]
-    for rollout in found.batch.rollouts:
-        for turn in rollout.turns:
-            version = found.policy_iterations if turn.version is None else turn.version
-            ages.append(float(start.policy_iterations - version))
-            tokens.append(turn.num_sampled)
-    age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()
-    total, num = sum_over_ranks(torch.stack([(age * count).sum(), count.sum()])).tolist()
-    return {
-        "rollout/staleness_iterations": float(max_over_ranks(age.max())),
-        "rollout/staleness_mean": total / num if num else 0.0,
-    }

@@ -66,10 +66,6 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
     def lock(self) -> None:
         """Raises: UserError when another process is at work in the folder."""
         if not is_main_process():

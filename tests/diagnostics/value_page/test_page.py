@@ -272,7 +272,9 @@ def test_size_is_bounded_whatever_the_batch() -> None:
             for r in batch.rollouts
         ],
         response_ids=torch.full((12, 5000), 4),
-        **dict.fromkeys(("response_mask", "loss_mask", "value_mask"), every),
+        response_mask=every,
+        loss_mask=every,
+        value_mask=every,
         turn_starts=first_tokens(every),
         turn_rewards=place_at_last_token(batch.rewards, every),
         rollout_logprobs=noise(),
