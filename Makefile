@@ -1,9 +1,9 @@
 # The repository's commands; `make` alone lists them.
 
 PYTHON ?= python3.11
-# More arguments for pip. On Linux the plain torch wheel brings CUDA's libraries, several GB; on a
-# machine without a GPU, PIP_ARGS="--extra-index-url <the PyTorch project's CPU wheel index>"
-# takes the small CPU build of the same version instead.
+# More arguments for pip, or for uv. On Linux the plain torch wheel brings CUDA's libraries, several
+# GB; on a machine without a GPU, PIP_ARGS="--extra-index-url <the PyTorch project's CPU wheel
+# index>" takes the small CPU build of the same version instead.
 PIP_ARGS ?=
 # More arguments for the command behind fit, validate, test, ..., as ARGS="seed=1".
 ARGS ?=
@@ -11,13 +11,17 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+EVERYTHING := -c constraints.txt -e '.[dev,reasoning]'
+# uv installs where it is there, unless pip has a configuration, which uv would not read. As pip
+# does, it takes the best version of all indexes, not the first index that has the package.
+UV := uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match
 # Test processes at a time.
 WORKERS ?= 2
 # Two cores: one thread a process is the fastest for the small tensors of the tests.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs notebook learning kills soak gpu smollm2 vllm vllm-test verifiers-test math-verify-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu smollm2 vllm vllm-test verifiers-test math-verify-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -30,7 +34,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "make: there is no $(PYTHON) here; install Python 3.11, or set PYTHON=/its/path" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages into $(VENV): this takes some minutes and prints nothing"
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,reasoning]'
+	if command -v uv > /dev/null && test -z "$$($(BIN)/python -m pip config list)"; then \
+		$(UV) $(PIP_ARGS) $(EVERYTHING); \
+	else $(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) $(EVERYTHING); fi
+	@# all cores compile, where pip would take one
+	@$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@touch $@
 
 fit: install ## train on the default task: conf/vapo.yaml
@@ -42,7 +50,7 @@ validate: install ## score the default policy on held-out prompts
 ui: install ## open the MLflow UI on the recorded runs
 	$(BIN)/vapo ui $(ARGS)
 
-test: install ## run the tests (not those of `learning`, `gpu` and `vllm-test`)
+test: install ## run the tests (not those of `night` and the commands below it)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Types need one core for half a minute, in which tests begin.
@@ -51,7 +59,8 @@ check: lint ## lint, types and all tests but the slow ones, in under five minute
 
 quick: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not learning and not gpu and not vllm and not kills and not soak" $(ARGS)
+		-m "not slow and not night and not attacks and not kills and not soak and not learning \
+		and not gpu and not vllm" $(ARGS)
 
 lint: install ## ruff (rules and format) and codespell
 	$(BIN)/ruff check .
@@ -76,6 +85,12 @@ notebook: install ## open the tutorial, docs/tutorial.ipynb, in Jupyter
 
 learning: install ## the tests that train until the reward moves (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m learning $(ARGS)
+
+night: install ## further cases of what `make test` checks on one (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m night $(ARGS)
+
+attacks: install ## hostile input for servers, stores, browsers, verifiers, environments (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m attacks $(ARGS)
 
 kills: install ## kill and resume runs at random moments; results must be those of uninterrupted runs (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m kills -s $(ARGS)

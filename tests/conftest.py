@@ -36,8 +36,22 @@ IMPORTED_BEFORE = (
     "transformers.generation.utils",
     "transformers.models.auto.modeling_auto",
 )
-# Begun first, or the last process would have one of them alone at the end.
-LONGEST = ("test_memory_estimate.py", "test_recipes.py", "test_two_processes.py", "test_fit.py")
+# Begun first, the longest of them before the others, or the last process would have one of them
+# alone at the end.
+LONGEST = (
+    "test_algorithms.py",
+    "test_two_processes.py",
+    "test_tutorial.py",
+    "test_memory_estimate.py",
+    "test_recipes.py",
+    "test_fit.py",
+    "test_launchers.py",
+    "test_critic_grid.py",
+    "test_value_heads.py",
+    "test_sweep.py",
+    "test_kill_points.py",
+    "test_staleness.py",
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,7 +70,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture

@@ -57,6 +57,17 @@ def test_make_alone_lists_the_commands() -> None:
         assert re.search(rf"^  {target} +\w", listed, re.MULTILINE), target
 
 
+def test_what_the_suite_leaves_out_has_a_command_of_its_own() -> None:
+    """A test under a mark that no command runs would never run again."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    marks = {mark.partition(":")[0] for mark in options["markers"]} - {"slow"}
+    (left_out,) = (option for option in options["addopts"] if option.startswith("-m="))
+    assert set(re.findall(r"not (\w+)", left_out)) == marks
+    assert set(re.findall(r"not (\w+)", make("--dry-run", "quick"))) == {*marks, "slow"}
+    for mark in marks - {"vllm"}:  # its target installs the engine
+        assert f"-m {mark} " in make("--dry-run", mark), mark
+
+
 def test_arguments_reach_the_command() -> None:
     assert "vapo fit --config conf/vapo.yaml seed=3" in make("--dry-run", "fit", "ARGS=seed=3")
 

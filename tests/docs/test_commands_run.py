@@ -13,6 +13,7 @@ import pytest
 
 from tests.docs.pages import Command, commands, named_files
 from tests.integration.commands import FEW_PROMPTS, ROOT, SMALL
+from tests.tracking.ready_stores import ready_store
 from vapo import cli
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,7 @@ def test_the_pages_commands_in_their_order(
     (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "big").symlink_to(ROOT / "models" / "state_tracking" / "policy")
+    ready_store(tmp_path / "mlruns")
     monkeypatch.chdir(tmp_path)
     ran = []
     for command in chosen():

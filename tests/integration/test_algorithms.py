@@ -40,6 +40,7 @@ SIZES = {  # of the rollout batch of 16
     system: ["training.minibatch_size=8"] for system in SYSTEMS if system not in ONE_STEP
 }
 WITH_KL_LOSS = ("grpo", "vineppo", "reinforce_pp_baseline", "easyppo")
+ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
 
@@ -84,7 +85,13 @@ def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[
     return found
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(name, marks=() if name in ONE_OF_A_KIND else pytest.mark.slow)
+        for name in SYSTEMS
+    ],
+)
 def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of_run = tiny_fit(system, folder, monkeypatch)
     client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
@@ -110,6 +117,7 @@ def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch
         assert [m.value for m in ratios] == pytest.approx([1.0] * len(steps), abs=1e-5)
 
 
+@pytest.mark.kills  # test_composite_resume.py has dynamic sampling among all that resumes
 def test_dynamic_sampling_resumes_to_the_same_weights(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,22 +161,32 @@ def test_iterations_without_an_update_are_counted_and_saved(
     assert capsys.readouterr().out.count("actor: not updated in iteration 1") == 1
 
 
+PAIRS = ["components.group_sampling.group_size=2", "training.minibatch_size=1"]
+
+
 @pytest.mark.slow
-def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
+def test_minibatches_without_loss_are_no_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Minibatches of one response of Dr.GRPO: the rewards of some groups are alike."""
-    pairs = ["components.group_sampling.group_size=2", "training.minibatch_size=1"]
-    whole = tiny_fit("dr_grpo", folder, monkeypatch, *pairs)
-    half = tiny_fit("dr_grpo", folder, monkeypatch, *pairs, "training.num_iterations=1")
-    last = half / "checkpoints/last.ckpt"
-    resumed = tiny_fit("dr_grpo", folder, monkeypatch, *pairs, ckpt_path=last)
-    expected, actual = (
-        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
-    )
+    whole = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS)
     without = metric(whole, folder, "actor/minibatches_without_loss")
     assert len(without) == 2
     assert all(0 < number < 8 for number in without), without
-    assert int(expected["state_dict"]["policy_steps"]) == 16 - sum(without)
+    state = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]
+    assert int(state["policy_steps"]) == 16 - sum(without)
+
+
+@pytest.mark.kills
+def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS)
+    half = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS, "training.num_iterations=1")
+    last = half / "checkpoints/last.ckpt"
+    resumed = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS, ckpt_path=last)
+    expected, actual = (
+        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
+    )
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
         assert_same(actual[name], expected[name], name)

@@ -18,7 +18,7 @@ from tests.integration.test_algorithms import (
     validate_with_page,
 )
 from vapo.networks.loading import load_tokenizer
-from vapo.runs.checkpoints import network_state
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 pytest.importorskip("peft")
 __all__ = ["folder"]
@@ -43,13 +43,9 @@ def other_critic(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_a_run_its_folders_and_its_resumption(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = other_critic(folder / "other_critic")
-    options = [
-        f"critic.init={path}",
+def options_of(critic: Path) -> list[str]:
+    return [
+        f"critic.init={critic}",
         "critic.reward_model_path=null",
         "critic.lora.rank=2",
         "critic.epochs=2",
@@ -57,8 +53,21 @@ def test_a_run_its_folders_and_its_resumption(
         "critic.prompt.template='{prompt}{answer}'",
         "checkpoints.keep=9",
     ]
+
+
+@pytest.mark.kills  # test_composite_resume.py resumes the same options, adapters of the actor
+def test_a_run_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = options_of(other_critic(folder / "other_critic"))
     whole = tiny_fit("vapo", folder, monkeypatch, *options)
-    expected = assert_resumes_alike(folder, monkeypatch, *options, whole=whole)
+    assert_resumes_alike(folder, monkeypatch, *options, whole=whole)
+
+
+@pytest.mark.slow
+def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = other_critic(folder / "other_critic")
+    options = options_of(path)
+    whole = tiny_fit("vapo", folder, monkeypatch, *options)
+    expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     assert expected["global_step"] == 3 * 4, "two passes of two minibatches in either phase"
     assert len(metric(whole, folder, "critic/value_loss")) == 12
     assert len(metric(whole, folder, "actor/policy_loss")) == 4

@@ -26,14 +26,11 @@ EVERYTHING = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.kills  # test_composite_resume.py has tether among all that resumes
 def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
-    assert "weight of the final reward in a long response's first advantage: 0.5 (k)" in (
-        capsys.readouterr().out
-    )
     half = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING, "training.num_iterations=1")
     last = half / "checkpoints/last.ckpt"
     resumed = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING, ckpt_path=last)
@@ -42,6 +39,17 @@ def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
     )
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "baseline"):
         assert_same(actual[name], expected[name], name)
+
+
+@pytest.mark.slow
+def test_tether_and_the_options_of_targets_do_what_they_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
+    assert "weight of the final reward in a long response's first advantage: 0.5 (k)" in (
+        capsys.readouterr().out
+    )
+    expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     assert expected["baseline"]["num_batches"] == 2
     assert expected["baseline"]["rho"] != 0
     weights = metric(whole, tmp_path, "baseline/critic_weight")

@@ -65,6 +65,7 @@ def where(folder: Path) -> list[str]:
     return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
 
 
+@pytest.mark.attacks  # tests/environments/test_hostile_environments.py attacks without a run
 def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
     """In groups of one, so that no fair episode is left out with its group."""
     result = vapo(
@@ -126,7 +127,7 @@ class Slow:
         return self.walk.step(text)
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_killed_in_the_middle_of_episodes(tmp_path: Path) -> None:
     """And resumed, it has the weights of a run that nothing stopped."""
     own = [f"environment.function={HERE}:Slow", "--config", WINDY_WALK, *TINY]

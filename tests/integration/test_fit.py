@@ -359,8 +359,8 @@ def kill_after(pattern_count: int, command: list[str]) -> None:
     process.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("iterations_before_kill", [pytest.param(1, marks=pytest.mark.kills), 3])
+@pytest.mark.kills  # tests/runs/test_kill_points.py kills one that is forked
+@pytest.mark.parametrize("iterations_before_kill", [1, 3])
 def test_killed_and_resumed_equals_uninterrupted(
     run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
 ) -> None:

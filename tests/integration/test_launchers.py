@@ -74,7 +74,7 @@ def assert_one_trained_run(tmp_path: Path) -> None:
     assert (run / "pretrained_critic/model.safetensors").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.night  # test_srun has the same variables, forked
 def test_torchrun(tmp_path: Path) -> None:
     process = torchrun(*command(tmp_path, "trainer.devices=2"))
     out, err = process.communicate(timeout=280)

@@ -13,8 +13,7 @@ from tests.tracking.metric_docs import documented_keys
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.tracking.metric_groups import documented, stored_key
 
-pytestmark = pytest.mark.slow
-
+SMALLER = [item for item in SMALL if item not in FEW_PROMPTS]
 MIXTURE = """\
 data:
   train:
@@ -44,18 +43,17 @@ data:
 """
 
 
-def test_a_mixture_is_logged_by_source_and_resumes_exactly(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    from mlflow import MlflowClient
+def mixture_fit(folder: Path, *more: str) -> Path:
+    (folder / "mixture.yaml").write_text(MIXTURE)
+    return fit(folder, "--config", str(folder / "mixture.yaml"), *more, small=SMALLER)
 
+
+@pytest.mark.kills  # test_composite_resume.py has a mixture among all that resumes
+def test_a_mixture_resumes_exactly(tmp_path_factory: pytest.TempPathFactory) -> None:
     whole, parts = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
-    (whole / "mixture.yaml").write_text(MIXTURE)
-    overlay = ("--config", str(whole / "mixture.yaml"))
-    small = [item for item in SMALL if item not in FEW_PROMPTS]
-    run = fit(whole, *overlay, small=small)
-    fit(parts, *overlay, "training.num_iterations=1", small=small)
-    resumed = fit(parts, *overlay, "--ckpt_path", "last", small=small)
+    run = mixture_fit(whole)
+    mixture_fit(parts, "training.num_iterations=1")
+    resumed = mixture_fit(parts, "--ckpt_path", "last")
 
     def actor(run: Path) -> dict[str, torch.Tensor]:
         return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
@@ -63,7 +61,13 @@ def test_a_mixture_is_logged_by_source_and_resumes_exactly(
     for name, tensor in actor(run).items():
         assert torch.equal(tensor, actor(resumed)[name]), name
 
-    client = MlflowClient(f"sqlite:///{store(whole)}/mlflow.db")
+
+@pytest.mark.slow
+def test_a_mixture_is_logged_by_source(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run = mixture_fit(tmp_path)
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
     logged = set(documented(client.get_run(run_id).data.metrics))
     general = {re.sub(r"^(source|eval)_[a-z_]+/", r"\1_NAME/", key) for key in logged}

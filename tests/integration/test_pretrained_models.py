@@ -83,10 +83,28 @@ def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
     assert max(gaps) < 1e-5
 
 
+WITH_KL = [*LORA, "algorithm.kl.coef=0.01", "algorithm.kl.placement=loss"]
+
+
+@pytest.mark.kills  # test_composite_resume.py has adapters among all that resumes
+def test_adapters_resume(tmp_path: Path) -> None:
+    whole = fit.run(config(tmp_path, *WITH_KL))
+    expected = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]
+    again = config(tmp_path, *WITH_KL, runs="again")
+    again.training.num_iterations = 1
+    first = fit.run(again)
+    again.training.num_iterations = 2
+    assert fit.run(again, ckpt_path="last") == first
+    resumed = read_checkpoint(first / "checkpoints/last.ckpt")["state_dict"]
+    adapters = {name for name in expected if ".lora_" in name}
+    assert len(adapters) == 28
+    for name in adapters:
+        torch.testing.assert_close(resumed[name], expected[name], atol=1e-6, rtol=0)
+
+
 def test_adapters(tmp_path: Path) -> None:
-    """Trained beside weights that stay bit for bit; resumed, validated and exported merged."""
-    overrides = [*LORA, "algorithm.kl.coef=0.01", "algorithm.kl.placement=loss"]
-    whole = fit.run(config(tmp_path, *overrides))
+    """Trained beside weights that stay bit for bit; validated and exported merged."""
+    whole = fit.run(config(tmp_path, *WITH_KL))
     state = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]
     start = tiny_model(tie_word_embeddings=False).state_dict()
     actor = {n.removeprefix("actor.model."): t for n, t in state.items() if n.startswith("actor.")}
@@ -99,15 +117,6 @@ def test_adapters(tmp_path: Path) -> None:
     kl = metric(whole, "actor/kl_loss", tmp_path)
     assert kl[0] < kl[-1], "the reference is where the actor began"
 
-    again = config(tmp_path, *overrides, runs="again")
-    again.training.num_iterations = 1
-    first = fit.run(again)
-    again.training.num_iterations = 2
-    assert fit.run(again, ckpt_path="last") == first
-    resumed = read_checkpoint(first / "checkpoints/last.ckpt")["state_dict"]
-    for name in adapters:
-        torch.testing.assert_close(resumed[f"actor.model.{name}"], actor[name], atol=1e-6, rtol=0)
-
     model = exported(whole, tmp_path / "out")
     merged = network_state(read_checkpoint(whole / "checkpoints/last.ckpt"), "actor")
     live = tiny_model(tie_word_embeddings=False)
@@ -115,7 +124,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert torch.equal(logprobs(model), logprobs(live))
     assert (logprobs(model) - logprobs(tiny_model(tie_word_embeddings=False))).abs().max() > 1e-2
     path = str(whole / "checkpoints/last.ckpt")
-    scores = validate.run(config(tmp_path, *overrides), ckpt_path=path)
+    scores = validate.run(config(tmp_path, *WITH_KL), ckpt_path=path)
     plain = validate.run(config(tmp_path, f"actor.path={tmp_path / 'out'}"))
     expected = summary(whole)["score_after"]
     assert scores["eval/avg_at_k"] == plain["eval/avg_at_k"] == pytest.approx(expected, abs=1e-4)

@@ -73,7 +73,7 @@ def test_the_file_says_what_was_sampled(data: Path) -> None:
     assert not data.with_name("rollouts.parquet.parts").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_a_killed_command_samples_the_rest(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

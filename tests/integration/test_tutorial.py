@@ -10,6 +10,24 @@ from nbclient import NotebookClient
 
 from tests.config.fits import ROOT
 from tests.integration.commands import SMALL
+from tests.tracking.ready_stores import ready_store
+
+SMALLER = {
+    **dict(item.split("=") for item in SMALL),
+    "components.group_sampling.num_prompts": "4",
+    "training.minibatch_size": "8",
+    "data.train.num_examples": "64",
+    "data.heldout.num_examples": "4",
+}
+# Forked, the runs of the sweep do not load torch, Lightning and MLflow one by one.
+PARAMETERS = """
+out = Path({folder!r})
+quick = {{"output_dir": str(out), "tracking.uri": str(out / "mlruns"), **{small!r}}}
+seeds = [0]
+import pytest
+from tests.integration.forked_runs import ForkedRuns
+ForkedRuns(pytest.MonkeyPatch(), out)
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +37,8 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(ROOT / "docs/tutorial.ipynb", as_version=4)
     (parameters,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
-    small = dict(item.split("=") for item in SMALL)
-    parameters.source += f"\nout = Path({str(tmp_path)!r})\n"
-    parameters.source += 'quick = {"output_dir": str(out), "tracking.uri": str(out / "mlruns")}\n'
-    parameters.source += f"quick |= {small!r}\nseeds = [0]\n"
+    ready_store(tmp_path / "mlruns")
+    parameters.source += PARAMETERS.format(folder=str(tmp_path), small=SMALLER)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": ROOT / "docs"}}).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     images = [o for o in shown if "image/png" in o.get("data", {})]

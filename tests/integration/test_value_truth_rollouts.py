@@ -80,7 +80,7 @@ def test_the_file_has_what_was_measured(truth: tuple[Path, str], data: Path) -> 
     assert f"{len(prefixes):,} prefixes of 40 responses, {2 * len(prefixes):,} continuations" in out
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_a_killed_command_measures_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

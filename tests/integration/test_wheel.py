@@ -13,6 +13,7 @@ from tests.config.fits import ROOT
 from tests.integration.commands import SMALL
 
 pytestmark = pytest.mark.slow
+SHORT = [*SMALL, "components.value_pretraining.num_iterations=1", "training.num_iterations=1"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,6 @@ def test_init_and_fit_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
         return done.stdout
 
     vapo("init", "new", folder=tmp_path)
-    printed = vapo("fit", "--config", "conf/vapo.yaml", *SMALL, folder=tmp_path / "new")
+    printed = vapo("fit", "--config", "conf/vapo.yaml", *SHORT, folder=tmp_path / "new")
     assert "held-out score" in printed or "avg@" in printed
     assert (tmp_path / "new/mlruns").is_dir()

@@ -19,6 +19,7 @@ from vapo.config.written import flatten
 
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]
+WHEN: dict[str, Any] = {"smollm2_cpu": (), "gsm8k_qwen2.5_0.5b": pytest.mark.slow}
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 
@@ -57,9 +58,7 @@ def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(
-            path, marks=[] if path.stem == "smollm2_cpu" else pytest.mark.slow, id=path.stem
-        )
+        pytest.param(path, marks=WHEN.get(path.stem, pytest.mark.night), id=path.stem)
         for path in RECIPES
     ],
 )

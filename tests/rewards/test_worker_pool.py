@@ -156,7 +156,7 @@ def test_what_a_verifier_started_is_killed_with_it(tmp_path: Path):
     assert ends(int(file.read_text()))
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_hung_worker_ends_when_the_trainer_was_killed(tmp_path: Path):
     """Nobody is left to kill it but its supervisor, which does so at once."""
     file = tmp_path / "pid"

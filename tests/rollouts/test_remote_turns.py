@@ -70,7 +70,7 @@ def test_responses_are_the_trainers_own_engines():
     assert ids_of(rollouts) == ids_of(sample(model, prompts))
 
 
-@pytest.mark.slow
+@pytest.mark.attacks  # test_servers_fit.py has a server of the command that nobody kills
 def test_the_command_serves_the_transformers_engine(tmp_path):
     """Killed in the middle of turns it is lost; another takes over with the same tokens."""
     model = tiny_model()

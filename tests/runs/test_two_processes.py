@@ -134,6 +134,7 @@ def is_command(arguments: list[str]) -> bool:
     return Path(before).name == "vapo" or before in ("vapo.__main__", "vapo")
 
 
+@pytest.mark.kills  # test_one_is_lost_and_both_are_stopped has forked ones
 def test_a_lost_process_that_lightning_started(tmp_path: Path, store: Path) -> None:
     """The command itself, with two processes of its own: it says so and ends within seconds."""
     arguments = [*SMALL, FSDP, "trainer.devices=2", "training.num_iterations=50"]

@@ -77,7 +77,7 @@ def trickling_port() -> Iterator[int]:
         thread.join(5)
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_server_that_trickles_does_not_hold_a_finished_run(
     tracking: TrackingConfig, tmp_path: Path, trickling_port: int
 ):

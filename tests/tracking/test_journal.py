@@ -175,7 +175,9 @@ def killed_run(tracking: TrackingConfig, journal: Path, when: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["sent, not marked", "not sent"])
+@pytest.mark.parametrize(
+    "when", ["sent, not marked", pytest.param("not sent", marks=pytest.mark.kills)]
+)
 def test_a_killed_runs_records_arrive_once_when_it_resumes(tracking, tmp_path: Path, when: str):
     journal = tmp_path / "tracking"
     run_id = killed_run(tracking, journal, when)

@@ -84,7 +84,7 @@ def files_with_secrets(*folders: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 @pytest.mark.timeout(1500)
 def test_six_commands_keep_a_password_and_a_token_to_themselves(server: Server, tmp_path: Path):
     out = tmp_path / "out"

@@ -23,7 +23,7 @@ def log_steps(logger: RunLogger, steps: range) -> None:
     logger.log_text(f"up to {steps.stop}", f"notes/{steps.stop}.txt")
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_metrics_of_an_outage_arrive_in_order_and_once(
     request, tmp_path: Path, monkeypatch, capsys
 ):

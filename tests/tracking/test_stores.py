@@ -61,7 +61,7 @@ def test_an_unreachable_server_is_an_error_in_seconds(closed_port):
     assert "tracking.uri=mlruns" in message
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_server_that_never_answers_is_an_error_in_seconds(silent_port):
     assert "tracking.uri" in assert_unusable_within(f"http://127.0.0.1:{silent_port}", 15)
 
@@ -119,7 +119,7 @@ open_store(locate_store(sys.argv[1]), "e", print)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_a_store_whose_making_was_killed_is_made_anew(tmp_path):
     """MLflow's migrations take seconds, each in a transaction of its own."""
     process = subprocess.Popen([sys.executable, "-c", OPENING, str(tmp_path)])

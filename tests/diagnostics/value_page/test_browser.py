@@ -33,7 +33,13 @@ def columns(batch: TrainingBatch) -> dict[str, torch.Tensor | None]:
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(
-    ("name", "max_tokens"), [("value", 1000), ("advantage", 1000), ("logprob", 1000), ("value", 4)]
+    ("name", "max_tokens"),
+    [
+        ("value", 4),
+        pytest.param("value", 1000, marks=pytest.mark.night),
+        ("advantage", 1000),
+        pytest.param("logprob", 1000, marks=pytest.mark.night),
+    ],
 )
 def test_cards_are_the_batchs_rows(tmp_path: Path, name: str, max_tokens: int) -> None:
     """With 4 tokens, one a group, responses are cut."""

@@ -177,7 +177,7 @@ def test_a_tokens_details_have_its_turn(tmp_path: Path) -> None:
     assert float(details["reward of the turn"].replace("\u2212", "-")) == turn["reward"]
 
 
-@pytest.mark.slow
+@pytest.mark.night  # Node draws it, above
 @needs_browser
 def test_a_browser_draws_the_same(tmp_path: Path) -> None:
     config = system_config("vapo", *EPISODES, TURNS)

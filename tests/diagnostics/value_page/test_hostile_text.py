@@ -101,7 +101,7 @@ def test_policy_admits_the_pages_own_script_and_style_only() -> None:
         assert way not in script
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 @needs_browser
 def test_a_browser_draws_it_and_switches_colours(tmp_path: Path) -> None:
     """The script runs to its end; tokens are there as text; the measure of the URL is chosen."""

@@ -17,11 +17,13 @@ from tests.studies.memory.memory_measurement import (
     mid_size_config,
     save_mid_size_model,
 )
+from tests.studies.memory.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, render, run, verdict
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
+from vapo.studies.memory import estimate as estimate_module
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
 from vapo.studies.memory.sizes import worst_microbatch
@@ -37,9 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model")
 
 
+@pytest.fixture(autouse=True)
+def each_pass_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_module, "NetworkPasses", remembered_passes)
+
+
 @cache
 def estimate(folder: Path, *overrides: str) -> Estimate:
-    """Of the model in the folder; a second each, and several tests need the same one."""
+    """Of the model in the folder; several tests need the same one."""
     config = mid_size_config(folder, *overrides)
     model = AutoConfig.from_pretrained(config.actor.path)
     critic = AutoConfig.from_pretrained(config.actor.path)
@@ -59,11 +66,11 @@ def totals(folder: Path, *overrides: str) -> dict[str, float]:
     "overrides",
     [
         (),
-        pytest.param(("training.packing=padded", FULL_ROWS), marks=pytest.mark.slow),
+        pytest.param(("training.packing=padded", FULL_ROWS), marks=pytest.mark.night),
         pytest.param(CHECKPOINTING, marks=pytest.mark.slow),
-        pytest.param((*EAGER, FULL_ROWS), marks=pytest.mark.slow),
-        pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.slow),
-        pytest.param(("critic.frozen=[self_attn.,mlp.]",), marks=pytest.mark.slow),
+        pytest.param((*EAGER, FULL_ROWS), marks=pytest.mark.night),
+        pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.night),
+        pytest.param(("critic.frozen=[self_attn.,mlp.]",), marks=pytest.mark.night),
         pytest.param(("critic.lora.rank=4",), marks=pytest.mark.slow),
     ],
     ids=[
