@@ -159,7 +159,9 @@ def test_weights_follow_what_is_waited_for_once_they_may_move(
     events: list[str] = []
     assert runner.source is not None
     monkeypatch.setattr(runner.source, "before_update", lambda: events.append("waited"))
-    monkeypatch.setattr(player.sampler, "sync", lambda weights: events.extend(n for n, _ in weights))
+    monkeypatch.setattr(
+        player.sampler, "sync", lambda weights: events.extend(n for n, _ in weights)
+    )
     runner.sync(Phase.VALUE_PRETRAINING, iter([]))
     assert events == ["waited"]
     runner.sync(Phase.POLICY_OPTIMIZATION, iter([("weights", torch.zeros(1))]))

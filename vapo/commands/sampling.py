@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.config.written import to_yaml
 from vapo.config.sources import default_name
+from vapo.config.written import to_yaml
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts

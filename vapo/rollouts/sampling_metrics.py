@@ -6,7 +6,7 @@ import torch
 
 from vapo.prompts.training_set import TrainingSet
 from vapo.system.distributed import gather_over_ranks, max_over_ranks, sum_over_ranks
-from vapo.types import RolloutBatch, Turn
+from vapo.types import RolloutBatch
 
 FAILURES = ("timeout", "crash", "error", "garbled")
 
