@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.problem import Problem
-from vapo.config.secret_variables import ROLLOUT_SERVER_TOKEN
 
 _VLLM = "rollouts.vllm"
 
 
 def server_urls_are_addresses(config: Any) -> Problem | None:
     rollouts, key = config.rollouts, "rollouts.servers.urls"
-    if not isinstance(rollouts, ServersEngine):
+    if not isinstance(rollouts, VllmServerEngine):
         return None
     if "@" in rollouts.servers.urls:  # which is not quoted
         return Problem(
             (key,),
-            f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100, and "
-            f"a token as {ROLLOUT_SERVER_TOKEN} in the environment",
+            f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100",
         )
     for url in rollouts.servers.urls.split(","):
         scheme, _, rest = url.strip().partition("://")
@@ -46,7 +44,7 @@ def engine_parts_fill_a_host(config: Any) -> Problem | None:
 
 def vllm_temperature_is_kept(config: Any) -> Problem | None:
     """vLLM raises a lower temperature to 0.01, also on a server."""
-    if not isinstance(config.rollouts, VllmEngine | ServersEngine):
+    if not isinstance(config.rollouts, VllmEngine | VllmServerEngine):
         return None
     for section in ("rollouts", "evaluation"):
         part = getattr(config, section, None)

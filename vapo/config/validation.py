@@ -15,7 +15,7 @@ from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.engine_rules import ENGINE_RULES
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.environment_rules import ENVIRONMENT_RULES, EPISODE_RULES
 from vapo.config.function_rules import FUNCTION_RULES, own_environment_is_an_import_path
 from vapo.config.hyperparameters import resolve
@@ -112,13 +112,13 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problem | None:
     rollouts = config.rollouts
     if config.training.max_staleness == 0:
         return None
-    if isinstance(rollouts, ServersEngine):
+    if isinstance(rollouts, VllmServerEngine):
         return None
     if isinstance(rollouts, VllmEngine):
         return Problem(
             ("training.max_staleness", "rollouts.engine"),
             "training.max_staleness above 0 samples while the networks train, and a colocated "
-            "engine shares their process and device: set rollouts.engine=servers, "
+            "engine shares their process and device: set rollouts.engine=vllm_server, "
             "rollouts.engine=transformers, or training.max_staleness=0",
         )
     if config.trainer.is_one_process:
@@ -127,7 +127,7 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problem | None:
         ("training.max_staleness", "rollouts.engine", "trainer.strategy", "trainer.devices"),
         "training.max_staleness above 0 samples while the networks train, and with several "
         "processes the transformers engine gathers their shards in between: set "
-        "rollouts.engine to servers (`vapo rollout-server`), training.max_staleness=0, or "
+        "rollouts.engine to vllm_server (`vapo serve`), training.max_staleness=0, or "
         "trainer.devices=1, trainer.num_nodes=1 and trainer.strategy=auto",
     )
 
