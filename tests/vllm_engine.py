@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,37 +90,51 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
 
 
 @contextmanager
-def real_server(folder: Path, engine: str = "vllm") -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`vapo rollout-server` for the policy in the folder: its address and its process."""
-    command = [sys.executable, "-u", "-m", "vapo", "rollout-server", "--port", "0"]
-    options = [
+def real_server(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`vapo serve` for the policy in the folder, once it answers."""
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-u", "-m", "vapo", "serve", "--port", str(port)]
+    options = (
         *ON_STATE_TRACKING,
         f"actor.path={folder}",
         "critic.init=policy",
-        f"rollouts.engine={engine}",
-        *(["rollouts.vllm.kv_cache_memory_bytes=33554432"] if engine == "vllm" else []),
+        "rollouts.engine=vllm_server",
+        f"rollouts.servers.urls={url}",
+        "rollouts.servers.kv_cache_memory_bytes=33554432",
         "rollouts.max_concurrent_sequences=64",
         "data.max_prompt_tokens=96",
-        "trainer.num_threads=1",
-    ]
-    process = subprocess.Popen(
-        [*command, *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        *options,
     )
+    with open(folder.parent / f"server_{port}.log", "ab") as log:
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if found := re.search(r"listening on (\S+)", line):
-                yield found[1], process
-                return
-        raise AssertionError(f"the server did not start: {said}")
+        until = time.monotonic() + 300
+        while not _answers(f"{url}/health"):
+            assert process.poll() is None, "the server did not start"
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        yield process
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
+        kill_server(process)
+
+
+def kill_server(process: subprocess.Popen[bytes]) -> None:
+    """As kill -9 of the server and of its engine's process."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status == 200
+    except OSError:
+        return False

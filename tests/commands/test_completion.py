@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
          ["components.clip_higher.enabled=", "components.clip_higher.eps_high="]),
         (["fit", "--components.clip_higher.ep"], ["--components.clip_higher.eps_high="]),
         (["fit", "rollouts.engine="],
-         ["rollouts.engine=transformers", "rollouts.engine=vllm", "rollouts.engine=servers"]),
+         ["rollouts.engine=transformers", "rollouts.engine=vllm", "rollouts.engine=vllm_server"]),
         (["fit", "actor.gradient_checkpointing=t"], ["actor.gradient_checkpointing=true"]),
         (["fit", "critic.reward_model_path="], ["critic.reward_model_path=null"]),
         (["sft", "new_model.num_"], ["new_model.num_layers=", "new_model.num_heads="]),

@@ -75,6 +75,6 @@ def test_commands() -> None:
         assert command in COMMANDS or command in ("--help", "--version")
         assert name not in COMMANDS
     assert command_hint("train", COMMANDS) == "; did you mean 'fit'?"
-    assert command_hint("rollout_server", COMMANDS) == "; did you mean 'rollout-server'?"
+    assert command_hint("rollout_server", COMMANDS) == "; did you mean 'serve'?"
     assert command_hint("fitt", COMMANDS) == "; did you mean 'fit'?"
     assert command_hint("xyzzy", COMMANDS) == "; see `vapo --help`"

@@ -12,7 +12,7 @@ from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data import FileSource, HuggingfaceSource, MixtureSource, ProceduralSource
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.help import describe_keys
 from vapo.config.kinds import kinds_of, make
 from vapo.config.loading import compose, from_yaml
@@ -28,7 +28,7 @@ data:
 """
 SERVED = """\
 rollouts:
-  engine: servers
+  engine: vllm_server
   servers: {urls: "http://gpu2:8100", timeout_s: 5, dtype: float32}
 """
 
@@ -57,7 +57,7 @@ def test_two_kinds_in_one_block(tmp_path: Path) -> None:
 
 def test_an_engine_is_a_type(tmp_path: Path) -> None:
     rollouts = fit_config(tmp_path, overlay=SERVED).rollouts
-    assert isinstance(rollouts, ServersEngine)
+    assert isinstance(rollouts, VllmServerEngine)
     assert not isinstance(rollouts, VllmEngine)
     assert (rollouts.servers.timeout_s, rollouts.servers.dtype) == (5.0, "float32")
     other = fit_config(tmp_path, "rollouts.engine=transformers", overlay=SERVED).rollouts

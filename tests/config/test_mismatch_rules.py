@@ -48,7 +48,7 @@ def test_ranges(tmp_path: Path, key: str) -> None:
 
 OVERLAP = "training.max_staleness=1"
 SERVERS = (
-    "rollouts.engine=servers",
+    "rollouts.engine=vllm_server",
     "rollouts.servers.urls=http://gpu2:8100",
 )
 
@@ -88,7 +88,7 @@ def test_the_correction_is_on_where_rollouts_are_older(tmp_path: Path) -> None:
 
 def test_overlap_needs_an_engine_beside_the_trainer(tmp_path: Path) -> None:
     message = problem(tmp_path, OVERLAP, "rollouts.engine=vllm")
-    assert "set rollouts.engine=servers" in message
+    assert "set rollouts.engine=vllm_server" in message
     fit_config(tmp_path, OVERLAP, *SERVERS)
     fit_config(tmp_path, "rollouts.engine=vllm")
 

@@ -238,7 +238,7 @@ def test_every_rule_belongs_to_a_schema() -> None:
         ),
         (
             ["rollouts.engine=vllm", "rollouts.servers.urls=http://a:1"],
-            "unknown key 'rollouts.servers' with rollouts.engine 'vllm': it is a key of servers",
+            "with rollouts.engine 'vllm': it is a key of vllm_server",
         ),
         (["rollouts.engine=vllm", "rollouts.vllm.mode=server"], "rollouts.engine"),
         (
@@ -246,7 +246,7 @@ def test_every_rule_belongs_to_a_schema() -> None:
             "rollouts.servers.urls",
         ),
         (
-            ["rollouts.engine=servers", "rollouts.servers.urls='http://a:1, gpu2'"],
+            ["rollouts.engine=vllm_server", "rollouts.servers.urls='http://a:1, gpu2'"],
             "'gpu2' is not like http://gpu2:8100",
         ),
         (
@@ -265,7 +265,7 @@ def test_engine_options_of_another_kind_are_unknown(
 
 def test_servers_have_addresses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rollouts\.servers\.urls must be set"):
-        fit_config(tmp_path, "rollouts.engine=servers")
+        fit_config(tmp_path, "rollouts.engine=vllm_server")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_servers_have_addresses(tmp_path: Path) -> None:
 )
 def test_an_error_on_the_servers_addresses_shows_no_password(tmp_path: Path, urls: str) -> None:
     with pytest.raises(UserError) as caught:
-        fit_config(tmp_path, "rollouts.engine=servers", f"rollouts.servers.urls='{urls}'")
+        fit_config(tmp_path, "rollouts.engine=vllm_server", f"rollouts.servers.urls='{urls}'")
     assert "rollouts.servers.urls has a user or password in it" in str(caught.value)
     assert "pa5" not in str(caught.value)
     assert "5word" not in str(caught.value)

@@ -16,7 +16,7 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.integration import commands
 from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
-from tests.vllm_engine import real_server, vllm_model
+from tests.vllm_engine import vllm_model
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.tracking.metric_groups import stored_key
 
@@ -129,23 +129,6 @@ def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
     changed = network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
     before = vllm_model(num_key_value_heads=2).state_dict()
     assert any(not torch.equal(changed[name], before[name]) for name in before)
-
-
-def test_a_server_that_dies_in_a_rollout(policy: Path, whole_run: Path, tmp_path: Path) -> None:
-    """One error, no half batch trained on; a new server and `--ckpt_path last` end the run."""
-    served = [f"actor.path={policy}", "critic.init=policy", "rollouts.engine=servers"]
-    with real_server(policy) as (url, server):
-        process = start_fit(tmp_path, *served, f"rollouts.servers.urls={url}")
-        wait_for_iteration(process, 3)
-        server.kill()
-        _, said = process.communicate(timeout=240)
-    assert process.returncode == 2
-    assert f"the rollout server {url}" in said
-    assert "--ckpt_path last" in said
-    assert "Traceback" not in said
-    with real_server(policy) as (url, _):
-        resumed = fit(tmp_path, *served, f"rollouts.servers.urls={url}", "--ckpt_path", "last")
-    assert_same_actor(whole_run, resumed)
 
 
 @pytest.mark.parametrize(

@@ -159,17 +159,18 @@ def test_a_master_port_that_is_taken(monkeypatch: pytest.MonkeyPatch):
         check_launch(two)
 
 
-def test_a_taken_port_stops_the_rollout_server_before_its_engine(
+def test_a_taken_port_stops_vapo_serve_before_vllm_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from vapo.commands import rollout_server
+    from vapo.commands import serve
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(rollout_server, "check_engine", lambda config: None)
+    monkeypatch.setattr(serve, "check_options", lambda options: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        options = ["rollouts.engine=vllm", "trainer.accelerator=cpu", "--port", str(port)]
-        assert main(["rollout-server", *ON_STATE_TRACKING, *options]) == 2
+        options = ["rollouts.engine=vllm_server", "rollouts.servers.urls=http://127.0.0.1:1"]
+        options += ["trainer.accelerator=cpu", "--port", str(port)]
+        assert main(["serve", *ON_STATE_TRACKING, *options]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

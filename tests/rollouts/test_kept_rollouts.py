@@ -62,7 +62,7 @@ def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> Non
         judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=32
     )
     kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
-    kept.write(ORIGIN, SampledRollouts(3, 2, Phase.POLICY_OPTIMIZATION, batch, {}))
+    kept.write(ORIGIN, SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
     found = kept.read(ORIGIN)
     assert found is not None
     assert found.batch.rollouts == batch.rollouts

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts.serving import WAIT_S
-from vapo.config.engines import ColocatedVllm
+from vapo.config.engines import ColocatedVllm, ServerOptions
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Request, sampled
@@ -37,7 +36,21 @@ def test_vllm_runs_no_code_of_the_model_folder() -> None:
 def test_nobody_can_ask_vllm_to_run_it(value: Any) -> None:
     engine_args = make_dataclass("EngineArgs", ["model", "trust_remote_code"])
     with pytest.raises(UserError, match="vapo runs no code out of model folders"):
-        check_engine_args({"trust_remote_code": value}, engine_args)
+        check_engine_args(ColocatedVllm(engine_args={"trust_remote_code": value}), engine_args)
+
+
+def test_an_argument_that_vapo_sets_is_named_by_its_own_key() -> None:
+    engine_args = make_dataclass("EngineArgs", ["model", "dtype"])
+    servers = ServerOptions(urls="http://a:1", engine_args={"dtype": "half"})
+    for options, key in (
+        (ColocatedVllm(engine_args={"dtype": "half"}), "vllm"),
+        (servers, "servers"),
+    ):
+        with pytest.raises(
+            UserError,
+            match=rf"rollouts\.{key}\.engine_args\.dtype is set by rollouts\.{key}\.dtype",
+        ):
+            check_engine_args(options, engine_args)
 
 
 # ---- what is left in vLLM when a call ends early --------------------------------------------
@@ -66,7 +79,7 @@ def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
     added: list[str] = []
     fakes: Any = {
         "_engine": Engine(),
-        "_timeout_s": WAIT_S,
+        "_timeout_s": 20.0,
         "_is_asleep": False,
         "_state": SimpleNamespace(entered=lambda: closing(SimpleNamespace(close=lambda: None))),
         "_add": lambda name, *_: added.append(name),

@@ -1,163 +1,429 @@
-"""`vapo rollout-server` and its client: the same responses and weights, and its failures."""
+"""`vllm serve` processes as the engine, on stand-ins: weights, versions, lost and lying servers."""
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.rollouts.playing import sample_all
-from tests.rollouts.sampler_contract import ids_of, largest_gap
-from tests.tiny_model import ragged_prompts, save_tiny_folder
-from tests.tiny_model import sample as sample_with_transformers
-from tests.vllm_engine import make_vllm_sampler, real_server, vllm_model
-from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Request, sampled
-from vapo.rollouts.engines.remote import RemoteEngine
-
-
-@contextmanager
-def scripted(*lines: bytes) -> Iterator[str]:
-    """A server that answers /info, and every POST with these lines."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self, *lines: bytes) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.writelines(lines)
-
-        def do_GET(self) -> None:
-            self.answer(b'{"max_tokens": 64, "has_weights": true}\n')
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer(*lines)
-
-        def log_message(self, *args: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def generate(engine: RemoteEngine, num: int) -> Any:
-    requests = [Request((2, 3), seed) for seed in range(num)]
-    return sampled(engine, requests, SamplingSettings(4), end_ids=frozenset([1]))
-
-
-@contextmanager
-def at_first_results(engine: RemoteEngine, call: Callable[[], None]) -> Iterator[None]:
-    """Call this when the first results have come."""
-    results = engine.results
-
-    def once(names: Any) -> Any:
-        if found := results(names):
-            engine.results = results  # type: ignore[method-assign]
-            call()
-        return found
-
-    engine.results = once  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        engine.results = results  # type: ignore[method-assign]
-
-
-def test_shares_come_back_in_order_and_progress_adds_up() -> None:
-    first = (  # the second response is done before the first
-        b'{"responses": [[1, [6, 1], [-1.0, -2.0]]]}\n',
-        b'{"responses": []}\n',
-        b'{"responses": [[0, [5], [-0.5]]]}\n',
-        b'{"generated": 2}\n',
-    )
-    second = b'{"responses": [[0, [7], [-0.1]]]}\n', b'{"generated": 1}\n'
-    with scripted(*first) as a, scripted(*second) as b:
-        generated = generate(RemoteEngine([a, b], timeout_s=5), 3)
-    assert [result.ids for result in generated] == [(5,), (6, 1), (7,)]
-    assert generated[1].logprobs == (-1.0, -2.0)
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ([b'{"responses": [[0, [5], [-0.5]]]}\n', b'{"generated": 1}\n'], "1 of 2 responses"),
-        ([b'{"responses": [[0, [5], [-0.5]]]}\n'], "ended early"),
-        ([b'{"error": "out of memory"}\n'], "out of memory"),
-        ([b"oops\n"], "does not answer"),
-    ],
+from tests.rollouts.stand_in_server import MAX_TOKENS, StandInServer, stand_ins
+from tests.rollouts.turns_contract import (
+    SETTINGS,
+    TurnContract,
+    check_logprobs,
+    first_requests,
+    play,
 )
-def test_never_a_part_of_the_batch(lines: list[bytes], said: str) -> None:
-    with scripted(*lines) as url, pytest.raises(EngineError, match=said):
-        generate(RemoteEngine([url], timeout_s=5), 2)
+from tests.rollouts.turns_contract import ids_of as turn_ids
+from tests.tiny_model import tiny_model, tiny_tokenizer
+from tests.vllm_engine import make_check
+from vapo.errors import UserError
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
+from vapo.rollouts.engines.engine_turns import EngineTurns
+from vapo.rollouts.engines.sampler import EngineSampler
+from vapo.rollouts.engines.vllm_server.engine import ServedEngine
+from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient, chunks
+
+VOCABULARY = len(tiny_tokenizer())
+LONG = SamplingSettings(max_response_tokens=60)
+NO_END = frozenset[int]()
 
 
-def test_nobody_there() -> None:
-    with pytest.raises(EngineError, match=r"is `vapo rollout-server` running there"):
-        RemoteEngine(["http://127.0.0.1:9"], timeout_s=5)
+def connect(servers: list[StandInServer], folder: Path, *, timeout_s: float = 20) -> ServedEngine:
+    urls = [server.url for server in servers]
+    transfer = FolderTransfer(folder, urls, torch.float32)
+    return ServedEngine(urls, transfer, vocab_size=VOCABULARY, timeout_s=timeout_s)
 
 
-# ---- a real server --------------------------------------------------------------------------
+@contextmanager
+def connected(
+    servers: list[StandInServer], folder: Path, *, model: Any = None, **options: Any
+) -> Iterator[ServedEngine]:
+    """An engine over the servers, with the model's weights unless it is None."""
+    engine = connect(servers, folder, **options)
+    try:
+        if model is not None:
+            engine.load(model.state_dict().items())
+        yield engine
+    finally:
+        engine.close()
 
 
-@pytest.mark.vllm
-def test_weights_responses_hangs_and_death(tmp_path: Path) -> None:
-    """One server for all, as starting it takes the time."""
-    model = vllm_model()
-    prompts = ragged_prompts(6)
-    with real_server(save_tiny_folder(tmp_path / "policy", model)) as (url, process):
-        engine = RemoteEngine([url], timeout_s=60)
-        with pytest.raises(EngineError, match="no weights yet"):
-            generate(engine, 1)
+def generate(
+    engine: ServedEngine, num: int = 8, settings: SamplingSettings = LONG
+) -> list[Generated]:
+    requests = [Request((2 + seed, 3), seed) for seed in range(num)]
+    return sampled(engine, requests, settings, end_ids=NO_END)
+
+
+def other_model(scale: float = -1.0) -> Any:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(scale)
+    return model
+
+
+class TestTurns(TurnContract):
+    """Over HTTP, on two servers, with weights that came as files."""
+
+    @pytest.fixture(scope="class")
+    def model(self) -> Any:
+        """It ends some responses early."""
+        model = tiny_model()
         with torch.no_grad():
-            model.model.layers[1].mlp.down_proj.weight.mul_(-1)
-        sampler = make_vllm_sampler(engine, model)
-        settings = SamplingSettings(32, greedy=True)
-        greedy = sample_all(sampler, prompts, group_size=1, settings=settings, seed=0)
-        expected = sample_with_transformers(model, prompts, group_size=1, greedy=True)
-        assert ids_of(greedy) == ids_of(expected)
-        drawn = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
-        assert largest_gap(model, drawn) < 1e-4
-        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
-        assert ids_of(again) == ids_of(drawn)
-        with pytest.raises(EngineError, match="max_logprob_gap"):
-            sampler.sync((n, t * 1.05) for n, t in model.state_dict().items())
+            model.model.embed_tokens.weight[1] *= 3
+        return model
 
-        process.send_signal(signal.SIGSTOP)
-        with pytest.raises(EngineError, match="no token for 2 s"):
-            RemoteEngine([url], timeout_s=2)
-        process.send_signal(signal.SIGCONT)
-        sampler.sync(model.state_dict().items())
-        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
-        assert ids_of(again) == ids_of(drawn)
+    @pytest.fixture
+    def turn_sampler(self, tmp_path: Path) -> Iterator[Any]:
+        engines = []
+        with stand_ins(2) as servers:
 
-        def leave() -> None:
-            raise KeyboardInterrupt
+            def make(model: Any, rows: int) -> EngineSampler:
+                engines.append(connect(servers, tmp_path))
+                sampler = EngineSampler(
+                    engines[-1],
+                    end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
+                    weights=lambda: model.state_dict().items(),
+                    dtype=torch.float32,
+                    check=make_check(model),
+                )
+                sampler.sync(model.state_dict().items())
+                return sampler
 
-        long = [Request((2, 3, 4), seed) for seed in range(256)]
-        with pytest.raises(KeyboardInterrupt), at_first_results(engine, leave):
-            sampled(engine, long, SamplingSettings(100), end_ids=frozenset([1]))
-        again = sample_all(sampler, prompts, group_size=4, settings=SamplingSettings(32), seed=3)
-        assert ids_of(again) == ids_of(drawn)
+            yield make
+            for engine in engines:
+                engine.close()
 
-        long = [Request((2, 3, 4), seed) for seed in range(256)]
 
-        start = time.monotonic()
-        with (
-            pytest.raises(EngineError, match="rollout server"),
-            at_first_results(engine, process.kill),
-        ):
-            sampled(engine, long, SamplingSettings(100), end_ids=frozenset([1]))
-        assert time.monotonic() - start < 60
+def test_a_batch_beside_an_open_stream_and_a_stream_that_ends_early(tmp_path: Path) -> None:
+    """Each takes its own results, whoever steps, and leaves nothing behind."""
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        expected = generate(engine, 4)
+        stream = EngineTurns(engine, SETTINGS, seed=7, end_ids=frozenset([1]))
+        wanted = turn_ids(play(stream, first_requests(3)))
+        for request in first_requests(3):
+            stream.submit(request)
+        stream.step()
+        assert generate(engine, 4) == expected
+        stream.drop()
+        assert engine.results(["any"]) == {}
+        assert turn_ids(play(stream, first_requests(3))) == wanted
+
+
+def test_the_tokens_do_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:
+    found = []
+    for num in (1, 3):
+        with stand_ins(num) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+            found.append(generate(engine))
+            assert all(server.num_requests for server in servers)
+    assert found[0] == found[1]
+    assert engine.max_tokens == MAX_TOKENS
+
+
+def test_weights_go_to_all_servers_and_only_the_newest_files_stay(tmp_path: Path) -> None:
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        first = {server.version for server in servers}
+        engine.load(other_model().state_dict().items())
+        (second,) = {server.version for server in servers}
+        assert len(first) == 1
+        assert second not in first
+        assert [path.name for path in tmp_path.glob("*/*")] == [second]
+        for server in servers:
+            assert server.told.count("/init_weight_transfer_engine") == 1
+            assert server.told[-5:] == [
+                "/pause",
+                "/start_weight_update",
+                "/update_weights",
+                "/finish_weight_update",
+                "/resume",
+            ]
+            for name, tensor in other_model().state_dict().items():
+                torch.testing.assert_close(server.model.state_dict()[name], tensor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_are_cut_into_files_and_rounded_to_the_engines_dtype() -> None:
+    weights = [("a", torch.ones(6, 2).T / 3), ("b", torch.ones(4)), ("n", torch.arange(3))]
+    found = list(chunks(weights, torch.bfloat16, most=24))
+    assert [list(chunk) for chunk in found] == [["a"], ["b", "n"]]
+    assert found[0]["a"].is_contiguous()
+    assert (found[0]["a"].dtype, found[1]["n"].dtype) == (torch.bfloat16, torch.int64)
+    assert found[0]["a"][0, 0] == torch.tensor(1 / 3).bfloat16()
+
+
+def test_each_token_has_the_version_of_its_weights(tmp_path: Path) -> None:
+    """Three pushes while requests are open; each part has the log-probs of its own weights."""
+    models = [tiny_model(), other_model(), other_model(-0.5), other_model(0.5)]
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=models[0]) as engine:
+        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(6)}
+        engine.submit(requests, SamplingSettings(120), end_ids=NO_END)
+        for number, model in enumerate(models[1:], start=1):
+            while sum(server.num_tokens for server in servers) < 120 * number:
+                time.sleep(0.005)
+            engine.load(model.state_dict().items())
+        found: dict[str, Generated] = {}
+        while len(found) < len(requests):
+            found |= engine.results(requests)
+    assert {len(one.updates) for one in found.values()} == {4}
+    for name, one in found.items():
+        place = 0
+        for updates, num in one.updates:
+            ids = (*requests[name].prompt_ids, *one.ids[:place])
+            part = TurnRequest((0, 0), 0, ids, num)
+            end = place + num
+            turn = SampledTurn(part, one.ids[place:end], one.logprobs[place:end], False)
+            check_logprobs(models[updates], turn)
+            place = end
+        assert place == len(one.ids)
+
+
+# ---- what may go wrong ------------------------------------------------------------------------
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    transfer = FolderTransfer(tmp_path, [], torch.float32)
+    with pytest.raises(EngineError, match=r"127.0.0.1:9 does not answer.*`vapo serve`"):
+        ServedEngine(["http://127.0.0.1:9"], transfer, vocab_size=9, timeout_s=5)
+
+
+def test_a_server_without_the_routes_for_weights(tmp_path: Path) -> None:
+    with (
+        stand_ins(has_routes_for_weights=False) as servers,
+        pytest.raises(EngineError, match="no such route; start it with `vapo serve`"),
+    ):
+        connect(servers, tmp_path)
+
+
+def test_a_server_without_weights_of_this_run(tmp_path: Path) -> None:
+    """Its own random ones are not sampled from: it counts as lost, here as the last."""
+    with (
+        stand_ins() as servers,
+        connected(servers, tmp_path) as engine,
+        pytest.raises(EngineError, match="started again, without weights"),
+    ):
+        generate(engine)
+
+
+def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tiny_model(), other_model()
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=first) as engine:
+        expected = generate(engine)
+        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(8)}
+        engine.submit(requests, LONG, end_ids=NO_END)
+        while not servers[0].num_tokens:
+            time.sleep(0.005)
+        servers[0].stop()
+        found: dict[str, Generated] = {}
+        while len(found) < len(requests):
+            found |= engine.results(requests)
+        assert [found[name] for name in requests] == expected
+        assert "does not answer" in capsys.readouterr().err
+        engine.load(second.state_dict().items())  # it is still away
+        servers[0].start()
+        num = servers[0].num_requests
+        generate(engine)
+        assert servers[0].num_requests == num
+        engine.load(first.state_dict().items())
+        assert servers[0].version == servers[1].version
+        assert generate(engine) == expected
+        assert servers[0].num_requests > num
+        servers[0].stop()
+        servers[1].stop()
+        with pytest.raises(EngineError, match="does not answer"):
+            generate(engine)
+
+
+def test_a_server_that_was_started_again_between_two_pushes_is_not_sampled_from(
+    tmp_path: Path,
+) -> None:
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        expected = generate(engine)
+        servers[1].stop()
+        servers[1].start()
+        assert generate(engine) == expected
+        engine.load(tiny_model().state_dict().items())
+        assert servers[1].version != "default"
+
+
+def test_a_server_that_hangs_is_lost(tmp_path: Path) -> None:
+    with (
+        stand_ins(2) as servers,
+        connected(servers, tmp_path, model=tiny_model(), timeout_s=3) as engine,
+    ):
+        expected = generate(engine)
+        servers[0].is_stuck = True
+        started = time.monotonic()
+        assert generate(engine) == expected
+        assert 3 <= time.monotonic() - started < 60
+        servers[1].is_stuck = True
+        with pytest.raises(EngineError, match=r"no token for 3 s .*rollouts\.servers\.timeout_s"):
+            generate(engine)
+
+
+def test_long_responses_are_no_hang(tmp_path: Path) -> None:
+    """Tokens come all the time, and no answer for far longer than the limit."""
+    with (
+        stand_ins() as servers,
+        connected(servers, tmp_path, model=tiny_model(), timeout_s=1.5) as engine,
+    ):
+        servers[0].seconds_per_token = 0.06
+        started = time.monotonic()
+        generate(engine, 1)
+        assert time.monotonic() - started > 3.0
+
+
+def test_two_runs_on_one_server(tmp_path: Path) -> None:
+    """The next answer says so, whichever run it is of."""
+    with stand_ins() as servers, connected(servers, tmp_path / "a", model=tiny_model()) as one:
+        generate(one)
+        with connected(servers, tmp_path / "b", model=other_model()) as other:
+            with pytest.raises(EngineError, match="another run uses it"):
+                generate(one)
+            generate(other)
+
+
+def test_dropped_requests_end_on_the_server(tmp_path: Path) -> None:
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        engine.submit({"a": Request((2, 3), 0)}, SamplingSettings(120), end_ids=NO_END)
+        while not servers[0].num_tokens:
+            time.sleep(0.005)
+        engine.abort(["a"])
+        assert len(generate(engine, 2)) == 2
+        assert servers[0].num_tokens < 120 + 2 * 60
+
+
+def test_tokens_beyond_the_vocabulary_are_not_sent(tmp_path: Path) -> None:
+    """vLLM's engine would end, for everybody."""
+    with (
+        stand_ins() as servers,
+        connected(servers, tmp_path, model=tiny_model()) as engine,
+        pytest.raises(UserError, match="beyond the policy's vocabulary"),
+    ):
+        sampled(engine, [Request((VOCABULARY,), 0)], LONG, end_ids=NO_END)
+
+
+def test_a_refused_update_ends_the_run_with_the_servers_reason(tmp_path: Path) -> None:
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[1].failure = "no weights in that folder"
+        with pytest.raises(EngineError, match=f"{servers[1].url}.*no weights in that folder"):
+            engine.load(other_model().state_dict().items())
+        assert servers[0].told[-1] == servers[1].told[-1] == "/resume"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        stand_ins() as servers,
+        connected(servers, tmp_path / "file") as engine,
+        pytest.raises(EngineError, match=r"cannot be written.*rollouts\.servers\.weights_folder"),
+    ):
+        engine.load(tiny_model().state_dict().items())
+
+
+# ---- lying servers ----------------------------------------------------------------------------
+
+
+def lie(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(answer: dict[str, Any]) -> Any:
+        answer["choices"][0] |= changes
+        return answer
+
+    return change
+
+
+def in_choice(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    def changed(answer: dict[str, Any]) -> Any:
+        change(answer["choices"][0])
+        return answer
+
+    return changed
+
+
+LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no object": (lambda answer: [1], "no JSON object"),
+    "another request's": (lambda answer: answer | {"request_id": "x"}, "for the request 'x'"),
+    "no choice": (lambda answer: answer | {"choices": []}, "not just one response"),
+    "two choices": (
+        lambda answer: answer | {"choices": answer["choices"] * 2},
+        "not just one response",
+    ),
+    "no tokens": (lie(token_ids=[]), "not one or more whole numbers"),
+    "text": (lie(token_ids="abc"), "not one or more whole numbers"),
+    "fractions": (in_choice(lambda c: c["token_ids"].append(1.5)), "whole numbers"),
+    "beyond the vocabulary": (
+        in_choice(lambda c: c["token_ids"].__setitem__(0, VOCABULARY)),
+        f"token {VOCABULARY} is not in the vocabulary",
+    ),
+    "below 0": (in_choice(lambda c: c["token_ids"].__setitem__(0, -1)), "token -1 is not"),
+    "too long": (in_choice(lambda c: c["token_ids"].append(2)), "61 tokens, and at most 60"),
+    "too short": (in_choice(lambda c: c["token_ids"].pop()), "59 of 60 tokens without an end"),
+    "one log-prob less": (
+        in_choice(lambda c: c["logprobs"]["content"].pop()),
+        "59 log-probs for 60 tokens",
+    ),
+    "no log-probs": (lie(logprobs=None), "0 log-probs for 60 tokens"),
+    "another token's log-prob": (
+        in_choice(lambda c: c["logprobs"]["content"][3].update(token_id=-5)),
+        "not that of its token",
+    ),
+    "log-prob above 0": (
+        in_choice(lambda c: c["logprobs"]["content"][3].update(logprob=0.5)),
+        "is 0.5, above 0",
+    ),
+    "log-prob as text": (
+        in_choice(lambda c: c["logprobs"]["content"][3].update(logprob="x")),
+        "is no number",
+    ),
+    "no versions": (lie(weight_versions=None), "weight_versions do not say"),
+    "versions of some tokens": (
+        in_choice(lambda c: c["weight_versions"][0].update(end=3)),
+        "weight_versions do not say",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_wrong_answer_is_one_line_that_names_the_server(name: str, tmp_path: Path) -> None:
+    change, said = LIES[name]
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].change = change
+        with pytest.raises(EngineError, match=said) as caught:
+            generate(engine, 1)
+    assert f"the rollout server {servers[0].url} gave a wrong answer" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_goes_on_after_an_end_token(tmp_path: Path) -> None:
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].change = in_choice(lambda c: c["token_ids"].append(4))
+        end_ids = frozenset(range(VOCABULARY))
+        with pytest.raises(EngineError, match="goes on after the end token"):
+            sampled(engine, [Request((2, 3), 0)], LONG, end_ids=end_ids)
+
+
+# ---- NCCL -------------------------------------------------------------------------------------
+
+
+def test_workers_of_all_servers_have_ranks_of_their_own() -> None:
+    """vLLM's trainer gives all of them the same offset: it knows of one server."""
+    told: list[tuple[str, list[Any]]] = []
+    client = SyncClient(
+        lambda path, body: told.append((path, [body(place) for place in range(3)])), [2, 4, 1]
+    )
+    client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 8})
+    client.update_weights({"names": ["a"]})
+    (_, init), (path, update) = told
+    assert [body["init_info"]["rank_offset"] for body in init] == [1, 3, 7]
+    assert {body["init_info"]["world_size"] for body in init} == {8}
+    assert path == "/update_weights"
+    assert update == [{"update_info": {"names": ["a"]}}] * 3

@@ -126,7 +126,7 @@ def test_the_ui_has_a_databases_password_in_its_environment_only(
 
 
 def test_verifiers_have_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "MLFLOW_TRACKING_TOKEN", "VAPO_ROLLOUT_SERVER_TOKEN"):
+    for name in (*NAMES, "MLFLOW_TRACKING_TOKEN", "VLLM_API_KEY"):
         monkeypatch.setenv(name, "pa55word")
     worker = Worker(Settings("exact", None, None, 1.0))
     try:

@@ -26,7 +26,7 @@ _OTHER_NAMES = {
         "critics": "pretrain_critic",
         "sft": "finetune",
         "reward-model": "rm reward",
-        "rollout-server": "serve server vllm-serve",
+        "serve": "server rollout-server vllm-serve",
         "sweep": "ablation grid",
         "report": "plot table",
         "import": "convert download",

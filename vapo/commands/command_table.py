@@ -162,15 +162,11 @@ COMMANDS = {
         schema="RewardModelConfig", example="conf/state_tracking/reward_model.yaml",
         loads=_TRAINER,
     ),
-    "rollout-server": _configured(
-        "rollout_server", "serve an engine to trainers in other processes",
+    "serve": _configured(
+        "serve", "start vLLM's server as a trainer of this config needs it",
         _HOST,
-        option("--port", "0: any", type=int, default=8100),
-        option(
-            "--allowed_host NAME",
-            "another name by which trainers call this host; may be repeated",
-            dest="allowed_hosts", action="append", default=[],
-        ),
+        option("--port", "", type=int, default=8100),
+        option("--print_command", "print the command, and stop", **_SWITCH),
         loads=_NETWORKS,
     ),
     "sweep": Command(

@@ -120,7 +120,7 @@ def _estimate(config: FitConfig, options: Options) -> None:
             folder_with_config(critic_path(config))
 
 
-def _rollout_server(config: FitConfig, options: Options) -> None:
+def _serve(config: FitConfig, options: Options) -> None:
     with about("actor.path"):
         folder_with_config(config.actor.path)
 
@@ -248,7 +248,7 @@ _CHECKS: dict[str, Callable[[Any, Options], None]] = {
     "rollouts": _rollouts,
     "gates": _gates,
     "estimate": _estimate,
-    "rollout-server": _rollout_server,
+    "serve": _serve,
     "sft": _sft,
     "reward-model": _reward_model,
     "critics": _critics,

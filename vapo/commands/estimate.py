@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import check_supported, keep_first_layers, read_model_config
@@ -168,7 +168,7 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
     where = "the stage sampling counts them, prefixes as long as they may be"
     if isinstance(config.rollouts, VllmEngine):
         where = "vLLM's KV cache is of a fixed size, so they change nothing of the peak"
-    elif isinstance(config.rollouts, ServersEngine):
+    elif isinstance(config.rollouts, VllmServerEngine):
         where = "the servers' memory is not counted"
     return (
         f"vine: up to {continued.num_steps} steps of a response, so {continued.num_prefixes:,} "

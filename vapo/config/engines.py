@@ -37,8 +37,8 @@ class EngineOptions:
 
 
 @dataclass
-class ColocatedVllm(EngineOptions):
-    """An engine in every trainer process."""
+class VllmOptions(EngineOptions):
+    """What starts a vLLM engine: in every trainer process, or by `vapo serve`."""
 
     gpu_memory_utilization: float = option(
         0.5, "share of the device's memory for the engine's weights and KV cache", gt=0, le=1
@@ -50,19 +50,13 @@ class ColocatedVllm(EngineOptions):
     )
     tensor_parallel_size: int = option(
         1,
-        "this many neighbouring processes share one engine, each with a part of every "
-        "layer; for a policy whose weights and KV cache are too large for one device",
+        "this many devices share one engine, each with a part of every layer; in the trainer's "
+        "processes this many neighbours; for a policy whose weights and KV cache are too large "
+        "for one device",
         ge=1,
     )
     enforce_eager: bool | None = option(
         None, "no torch.compile and no CUDA graphs in the engine; null: true on a CPU"
-    )
-    sleep_level: int = option(
-        1,
-        "while the networks train on a GPU: 0 keeps everything, 1 frees the KV cache and moves the "
-        "weights to the host, 2 frees both (they are pushed again); a CPU engine keeps all",
-        ge=0,
-        le=2,
     )
     engine_args: dict[str, Any] = option(
         {}, "further arguments of vLLM's EngineArgs, by their names there"
@@ -70,10 +64,34 @@ class ColocatedVllm(EngineOptions):
 
 
 @dataclass
-class ServerOptions(EngineOptions):
-    """Engines in processes of their own (`vapo rollout-server`), each with its own options."""
+class ColocatedVllm(VllmOptions):
+    """An engine in every trainer process."""
+
+    sleep_level: int = option(
+        1,
+        "while the networks train on a GPU: 0 keeps everything, 1 frees the KV cache and moves the "
+        "weights to the host, 2 frees both (they are pushed again); a CPU engine keeps all",
+        ge=0,
+        le=2,
+    )
+
+
+@dataclass
+class ServerOptions(VllmOptions):
+    """`vllm serve` processes, and how `vapo serve` starts one for the config."""
 
     urls: str = option(MISSING, "addresses, as http://gpu2:8100, separated by commas")
+    weights: Literal["folder", "nccl"] = option(
+        "folder",
+        "how new weights come to the servers: as files in a folder that trainer and servers see, "
+        "or from GPU to GPU; `vapo serve` must have the same",
+    )
+    weights_folder: str | None = option(
+        None, "that folder; null: output_dir, which is enough where all run on one host"
+    )
+    weights_host: str | None = option(
+        None, "with nccl, the first trainer process's host as the servers call it; null: its name"
+    )
 
 
 @dataclass
@@ -87,8 +105,8 @@ class VllmEngine:
 
 
 @dataclass
-class ServersEngine:
-    servers: ServerOptions = section(ServerOptions, "the `vapo rollout-server` processes")
+class VllmServerEngine:
+    servers: ServerOptions = section(ServerOptions, "the `vllm serve` processes")
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vapo.config.credentials import ROLLOUT_SERVER_TOKEN
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import resolve
 from vapo.config.rules import Problem, Problems, Rule, value_at
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
@@ -99,14 +98,14 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
     if isinstance(config.rollouts, VllmEngine):
         yield Problem(
             f"{above} samples while the networks train, and a colocated engine shares their "
-            "process and device: set rollouts.engine=servers, rollouts.engine=transformers, or "
+            "process and device: set rollouts.engine=vllm_server, rollouts.engine=transformers, or "
             "training.max_staleness=0"
         )
-    elif not isinstance(config.rollouts, ServersEngine) and not config.trainer.is_one_process:
+    elif not isinstance(config.rollouts, VllmServerEngine) and not config.trainer.is_one_process:
         yield Problem(
             f"{above} samples while the networks train, and with several processes the "
-            "transformers engine gathers their shards in between: set rollouts.engine to servers "
-            "(`vapo rollout-server`), training.max_staleness=0, or trainer.devices=1, "
+            "transformers engine gathers their shards in between: set rollouts.engine to vllm_server "
+            "(`vapo serve`), training.max_staleness=0, or trainer.devices=1, "
             "trainer.num_nodes=1 and trainer.strategy=auto",
         )
     if config.algorithm.dynamic_sampling_attempts > 0 and config.trainer.num_ranks > 1:
@@ -120,12 +119,11 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
 
 def server_urls_are_addresses(config: Any) -> Problems:
     rollouts, key = config.rollouts, "rollouts.servers.urls"
-    if not isinstance(rollouts, ServersEngine):
+    if not isinstance(rollouts, VllmServerEngine):
         return
     if "@" in rollouts.servers.urls:  # which is not quoted
         yield Problem(
-            f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100, and "
-            f"a token as {ROLLOUT_SERVER_TOKEN} in the environment"
+            f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100"
         )
     for url in rollouts.servers.urls.split(","):
         scheme, _, rest = url.strip().partition("://")
@@ -146,7 +144,7 @@ def engine_parts_fill_a_host(config: Any) -> Problems:
 
 def vllm_temperature_is_kept(config: Any) -> Problems:
     """vLLM raises a lower temperature to 0.01, also on a server."""
-    if not isinstance(config.rollouts, VllmEngine | ServersEngine):
+    if not isinstance(config.rollouts, VllmEngine | VllmServerEngine):
         return
     for section in ("rollouts", "evaluation"):
         part = getattr(config, section, None)

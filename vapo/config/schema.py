@@ -16,7 +16,7 @@ from vapo.config.checkpoints import CheckpointConfig
 from vapo.config.components import Components
 from vapo.config.critic import CriticConfig
 from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
-from vapo.config.engines import ServersEngine, VllmEngine
+from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.environment_variables import FromEnvironment, environment_field
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.fields import choice, option, section
@@ -47,12 +47,12 @@ __all__ = [
 
 @dataclass
 class RolloutConfig:
-    engine: Literal["transformers", "vllm", "servers"] = choice(
+    engine: Literal["transformers", "vllm", "vllm_server"] = choice(
         "transformers",
-        "the sampling engine; servers: `vapo rollout-server` processes, whatever engine they "
-        "run; docs/rollouts.md",
+        "the sampling engine; vllm: in the trainer's processes; vllm_server: in `vllm serve` "
+        "processes, which `vapo serve` starts; docs/rollouts.md",
         vllm=VllmEngine,
-        servers=ServersEngine,
+        vllm_server=VllmServerEngine,
     )
     max_response_tokens: int = option(1024, "response budget; longer ones are truncated", ge=1)
     temperature: float = option(1.0, "sampling temperature (paper: not stated)", gt=0)

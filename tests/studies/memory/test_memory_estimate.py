@@ -298,7 +298,7 @@ def test_what_samples_ahead_stays_while_the_networks_train(folder: Path) -> None
         assert parts["logits, temporaries, sampling ahead"] > 0, stage
     for stage in plain.keys() - {"sampling"}:
         assert {name: ahead[stage][name] for name in plain[stage]} == plain[stage]
-    elsewhere = ("rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100", AHEAD)
+    elsewhere = ("rollouts.engine=vllm_server", "rollouts.servers.urls=http://gpu2:8100", AHEAD)
     assert "engine's weights" not in estimate(folder, *elsewhere).stages["actor update"]
 
 
@@ -320,7 +320,7 @@ def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
     assert "vLLM weights" not in stages["actor update"], "it sleeps"
     awake = estimate(folder, *VLLM, "rollouts.vllm.sleep_level=0").stages
     assert awake["actor update"]["vLLM weights"] == 4 * PARAMETERS
-    servers = ("rollouts.engine=servers", "rollouts.servers.urls=http://gpu2:8100")
+    servers = ("rollouts.engine=vllm_server", "rollouts.servers.urls=http://gpu2:8100")
     elsewhere = estimate(folder, *servers).stages["sampling"]
     assert elsewhere.keys() == {"actor weights", "critic weights", "optimizer states"}
     with pytest.raises(UserError, match=r"rollouts\.vllm\.kv_cache_memory_bytes is null"):

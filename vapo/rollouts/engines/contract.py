@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from vapo.config.schema import RolloutConfig
+
+# All weights of the actor, as (name, full tensor) pairs of its state dict. Every rank must call it
+# and iterate over what it gives.
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """The sampled tokens, an end token included, each with its log-prob."""
+    """The sampled tokens, an end token included, each with its log-prob.
+
+    `updates` says which weights sampled them: (weight updates since the request was made, number
+    of tokens), in order; without them all tokens are of the weights that there were then.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    updates: tuple[tuple[int, int], ...] = ()
 
 
 class Engine(Protocol):

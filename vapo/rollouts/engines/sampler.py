@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.contract import SamplingSettings, Weights
 from vapo.rollouts.engines.engine import Engine
 from vapo.rollouts.engines.engine_turns import EngineTurns
 from vapo.rollouts.engines.sync_check import SyncCheck, WeightSums
 
-Weights = Callable[[], Iterable[tuple[str, Tensor]]]
-
 
 class EngineSampler:
-    """The `Sampler` that samples with vLLM, or on rollout servers.
+    """The `Sampler` that samples with vLLM, in this process or on servers.
 
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
     temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies

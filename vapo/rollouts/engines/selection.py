@@ -6,30 +6,33 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
-from vapo.config.engines import EngineOptions, ServersEngine, VllmEngine
+from vapo.config.engines import EngineOptions, VllmEngine, VllmServerEngine
 from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.networks.actor import Actor
-from vapo.networks.loading import load_causal_lm, read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
-from vapo.rollouts.engines.access_token import access_token
-from vapo.rollouts.engines.contract import Sampler
+from vapo.rollouts.engines.contract import Sampler, Weights
 from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.remote import RemoteEngine
-from vapo.rollouts.engines.sampler import EngineSampler, Weights
+from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.sync_check import Score, SyncCheck
 from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
-from vapo.rollouts.engines.transformers.engine import TransformersEngine
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
+from vapo.rollouts.engines.vllm_server.engine import ServedEngine
+from vapo.rollouts.engines.vllm_server.weights import (
+    FolderTransfer,
+    NcclTransfer,
+    WeightTransfer,
+)
 
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -80,18 +83,16 @@ def sampling_config(
 
 
 def check_engine(config: FitConfig) -> None:
-    """Raises: UserError: the engine is not installed, its options or the token are not good."""
+    """Raises: UserError: the engine is not installed, or its options are not good."""
     if isinstance(config.rollouts, VllmEngine):
         check_options(config.rollouts.vllm)
-    elif isinstance(config.rollouts, ServersEngine):
-        access_token()
 
 
 def make_sampler(
     config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
 ) -> Sampler:
     """The sampling engine of the config."""
-    if isinstance(config.rollouts, VllmEngine | ServersEngine):
+    if isinstance(config.rollouts, VllmEngine | VllmServerEngine):
         return _make_engine_sampler(config, config.rollouts, actor, tokenizer)
     make: Callable[..., TransformersSampler] = TransformersSampler
     mixed_dtype = torch.bfloat16 if has_mixed_copy(config) else None
@@ -128,12 +129,12 @@ def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
 
 def _make_engine_sampler(
     config: FitConfig,
-    rollouts: VllmEngine | ServersEngine,
+    rollouts: VllmEngine | VllmServerEngine,
     actor: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
 ) -> EngineSampler:
     options = rollouts.engine_options
-    dtype = _engine_dtype(config, options)
+    dtype = engine_dtype(config, options)
     text_config = actor.model.config.get_text_config()
     engine: Engine
     if isinstance(rollouts, VllmEngine):
@@ -144,7 +145,12 @@ def _make_engine_sampler(
             engine = TensorParallelEngine(engine, rollouts.vllm.tensor_parallel_size)
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
-        engine = RemoteEngine(urls, timeout_s=options.timeout_s)
+        engine = ServedEngine(
+            urls,
+            make_transfer(config, rollouts, urls, actor.weights),
+            vocab_size=text_config.vocab_size,
+            timeout_s=options.timeout_s,
+        )
     gap = options.max_logprob_gap
     sampler = EngineSampler(
         engine,
@@ -180,27 +186,25 @@ def make_colocated_engine(
         rollouts.vllm,
         engine_size(config, getattr(text_config, "max_position_embeddings", None)),
         model_path=config.actor.path,
-        dtype=str(_engine_dtype(config, rollouts.vllm)).removeprefix("torch."),
+        dtype=str(engine_dtype(config, rollouts.vllm)).removeprefix("torch."),
         device=device,
         local_rank=local_rank,
         heads=padded_heads(text_config) if device.type == "cpu" else None,
     )
 
 
-def make_served_engine(config: FitConfig, device: torch.device) -> Engine:
-    """Make the engine of the config for a process that serves it, without a trainer's weights."""
-    path = config.actor.path
-    if isinstance(config.rollouts, VllmEngine):
-        return make_colocated_engine(config, config.rollouts, read_model_config(path), device)
-    model = load_causal_lm(
-        path, dtype=config.actor.dtype, attn_implementation=config.actor.attn_implementation
-    )
-    return TransformersEngine(
-        model, max_rows=config.rollouts.max_concurrent_sequences, device=device
-    )
+def make_transfer(
+    config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
+) -> WeightTransfer:
+    """How the actor's weights come to the servers."""
+    options, dtype = rollouts.servers, engine_dtype(config, rollouts.servers)
+    if options.weights == "nccl":
+        return NcclTransfer(weights, host=options.weights_host, dtype=dtype)
+    folder = config.output_dir if options.weights_folder is None else options.weights_folder
+    return FolderTransfer(Path(folder).expanduser(), urls, dtype)
 
 
-def _engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:
+def engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:
     name = options.dtype_name(config.trainer.precision, config.actor.dtype)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
-from vapo.config.engines import ColocatedVllm, ServersEngine, VllmEngine
+from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
@@ -154,7 +154,7 @@ def estimate_memory(
         sampling = _vllm(networks[0], options, config)
         if options.sleep_level == 0:
             resting |= sampling
-    elif isinstance(config.rollouts, ServersEngine):
+    elif isinstance(config.rollouts, VllmServerEngine):
         sampling = {}
     else:
         sampling = _sampling(networks[0], config)

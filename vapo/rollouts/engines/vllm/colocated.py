@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vapo.config.engines import ColocatedVllm
+from vapo.config.engines import ColocatedVllm, VllmOptions
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
@@ -28,13 +28,13 @@ from vapo.rollouts.engines.watchdog import Watchdog
 _STEPS = 8  # of the engine, in one of ours
 
 
-def check_options(options: ColocatedVllm) -> None:
+def check_options(options: VllmOptions) -> None:
     """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
     check_installed()
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
             from vllm import EngineArgs
-        check_engine_args(options.engine_args, EngineArgs)
+        check_engine_args(options, EngineArgs)
 
 
 class ColocatedEngine(SteppedEngine):
@@ -178,7 +178,7 @@ def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
     with _quiet_import():
         from vllm import EngineArgs, LLMEngine
 
-        check_engine_args(options.engine_args, EngineArgs)
+        check_engine_args(options, EngineArgs)
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
 
 

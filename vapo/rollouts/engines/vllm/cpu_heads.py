@@ -21,6 +21,8 @@ from vapo.errors import UserError
 
 _KERNELS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32
 _LLAMA_KINDS = ("llama", "qwen2")
+# The model's own size, in the config that the padding overrides, for a server to find.
+HEAD_SIZE = "vapo_head_size"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def padded_heads(config: PretrainedConfig) -> PaddedHeads | None:
         {
             "architectures": ["LlamaForCausalLM"],
             "head_dim": padded,
+            HEAD_SIZE: size,
             "qkv_bias": biased or bool(getattr(config, "attention_bias", False)),
             "rope_parameters": {**rope, "partial_rotary_factor": size / padded},
         },

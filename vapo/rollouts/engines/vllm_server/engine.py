@@ -1,0 +1,329 @@
+"""`vllm serve` processes as one `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from torch import Tensor
+
+from vapo.errors import UserError
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import EngineError, Generated, Request
+from vapo.rollouts.engines.stepped import SteppedEngine
+from vapo.rollouts.engines.vllm_server.answers import Answer, Wanted
+from vapo.rollouts.engines.vllm_server.server import LostServerError, VllmServer
+from vapo.rollouts.engines.vllm_server.weights import WeightTransfer
+from vapo.system.distributed import gather_objects, rank, world_size
+from vapo.system.shown_text import say
+
+_CONNECTIONS = 512  # to one server; further requests wait for one that ends
+_WAIT_S = 0.05
+_EPISODES = 1 << 16  # whose servers are remembered
+_UNTOUCHED = "default"  # vLLM's version of weights that nobody has sent
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request under way, and the number of the push before it."""
+
+    request: Request
+    settings: SamplingSettings
+    end_ids: frozenset[int]
+    push: int
+
+
+class ServedEngine(SteppedEngine):
+    """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
+
+    All requests are under way at once; turns of an episode go to one server, which has what it
+    computed for the earlier ones. Each answer says which weights sampled which of its tokens: those
+    of another run, or of nobody, are an error. A server that cannot be reached, or hangs, is lost:
+    its requests go to the others. With the next push it is taken up again if it is back.
+
+    Args:
+        vocab_size: of the policy; other tokens end vLLM's engine, for everybody.
+
+    Raises: EngineError: a server is not there, or lacks what a trainer needs.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], transfer: WeightTransfer, *, vocab_size: int, timeout_s: float
+    ) -> None:
+        super().__init__()
+        self._transfer, self._vocab_size, self._timeout_s = transfer, vocab_size, timeout_s
+        self._run = gather_objects(secrets.token_hex(8))[0]
+        self._push = 0
+        self.has_weights = False
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._homes: dict[str, VllmServer] = {}  # of episodes
+        self._receivers: list[VllmServer] = []  # of the last push
+        self._ended: queue.SimpleQueue[tuple[str, Generated | Exception]] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self._in_loop(self._connect(urls))
+            mine = range(len(urls))[rank() :: world_size()] or [rank() % len(urls)]
+            self._mine = [self._all[place] for place in mine]
+            self.max_tokens = self._in_loop(self._least_tokens())
+        except BaseException:
+            self.close()
+            raise
+
+    async def _connect(self, urls: Sequence[str]) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=_CONNECTIONS),
+            timeout=aiohttp.ClientTimeout(),
+        )
+        self._all = [VllmServer(url, self._session, timeout_s=self._timeout_s) for url in urls]
+        self._watches = {server: self._watch(server) for server in self._all}
+
+    def _watch(self, server: VllmServer) -> asyncio.Task[None]:
+        return self._loop.create_task(server.watch())
+
+    async def _least_tokens(self) -> int:
+        return min(await asyncio.gather(*(server.max_tokens() for server in self._all)))
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the thread of the event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        requests: Mapping[str, Request],
+        settings: SamplingSettings,
+        end_ids: frozenset[int],
+    ) -> None:
+        for request in requests.values():
+            if not all(0 <= token < self._vocab_size for token in request.prompt_ids):
+                raise UserError(
+                    f"a prompt has a token beyond the policy's vocabulary of {self._vocab_size}"
+                )
+        asked = {n: _Asked(r, settings, end_ids, self._push) for n, r in requests.items()}
+        self._in_loop(self._ask(asked))
+
+    async def _ask(self, asked: Mapping[str, _Asked]) -> None:
+        """Begin requests; neighbours, which may have one prompt, are on one server."""
+        new = [n for n, one in asked.items() if self._home(one.request) is None]
+        servers = sorted(self._living(), key=lambda server: server.num_open)
+        size = -(-len(new) // len(servers))
+        homes = {name: servers[place // size] for place, name in enumerate(new)}
+        for name, one in asked.items():
+            home = homes.get(name) or self._home(one.request)
+            assert home is not None
+            self._under_way[name] = self._loop.create_task(self._sample(name, one, home))
+
+    async def _sample(self, name: str, asked: _Asked, server: VllmServer) -> None:
+        """Sample a response, on another server if this one is lost."""
+        budget = asked.request.budget(asked.settings)
+        wanted = Wanted(name, budget, asked.end_ids, self._vocab_size)
+        try:
+            while True:
+                self._remember(asked.request, server)
+                try:
+                    answer = await server.generate(name, asked.request, asked.settings, wanted)
+                    found = self._generated(answer, asked, server)
+                    break
+                except LostServerError as error:
+                    self._lose(server, error)
+                    server = min(self._living(), key=lambda server: server.num_open)
+        except Exception as error:  # it is the caller's to handle
+            self._ended.put((name, error))
+        else:
+            self._ended.put((name, found))
+
+    def _generated(self, answer: Answer, asked: _Asked, server: VllmServer) -> Generated:
+        """Raises: LostServerError, EngineError: weights sampled it that this run has not sent."""
+        updates = []
+        for version, num_tokens in answer.versions:
+            run, _, push = version.rpartition("-")
+            if version == _UNTOUCHED:
+                raise LostServerError(
+                    f"the rollout server {server.url} has been started again, without weights"
+                )
+            if run != self._run or not push.isdigit() or int(push) > self._push:
+                raise EngineError(
+                    f"the rollout server {server.url} samples with weights that this run has not "
+                    f"sent (version {version[:80]!r}): another run uses it; each run needs servers "
+                    "of its own (rollouts.servers.urls)"
+                )
+            updates.append((int(push) - asked.push, num_tokens))
+        return Generated(answer.ids, answer.logprobs, tuple(updates))
+
+    def _home(self, request: Request) -> VllmServer | None:
+        home = self._homes.get(request.episode) if request.episode is not None else None
+        return None if home is None or home.is_lost else home
+
+    def _remember(self, request: Request, server: VllmServer) -> None:
+        if request.episode is not None:
+            self._homes[request.episode] = server
+            if len(self._homes) > _EPISODES:
+                del self._homes[next(iter(self._homes))]
+
+    def _living(self) -> list[VllmServer]:
+        """This rank's servers, or all once its own are lost.
+
+        Raises: LostServerError: none is left.
+        """
+        living = [server for server in self._mine if not server.is_lost]
+        living = living or [server for server in self._all if not server.is_lost]
+        if not living:
+            raise LostServerError("every rollout server is lost")
+        return living
+
+    def _lose(self, server: VllmServer, error: LostServerError) -> None:
+        """Raises: LostServerError: it was the last."""
+        was_lost = server.is_lost
+        server.lose()
+        if all(other.is_lost for other in self._all):
+            raise error
+        if not was_lost:
+            say(f"vapo: {error}; the other servers take over", file=sys.stderr)
+
+    def _step(self) -> dict[str, Generated]:
+        found: dict[str, Generated] = {}
+        timeout = _WAIT_S
+        while not self._ended.empty() or timeout:
+            try:
+                name, result = self._ended.get(timeout=timeout)
+            except queue.Empty:
+                break
+            timeout = 0.0
+            if self._under_way.pop(name, None) is None:  # it was dropped
+                continue
+            if isinstance(result, Exception):
+                raise result
+            found[name] = result
+        return found
+
+    def _drop(self, names: Collection[str]) -> None:
+        """Forget requests; a server ends one whose connection is closed."""
+        for name in names:
+            task = self._under_way.pop(name, None)
+            if task is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    # ---- weights ------------------------------------------------------------------------------
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.load`. Every rank iterates over the weights; they are sent once, to all
+        servers at a time, while requests under way are kept.
+
+        Servers that were lost and are back get them, too.
+        """
+        self._push += 1
+        version, problem, receivers = f"{self._run}-{self._push}", "", list[int]()
+        try:
+            if rank() == 0:
+                receivers = self._send(weights, version)
+            else:
+                self._transfer.send(weights, version, lambda path, body: None)
+        except EngineError as error:
+            problem = str(error)
+        problem, receivers = gather_objects((problem, receivers))[0]
+        if problem:
+            raise EngineError(problem)
+        self._in_loop(self._agree(receivers))
+        self.has_weights = True
+
+    def _send(self, weights: Iterable[tuple[str, Tensor]], version: str) -> list[int]:
+        """The places of the servers that have taken the weights."""
+        receivers = self._in_loop(self._reachable())
+
+        def tell(path: str, body: Callable[[int], Mapping[str, Any]] = lambda place: {}) -> None:
+            for server in self._in_loop(self._told(receivers, path, body)):
+                receivers.remove(server)
+            if not receivers:
+                raise LostServerError("every rollout server is lost")
+
+        for server in receivers:
+            server.is_paused = True
+        try:
+            tell("/pause?mode=keep")
+            if self._receivers != receivers:
+                self._transfer.begin(tell, self._in_loop(self._world_sizes(receivers)))
+            self._transfer.send(weights, version, tell)
+            self._receivers = list(receivers)
+        finally:
+            tell("/resume")
+            for server in self._all:
+                server.is_paused = False
+        return [self._all.index(server) for server in receivers]
+
+    async def _reachable(self) -> list[VllmServer]:
+        """The servers that are not lost, and those that are back."""
+        are_well = await asyncio.gather(*(server.is_well() for server in self._all))
+        for server, is_well in zip(self._all, are_well, strict=True):
+            if not is_well:
+                self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
+            elif server.is_lost and server in self._receivers:
+                self._receivers.remove(server)  # it may have been started again
+        return [server for server, is_well in zip(self._all, are_well, strict=True) if is_well]
+
+    async def _told(
+        self,
+        servers: Sequence[VllmServer],
+        path: str,
+        body: Callable[[int], Mapping[str, Any]],
+    ) -> list[VllmServer]:
+        """Tell all of them at once; those that are lost. Raises: EngineError: one refuses."""
+        asked = (server.ask("POST", path, body(place)) for place, server in enumerate(servers))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        lost = []
+        for server, answer in zip(servers, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                continue
+            if not isinstance(answer, EngineError):
+                raise answer
+            if not isinstance(answer, LostServerError) and await server.is_well():
+                raise answer
+            self._lose(server, LostServerError(str(answer)))
+            lost.append(server)
+        return lost
+
+    async def _world_sizes(self, servers: Sequence[VllmServer]) -> list[int]:
+        sizes = await asyncio.gather(*(s.ask("GET", "/get_world_size") for s in servers))
+        return [int(size["world_size"]) for size in sizes]
+
+    async def _agree(self, receivers: Collection[int]) -> None:
+        """Use the servers that have the new weights, and no other: on every rank the same."""
+        for place, server in enumerate(self._all):
+            if place in receivers and server.is_lost:
+                server.is_lost = False
+                self._watches[server].cancel()
+                self._watches[server] = self._watch(server)
+            elif place not in receivers and not server.is_lost:
+                self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
+
+    def sleep(self) -> None:
+        """Do nothing: the servers share no device with the trainer."""
+
+    def close(self) -> None:
+        """Drop what is under way. The servers keep running, for the next run."""
+        if not self._thread.is_alive():
+            return
+        self._in_loop(self._disconnect())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._transfer.close()
+
+    async def _disconnect(self) -> None:
+        tasks = [*self._under_way.values(), *self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._under_way = {}
+        await self._session.close()

@@ -1,0 +1,89 @@
+"""A weight-transfer backend of vLLM's server: safetensors in a folder that the trainer writes.
+
+It runs in the server's process, where vLLM finds it by the entry point `vllm.general_plugins` of
+this package. vLLM's own backends need CUDA on both sides; this one needs a folder that both see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from vapo.rollouts.engines.vllm.cpu_heads import HEAD_SIZE, PaddedHeads
+
+NAME = "vapo_folder"
+
+
+@dataclass
+class FolderInit(WeightTransferInitInfo):
+    """Nothing is agreed on beforehand."""
+
+
+@dataclass
+class FolderUpdate(WeightTransferUpdateInfo):
+    """The folder whose safetensors are the new weights, all of them, in the model's names."""
+
+    folder: str
+
+
+class FolderBackend(WeightTransferEngine):
+    """See vLLM's `WeightTransferEngine`."""
+
+    init_info_cls = FolderInit
+    update_info_cls = FolderUpdate
+
+    def init_transfer_engine(self, init_info: FolderInit) -> None:
+        return
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Without the wait for an accelerator, which a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FolderUpdate) -> None:
+        files = sorted(Path(update_info.folder).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(
+                f"no weights in {update_info.folder}: rollouts.servers.weights_folder must be on a "
+                "disk that trainer and servers share"
+            )
+        heads = self._heads()
+        for file in files:
+            weights: Any = load_file(file).items()
+            self.model.load_weights(list(weights if heads is None else heads.weights(weights)))
+
+    def _heads(self) -> PaddedHeads | None:
+        """How `vapo serve` has padded the model's attention heads for a CPU."""
+        config = self.model_config.hf_config
+        size = getattr(config, HEAD_SIZE, None)
+        return None if size is None else PaddedHeads(size, config.head_dim, {})
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        return
+
+
+def register() -> None:
+    """Make the backend known to vLLM, in each of its processes."""
+    if NAME not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(NAME, FolderBackend)

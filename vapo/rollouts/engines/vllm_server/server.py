@@ -1,0 +1,181 @@
+"""One `vllm serve` process, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Request
+from vapo.rollouts.engines.vllm_server.answers import Answer, Wanted, read_answer
+
+HOW = "start it with `vapo serve`"
+_GENERATE = "/inference/v1/generate"
+_COUNTER = "vllm:generation_tokens_total"
+
+
+class LostServerError(EngineError):
+    """A server cannot be reached, has ended, or hangs."""
+
+
+class VllmServer:
+    """The address of one server, and what it is doing for this process.
+
+    All methods run in the thread of one event loop. A server that has open requests and samples no
+    token for `timeout_s` is lost (`watch`): its requests end in a `LostServerError`.
+    """
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
+        self.url = url
+        self.is_lost = False
+        self.num_open = 0
+        self.is_paused = False
+        self._session, self._timeout_s = session, timeout_s
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._num_answers = 0
+
+    async def generate(
+        self, name: str, request: Request, settings: SamplingSettings, wanted: Wanted
+    ) -> Answer:
+        """Sample one response.
+
+        Raises:
+            LostServerError: it is not there (any more).
+            EngineError: it refuses the request, or gives a wrong answer.
+        """
+        body = {
+            "request_id": name,
+            "token_ids": request.prompt_ids,
+            "sampling_params": {
+                "max_tokens": wanted.max_tokens,
+                "temperature": 0.0 if settings.greedy else settings.temperature,
+                "top_p": 1.0 if settings.greedy else settings.top_p,
+                "top_k": 0 if settings.greedy else settings.top_k,
+                "seed": None if settings.greedy else request.seed,
+                "stop_token_ids": sorted(wanted.end_ids),
+                "ignore_eos": True,  # the end tokens are those named above, no others
+                "logprobs": 0,  # the sampled token's own
+                "detokenize": False,
+            },
+        }
+        task = asyncio.ensure_future(self._request("POST", _GENERATE, body))
+        self._requests.add(task)
+        self.num_open += 1
+        try:
+            record = await task
+        except asyncio.CancelledError:
+            if self.is_lost and task.cancelled():
+                raise self._hung() from None
+            raise
+        finally:
+            task.cancel()
+            self._requests.discard(task)
+            self.num_open -= 1
+        self._num_answers += 1
+        return read_answer(record, wanted, self.url)
+
+    async def watch(self) -> None:
+        """Lose the server once it counts as hung; return when it is lost."""
+        seen, since = None, time.monotonic()
+        while not self.is_lost:
+            await asyncio.sleep(min(self._timeout_s / 8, 5.0))
+            now = (self._num_answers, await self._counter()) if self.num_open else None
+            if now is None or self.is_paused or (now != seen and now[1] is not None):
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > self._timeout_s:
+                self.lose()
+
+    def lose(self) -> None:
+        """End its requests with a `LostServerError`."""
+        self.is_lost = True
+        for task in self._requests:
+            task.cancel()
+
+    async def _counter(self) -> str | None:
+        """How many tokens it has sampled, as it says; None where it says nothing in time."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s / 4)
+        try:
+            async with self._session.get(f"{self.url}/metrics", timeout=timeout) as response:
+                text = await response.text()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+        return "".join(line for line in text.splitlines() if line.startswith(_COUNTER))
+
+    def _hung(self) -> LostServerError:
+        return LostServerError(
+            f"the rollout server {self.url} has given no token for {self._timeout_s:g} s "
+            f"(rollouts.servers.timeout_s) and counts as hung; {RESUME_HINT}"
+        )
+
+    async def max_tokens(self) -> int:
+        """The most tokens of prompt and response together.
+
+        Raises: LostServerError, EngineError: it lacks what a trainer needs of it.
+        """
+        models = await self.ask("GET", "/v1/models")
+        await self.ask("GET", "/is_paused")
+        try:
+            return int(models["data"][0]["max_model_len"])
+        except (TypeError, KeyError, IndexError, ValueError):
+            raise EngineError(f"{self.url} is no vLLM server: {HOW}") from None
+
+    async def is_well(self) -> bool:
+        """Whether it answers, and its engine lives."""
+        try:
+            await self.ask("GET", "/health", timeout_s=min(self._timeout_s, 5.0))
+        except EngineError:
+            return False
+        return True
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Ask one of the routes that answer at once; the JSON that came.
+
+        Raises: LostServerError, EngineError with the server's own message.
+        """
+        seconds = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._request(method, path, body)
+        except TimeoutError:
+            raise LostServerError(
+                f"the rollout server {self.url} has not answered {path} for {seconds:g} s and "
+                f"counts as hung; {RESUME_HINT}"
+            ) from None
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        try:
+            async with self._session.request(method, self.url + path, json=body) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise LostServerError(
+                f"the rollout server {self.url} does not answer: {reason}; is `vapo serve` running "
+                f"there? {RESUME_HINT}"
+            ) from error
+        try:
+            record = json.loads(text)
+        except ValueError:
+            record = None
+        if response.status == 200:
+            return record
+        said = record.get("error", record.get("detail")) if isinstance(record, dict) else None
+        said = said.get("message") if isinstance(said, dict) else said
+        message = f"the rollout server {self.url} answered {path} with status {response.status}"
+        if response.status == 404:
+            raise EngineError(f"{message}: it has no such route; {HOW}, which sets what it needs")
+        message += f": {' '.join(str(said or text).split())[:300]}"
+        if response.status >= 500 and path == _GENERATE:  # vLLM's, once its engine has ended
+            raise LostServerError(f"{message}; {RESUME_HINT}")
+        raise EngineError(message)

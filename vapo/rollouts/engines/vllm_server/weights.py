@@ -1,0 +1,204 @@
+"""The actor's weights on their way to the servers: as files in a shared folder, or over NCCL."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vapo.rollouts.engines.contract import Weights
+from vapo.rollouts.engines.engine import EngineError
+from vapo.system.distributed import rank
+
+_FILE_BYTES = 1 << 30
+
+# One of the trainer's requests to all servers that take the weights, at once: the route, and each
+# one's body, by its place among them.
+Tell = Callable[[str, Callable[[int], Mapping[str, Any]]], None]
+
+
+class WeightTransfer(Protocol):
+    """One way for weights. The servers are paused around `send`."""
+
+    def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
+        """Before the first push, and whenever the servers that take weights have changed.
+
+        Args:
+            world_sizes: how many workers each of these servers has.
+        """
+        ...
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
+        """Bring the weights to the servers. Every rank must call this; rank 0 alone tells."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FolderTransfer:
+    """Weights as safetensors in a folder that the trainer and all servers see.
+
+    It has a folder of its own for these servers, in which the newest weights alone are kept.
+
+    Args:
+        dtype: in which the engine computes: what it would round is rounded before it is written.
+    """
+
+    def __init__(self, folder: Path, urls: Sequence[str], dtype: torch.dtype) -> None:
+        servers = zlib.crc32(",".join(urls).encode())
+        self._folder, self._dtype = folder.absolute() / f"weights_{servers:08x}", dtype
+
+    def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
+        tell("/init_weight_transfer_engine", lambda place: {"init_info": {}})
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
+        if rank() != 0:
+            for _ in weights:  # gathering a shard takes all ranks
+                pass
+            return
+        folder = self._folder / version
+        try:
+            self.close()  # those of the last push, or of a run that was killed
+            folder.mkdir(parents=True)
+            for number, chunk in enumerate(chunks(weights, self._dtype)):
+                save_file(chunk, folder / f"{number:05d}.safetensors")
+        except OSError as error:
+            raise EngineError(
+                f"the weights for the servers cannot be written to {self._folder}: "
+                f"{error.strerror or error}; set rollouts.servers.weights_folder to a disk with "
+                "room that the servers see, too"
+            ) from error
+        tell("/start_weight_update", lambda place: {})
+        tell("/update_weights", lambda place: {"update_info": {"folder": str(folder)}})
+        tell("/finish_weight_update", lambda place: {"weight_version": version})
+
+    def close(self) -> None:
+        """Remove the files."""
+        if rank() == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def chunks(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, most: int = _FILE_BYTES
+) -> Iterator[dict[str, Tensor]]:
+    """Cut weights into chunks of a bounded size, copied to the host in the engine's dtype.
+
+    Tied weights are in it under each of their names.
+    """
+    chunk: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in weights:
+        cast = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+        chunk[name] = cast.clone(memory_format=torch.contiguous_format)
+        num_bytes += chunk[name].nbytes
+        if num_bytes >= most:
+            yield chunk
+            chunk, num_bytes = {}, 0
+    if chunk:
+        yield chunk
+
+
+class NcclTransfer:
+    """Weights from GPU to GPU, by the trainer's side of vLLM. Not run yet: it needs GPUs.
+
+    Rank 0 broadcasts to all workers of all servers; the other ranks gather their shards with it.
+
+    Args:
+        weights: for names and shapes, of which the servers are told before the first push.
+        host: of rank 0, as the servers call it; None: its host name.
+        dtype: in which the engine computes.
+    """
+
+    def __init__(self, weights: Weights, *, host: str | None, dtype: torch.dtype) -> None:
+        self._all, self._host, self._dtype = weights, host or socket.gethostname(), dtype
+        self._shapes: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+        self._engine: Any = None
+        self._weights: Iterable[tuple[str, Tensor]] = ()
+
+    def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        self.close()
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        self._engine = WeightTransferTrainerFactory.trainer_init(
+            NCCLTrainerInitInfo(self._host, port, 1 + sum(world_sizes), rank=0),
+            client=SyncClient(tell, world_sizes),
+            source=_source(self._metadata, self._pairs),
+        )
+
+    def _metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        return self._shapes
+
+    def _pairs(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._weights:
+            yield name, self._cast(tensor)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        own = tensor.detach()
+        return own.to(self._dtype) if own.is_floating_point() else own
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
+        if not self._shapes:
+            found = ((name, self._cast(tensor)) for name, tensor in self._all())
+            self._shapes = [(name, t.dtype, tuple(t.shape)) for name, t in found]
+        if rank() != 0:
+            for _ in weights:
+                pass
+            return
+        self._weights = weights
+        self._engine.send_weights()
+        tell("/update_weight_version", lambda place: {"new_version": version})
+
+    def close(self) -> None:
+        """Leave the servers' group."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+
+def _source(metadata: Callable[[], Any], pairs: Callable[[], Iterator[Any]]) -> Any:
+    """vLLM's `WeightSource` over these two."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Source(WeightSource):
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(*known) for known in metadata()]
+
+        def __iter__(self) -> Iterator[Any]:
+            return pairs()
+
+    return Source()
+
+
+class SyncClient:
+    """vLLM's `VLLMWeightSyncClient` for many servers at once, which are one group of workers."""
+
+    def __init__(self, tell: Tell, world_sizes: Sequence[int]) -> None:
+        self._tell = tell
+        # rank 0 of the group is the trainer
+        self._offsets = [1 + sum(world_sizes[:place]) for place in range(len(world_sizes))]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._tell(
+            "/init_weight_transfer_engine",
+            lambda place: {"init_info": init_info | {"rank_offset": self._offsets[place]}},
+        )
+
+    def start_weight_update(self) -> None:
+        self._tell("/start_weight_update", lambda place: {})
+
+    def update_weights(self, update_info: Any) -> None:
+        self._tell("/update_weights", lambda place: {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._tell("/finish_weight_update", lambda place: {})
