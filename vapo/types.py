@@ -97,13 +97,26 @@ class Turn:
 
     `num_observed` and `num_sampled` are tokens; `reward` is what environment or verifier gave for
     what was sampled, and stands on the turn's last token. `version` counts the weight updates
-    before the turn was asked for, None where nobody counts.
+    before the turn was asked for, None where nobody counts. Where updates came while it was
+    sampled and the engine says so, `updates` are (those since it was asked for, number of tokens),
+    in order.
     """
 
     num_observed: int
     num_sampled: int
     reward: float = 0.0
     version: int | None = None
+    updates: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """(weight updates before the weights that sampled them, number of tokens), in order.
+
+        Nothing where nobody counts.
+        """
+        if self.version is None:
+            return []
+        return [(self.version + n, num) for n, num in self.updates or ((0, self.num_sampled),)]
 
 
 class TurnSpan(NamedTuple):

@@ -56,7 +56,10 @@ class Episode:
         self.ids.extend(turn.ids)
         self.logprobs.extend(turn.logprobs)
         num_sampled = self.num_begun + len(turn.ids)
-        self.turns.append(Turn(self.num_observed, num_sampled, version=self.version))
+        updates = () if self.num_begun else turn.updates
+        self.turns.append(
+            Turn(self.num_observed, num_sampled, version=self.version, updates=updates)
+        )
         self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
         self.num_observed = self.num_begun = 0
 

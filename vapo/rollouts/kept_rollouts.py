@@ -132,7 +132,10 @@ class KeptRollouts:
                 response_text=row["text"],
                 rollout_logprobs=tuple(logprobs[i].tolist()),
                 finish_reason=FinishReason(row["finish_reason"]),
-                turns=tuple(Turn(**turn) for turn in row["turns"]),
+                turns=tuple(
+                    Turn(**turn | {"updates": tuple(map(tuple, turn["updates"]))})
+                    for turn in row["turns"]
+                ),
                 is_correct=row["is_correct"],
                 extracted=row["extracted"],
                 failure=row["failure"],

@@ -62,8 +62,9 @@ def failure_metrics(batch: RolloutBatch) -> dict[str, float]:
 def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, float]:
     """By how many policy iterations the weights that sampled are older than the actor's now.
 
-    The mean is over sampled tokens; a turn has the age of the weights when it was asked for, and
-    none where nobody counts the updates, as then it is sampled with the actor's own.
+    The mean is over sampled tokens. A token has the age of the weights that sampled it where the
+    engine says which those were, else of the weights when its turn was asked for; and none where
+    nobody counts the updates, as then it is sampled with the actor's own.
 
     Args:
         policy_iterations: those before this one.
@@ -72,8 +73,9 @@ def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, 
     tokens: list[int] = [0]
     for rollout in batch.rollouts:
         for turn in rollout.turns:
-            ages.append(0.0 if turn.version is None else float(policy_iterations - turn.version))
-            tokens.append(turn.num_sampled)
+            for version, num_tokens in turn.versions or [(policy_iterations, turn.num_sampled)]:
+                ages.append(float(policy_iterations - version))
+                tokens.append(num_tokens)
     age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()
     total, num = sum_over_ranks(torch.stack([(age * count).sum(), count.sum()])).tolist()
     return {

@@ -60,13 +60,15 @@ class TurnRequest:
 class SampledTurn:
     """What was sampled for a request, an end token included, with a log-prob for each token.
 
-    `has_ended` is False where the tokens ran out before an end token came.
+    `has_ended` is False where the tokens ran out before an end token came. `updates` are those of
+    `Turn`, from an engine that knows which weights sampled which token.
     """
 
     request: TurnRequest
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     has_ended: bool
+    updates: tuple[tuple[int, int], ...] = ()
 
 
 class TurnStream(Protocol):

@@ -77,7 +77,9 @@ class EngineTurns:
             if not all(map(math.isfinite, tokens.logprobs)):
                 raise NonFiniteLogitsError(turn_name(request))
             has_ended = tokens.ids[-1] in self._end_ids
-            ended.append(SampledTurn(request, tokens.ids, tokens.logprobs, has_ended))
+            ended.append(
+                SampledTurn(request, tokens.ids, tokens.logprobs, has_ended, tokens.updates)
+            )
         return ended
 
     def forget(self, key: tuple[int, int]) -> None:
