@@ -16,8 +16,11 @@ from tests.environments.open_environments import environments, next_replies, pla
 from tests.rewards.hostile_verifiers import GARBAGE
 from tests.rewards.processes import ends, is_running
 from vapo.environments.contract import Reply
-from vapo.environments.processes import GARBLED, ProcessEnvironments, read_reply
-from vapo.environments.settings import MAX_OBSERVATION_CHARS
+from vapo.environments.episode_answers import MAX_OBSERVATION_CHARS
+from vapo.environments.episode_code import EpisodeCode
+from vapo.environments.processes import ProcessEnvironments
+from vapo.system.process_protocol import read_reply
+from vapo.system.user_processes import GARBLED
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +179,10 @@ def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
     """It is the host that forks episodes: without it every later one would time out."""
     with environments("AsTold", timeout_s=1.0) as envs:
         assert play(envs, ["stop-host"])[1].observation == "stop-host done"
-        frozen = envs._host._process.process.pid
+        frozen = envs.processes._host.process.pid
         assert play(envs, [], key=(1,))[0].failure == "timeout"
         assert play(envs, ["on"], key=(2,))[1].observation == "on done"
-        assert envs._host._process.process.pid != frozen
+        assert envs.processes._host.process.pid != frozen
         assert ends(frozen)
 
 
@@ -187,11 +190,11 @@ def test_a_reset_that_hangs_is_its_own_fault_and_the_host_stays():
     with environments("AsTold", timeout_s=0.5) as envs:
         envs.begin((7,), {"prompt": ""})
         next_replies(envs, 1)
-        host = envs._host._process.process.pid
+        host = envs.processes._host.process.pid
         assert play(envs, [], prompt="hang")[0].failure == "timeout"
         envs.step((7,), "on")
         assert next_replies(envs, 1)[0].observation == "on done"
-        assert envs._host._process.process.pid == host
+        assert envs.processes._host.process.pid == host
 
 
 def test_no_process_is_left_after_close():
@@ -199,7 +202,7 @@ def test_no_process_is_left_after_close():
         pids = [int((play(envs, ["process"])[1].observation or "").split()[0]) for _ in range(2)]
         envs.begin((8,), {"prompt": ""})
         next_replies(envs, 1)
-        host = envs._host._process.process.pid
+        host = envs.processes._host.process.pid
     assert all(map(ends, [*pids, host]))
     envs.close()
 
@@ -266,7 +269,8 @@ def test_all_end_when_the_trainer_is_killed(tmp_path: Path):
     ],
 )
 def test_only_a_whole_reply_with_its_ticket_is_one(line: bytes):
-    assert read_reply(line, "t") is None
+    checked = EpisodeCode(kind="function", name="a:b").checked
+    assert read_reply(line, "t", checked) is None
     good = b'{"ticket": "t", "observation": "\\ud800x", "reward": 1}'
-    assert read_reply(good, "t") == {"observation": "?x", "reward": 1.0}
-    assert read_reply(good, "") is None
+    assert read_reply(good, "t", checked) == {"observation": "?x", "reward": 1.0}
+    assert read_reply(good, "", checked) is None

@@ -17,10 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
-
 from tests.rewards.adversarial_scores import save_reward_model, score_cases, scored
 from tests.rewards.lookalikes import BOXES, TEXTS
+from tests.rewards.processes import workers_of
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.types import Rollout
 
@@ -216,9 +215,9 @@ def judged(verifier: str, rollouts: Sequence[Rollout], **fields: Any) -> Run:
             nonlocal last, rss
             now = time.perf_counter()
             seconds.append((now - last) / num)
-            for worker in judge.judges[0].pool.workers if judge.judges[0].pool else []:
-                supervisor = psutil.Process(worker.process.pid)
-                rss = max([rss, *(p.memory_info().rss for p in supervisor.children())])
+            pool = judge.judges[0].pool
+            for worker in [] if pool is None else workers_of(pool):
+                rss = max(rss, worker.memory_info().rss)
             last = time.perf_counter()
 
         verdicts = judge.score(rollouts, advance=advance)

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -150,6 +151,17 @@ def hangs(response_text: str, answer: str, metadata: Metadata) -> bool:
 
 def naps(response_text: str, answer: str, metadata: Metadata) -> bool:
     time.sleep(float(response_text))
+    return True
+
+
+def dies_later(response_text: str, answer: str, metadata: Metadata) -> bool:
+    """A number: it answers, and after so many seconds its process dies."""
+    if response_text == "crash":
+        os.abort()
+    if response_text == "nap":
+        time.sleep(0.5)
+    elif response_text != "42":
+        threading.Timer(float(response_text), os._exit, (0,)).start()
     return True
 
 

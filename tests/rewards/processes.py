@@ -1,10 +1,12 @@
-"""Whether a process runs, and waiting for its end."""
+"""Whether a process runs, waiting for its end, and a pool's processes."""
 
 from __future__ import annotations
 
 import time
 
 import psutil
+
+from vapo.rewards.worker_pool import WorkerPool
 
 
 def ends(pid: int, within_s: float = 5) -> bool:
@@ -20,3 +22,9 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def workers_of(pool: WorkerPool) -> list[psutil.Process]:
+    """In the order in which they were started; their host is the only child of its supervisor."""
+    (host,) = psutil.Process(pool.processes._host.process.pid).children()
+    return sorted(host.children(), key=lambda process: process.create_time())

@@ -12,7 +12,6 @@ from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.rewards.math_verify_package import make_math_verify
-from vapo.rewards.verifiers import make_verifier
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 
@@ -25,7 +24,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError) as error:
-        make_verifier("math_verify")
+        make_math_verify()
     said = str(error.value)
     assert said.startswith("rewards.verifier is math_verify, which is not installed: pip install")
     assert "math-verify" in said or "'.[math_verify]'" in said

@@ -7,12 +7,12 @@ import pytest
 from vapo.errors import UserError
 from vapo.rewards.answer_extraction import last_boxed
 from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
+from vapo.rewards.own_function import make_python
 from vapo.rewards.verifiers import (
     exact,
     make_math,
     make_reasoning_gym,
     make_regex,
-    make_verifier,
 )
 
 
@@ -193,9 +193,4 @@ def test_reasoning_gym_missing_says_what_to_install(monkeypatch: pytest.MonkeyPa
 )
 def test_bad_function_paths(path: str | None, message: str):
     with pytest.raises(UserError, match=message):
-        make_verifier("python", function=path)
-
-
-def test_unknown_verifier():
-    with pytest.raises(UserError, match="known are exact, regex"):
-        make_verifier("regexp")
+        make_python(path)

@@ -10,7 +10,9 @@ import pytest
 from tests.rewards.hostile_verifiers import GARBAGE
 from tests.rewards.processes import ends, is_running
 from tests.rewards.rollouts_for_tests import hostile, rollout
-from vapo.rewards.worker_process import GARBLED, read_reply
+from vapo.rewards.verifier_code import VerifierCode
+from vapo.system.process_protocol import read_reply
+from vapo.system.user_processes import GARBLED
 
 
 @pytest.mark.parametrize("told", ["hang", "abort", "return"])
@@ -58,10 +60,11 @@ def test_an_idle_worker_that_was_written_to_is_replaced_and_no_response_blamed()
     with hostile("writes_into_sockets", num_workers=1) as python:
         assert python.judges[0].pool is not None
         python.score([rollout("42")])
-        worker = python.judges[0].pool.workers[0]
-        worker._received = b"noise"  # what came after the last reply
+        processes = python.judges[0].pool.processes._processes
+        before = processes[0]
+        before.received += b"noise"  # what came after the last reply
         assert python.score([rollout("42")])[0].is_correct
-        assert python.judges[0].pool.workers[0] is not worker
+        assert processes[0] is not before
 
 
 @pytest.mark.parametrize(
@@ -85,8 +88,8 @@ def test_an_idle_worker_that_was_written_to_is_replaced_and_no_response_blamed()
     ],
 )
 def test_only_a_whole_reply_with_its_ticket_is_one(line: bytes):
-    assert read_reply(line, "t") is None
+    checked = VerifierCode(kind="math").checked
+    assert read_reply(line, "t", checked) is None
     good = b'{"ticket": "t", "is_correct": true, "reward": 0.5, "extracted": "x"}'
-    assert read_reply(good, "t") == {"is_correct": True, "reward": 0.5, "extracted": "x"}
-    assert read_reply(good, "") is None
-    assert read_reply(b'{"ticket": "t"}', "t", is_first=True) == {}
+    assert read_reply(good, "t", checked) == {"is_correct": True, "reward": 0.5, "extracted": "x"}
+    assert read_reply(good, "", checked) is None

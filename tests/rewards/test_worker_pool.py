@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.rewards.processes import ends, is_running
+from tests.rewards.processes import ends, is_running, workers_of
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.errors import UserError
 
@@ -212,9 +213,10 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(
         "from vapo.config.schema import RewardConfig\n"
-        "from vapo.rewards.worker import Settings\n"
+        "from vapo.rewards.verifier_code import VerifierCode\n"
         "from vapo.rewards.worker_pool import WorkerPool\n"
-        "pool = WorkerPool(Settings('regex', '(x)', None, 5.0), num_workers=1)\n"
+        "code = VerifierCode(kind='regex', pattern='(x)')\n"
+        "pool = WorkerPool(code, num_workers=1, timeout_s=5.0)\n"
         "pool.run([('x', 'x', {})], lambda i, reply: print(reply['is_correct']))\n"
     )
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
@@ -228,29 +230,80 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
     """As the kernel does when memory is short: in the middle of a batch, and between two."""
     with hostile("naps", num_workers=2, timeout_s=60) as python:
-        assert python.judges[0].pool is not None
-        python.score([rollout("0")])
+        pool = python.judges[0].pool
+        assert pool is not None
+        python.score([rollout("0"), rollout("0.1")])
         killed: list[int] = []
 
         def advance(num: int) -> None:
-            victim = next((w for w in python.judges[0].pool.workers if w.pending), None)  # type: ignore[union-attr]
-            if victim is not None and not killed:
-                killed.append(victim.process.pid)
-                os.kill(victim.process.pid, signal.SIGKILL)
+            if not killed:
+                victim = workers_of(pool)[1]
+                killed.append(victim.pid)
+                victim.kill()
 
         naps = ["0.05", "1", *["0.05"] * 10]  # the other worker is killed in its long one
         verdicts = python.score([rollout(nap) for nap in naps], advance=advance)
-        failures = [verdict.failure for verdict in verdicts]
-        assert len(killed) == 1
-        assert failures.count("crash") == 1
-        assert failures.count(None) == 11
-        assert [v.reward for v in verdicts if v.failure] == [-1.0]
-        for worker in python.judges[0].pool.workers:  # all of them, while they wait
-            os.kill(worker.process.pid, signal.SIGKILL)
-            worker.process.wait()
+        assert [v.failure for v in verdicts] == [None, "crash", *[None] * 10]
+        assert verdicts[1].reward == -1.0
+        assert killed[0] not in {worker.pid for worker in workers_of(pool)}
+        for worker in workers_of(pool):  # all of them, while they wait
+            worker.kill()
+            assert ends(worker.pid)
         again = python.score([rollout("0") for _ in range(12)])
         assert [verdict.failure for verdict in again] == [None] * 12
-        assert killed[0] not in {worker.process.pid for worker in python.judges[0].pool.workers}
+        workers = workers_of(pool)
+        pool.processes._host.process.kill()  # and what forks them
+        assert all(ends(worker.pid) for worker in workers)
+        again = python.score([rollout("0") for _ in range(12)])
+        assert [verdict.failure for verdict in again] == [None] * 12
+
+
+def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
+    """Who is busy elsewhere gives a process a second task while it works on the first."""
+    with hostile("dies_later", num_workers=1, timeout_s=60) as python:
+        pool = python.judges[0].pool
+        assert pool is not None
+        replies: dict[str, Any] = {}
+        for text in ("0.1", "nap", "crash", "42"):
+            pool.submit((text, "42", {}), partial(replies.__setitem__, text))
+        deadline = time.monotonic() + 20
+        while len(replies) < 4 and time.monotonic() < deadline:
+            pool.pump(0.0)
+            time.sleep(0.01)
+    failures = {text: reply.get("failure") for text, reply in replies.items()}
+    assert failures == {"0.1": None, "nap": None, "crash": "crash", "42": None}
+
+
+def test_a_process_goes_on_while_nobody_looks():
+    """With two tasks of 0.3 s it is done after 0.6 s, although it is looked at once."""
+    with hostile("naps", num_workers=1) as python:
+        pool = python.judges[0].pool
+        assert pool is not None
+        python.score([rollout("0")])
+        replies: list[Any] = []
+        for _ in range(2):
+            pool.submit(("0.3", "", {}), replies.append)
+        pool.pump(0.0)
+        time.sleep(0.9)
+        pool.pump(0.0)
+        assert len(replies) == 2
+
+
+def test_a_large_task_waits_until_the_process_reads():
+    """What fits into no buffer would stop whoever gives it."""
+    with hostile("naps", num_workers=1) as python:
+        pool = python.judges[0].pool
+        assert pool is not None
+        python.score([rollout("0")])
+        replies: list[Any] = []
+        for _ in range(2):
+            pool.submit(("0.5", "x" * 1_000_000, {}), replies.append)
+        start = time.monotonic()
+        pool.pump(0.0)
+        assert time.monotonic() - start < 0.3
+        while len(replies) < 2 and time.monotonic() < start + 10:
+            pool.pump(0.1)
+        assert [reply["is_correct"] for reply in replies] == [True, True]
 
 
 def test_credentials_are_withheld_and_those_that_are_passed_are_not_shown(

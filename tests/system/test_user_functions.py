@@ -19,7 +19,7 @@ from vapo.config.loading import compose, from_yaml
 from vapo.config.rewards import PythonVerifier
 from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
-from vapo.rewards.worker import Settings
+from vapo.rewards.verifier_code import VerifierCode
 from vapo.rewards.worker_pool import WorkerPool
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
@@ -61,13 +61,13 @@ def verdict(config: FitConfig) -> object:
     """What the config's function says, in a worker process."""
     own = config.rewards
     assert isinstance(own, PythonVerifier)
-    settings = Settings("python", None, own.function, 5.0, function_folder=own.function_folder)
-    return judged(settings)
+    code = VerifierCode(kind="python", function=own.function, function_folder=own.function_folder)
+    return judged(code)
 
 
-def judged(settings: Settings) -> object:
+def judged(code: VerifierCode) -> object:
     replies = []
-    pool = WorkerPool(settings, num_workers=1, wait_until_ready=True)
+    pool = WorkerPool(code, num_workers=1, timeout_s=5.0)
     try:
         pool.run([("text", "answer", {})], lambda index, reply: replies.append(reply))
     finally:
@@ -217,7 +217,7 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
     """The script is not run once more in the worker: it has no guard."""
     script = """
         import math
-        from vapo.rewards.worker import Settings
+        from vapo.rewards.verifier_code import VerifierCode
         from vapo.rewards.worker_pool import WorkerPool
         from vapo.system.handed_functions import bytes_of
         from vapo.system.user_functions import function_path
@@ -232,8 +232,9 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
             return helper(text) == 8
 
         path = function_path(score, key="k")
-        settings = Settings("python", None, path, 5.0, function_bytes=bytes_of(path, key="k"))
-        pool = WorkerPool(settings, num_workers=1, wait_until_ready=True)
+        sent = bytes_of(path, key="k")
+        code = VerifierCode(kind="python", function=path, function_bytes=sent)
+        pool = WorkerPool(code, num_workers=1, timeout_s=5.0)
         pool.run([("text", "answer", {})], lambda _, reply: print(path, reply["is_correct"]))
         pool.close()
     """

@@ -19,11 +19,11 @@ from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
-from vapo.rewards.worker import Settings
-from vapo.rewards.worker_process import Worker
+from vapo.rewards.verifier_code import VerifierCode
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import make_plan
 from vapo.sweep.recording import Parent
+from vapo.system.host_process import HostProcess
 from vapo.tracking.stores import locate_store
 
 NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -128,12 +128,11 @@ def test_the_ui_has_a_databases_password_in_its_environment_only(
 def test_verifiers_have_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*NAMES, "MLFLOW_TRACKING_TOKEN", "VLLM_API_KEY"):
         monkeypatch.setenv(name, "pa55word")
-    worker = Worker(Settings("exact", None, None, 1.0))
+    host = HostProcess(VerifierCode(kind="exact"))
     try:
-        environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{host.process.pid}/environ").read_bytes()
     finally:
-        worker.process.kill()
-        worker.process.wait()
+        host.stop()
     assert b"pa55word" not in environment
 
 

@@ -18,7 +18,7 @@ class Verifiers(Protocol):
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         ...
 
@@ -43,7 +43,7 @@ class JudgedResponses:
     def __init__(self, verifiers: Verifiers, num_responses: int | None = None) -> None:
         self._verifiers, self._num_responses = verifiers, num_responses
         self._prompts: dict[EpisodeKey, Prompt] = {}
-        self._asked: dict[EpisodeKey, Callable[[], None]] = {}
+        self._asked: dict[EpisodeKey, Callable[[], object]] = {}
         self._replies: list[Reply] = []
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:

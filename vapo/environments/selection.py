@@ -5,8 +5,8 @@ from __future__ import annotations
 from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, environment_name
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
+from vapo.environments.episode_code import EpisodeCode
 from vapo.environments.processes import ProcessEnvironments
-from vapo.environments.settings import HostSettings
 from vapo.environments.user_class import KEY
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
@@ -25,19 +25,19 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
     """
     block = config.environment.episode_options
     return ProcessEnvironments(
-        _host_settings(config, shows_errors=output is not None),
+        _code(config, shows_errors=output is not None),
         capacity=block.max_processes,
         timeout_s=block.timeout_s,
         output=output,
     )
 
 
-def _host_settings(config: FitConfig, *, shows_errors: bool) -> HostSettings:
+def _code(config: FitConfig, *, shows_errors: bool) -> EpisodeCode:
     block = config.environment
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
     check_passed(block.variables, key="environment.variables")
     own = block if isinstance(block, FunctionEnvironment) else None
-    return HostSettings(
+    return EpisodeCode(
         kind="verifiers" if own is None else "function",
         name=environment_name(block),
         args=block.args,

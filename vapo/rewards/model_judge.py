@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from vapo.config.schema import RewardConfig
 from vapo.rewards.reward_model import RewardModel
 from vapo.rewards.worker_pool import OnReply
 from vapo.types import Rollout
@@ -21,30 +23,31 @@ class ModelJudge:
     Raises: UserError: as `RewardModel`.
     """
 
-    def __init__(self, path: str | None, threshold: float) -> None:
+    def __init__(self, rewards: RewardConfig, path: str | None, threshold: float) -> None:
+        self.config, self.pool = rewards, None
         self._model = RewardModel(path)
         self._threshold = threshold
         self._waiting: dict[int, tuple[Rollout, OnReply]] = {}
-        self._num_asked, self._enough = 0, math.inf
+        self._numbers, self._enough = itertools.count(), math.inf
 
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
-    ) -> Callable[[], None]:
-        """Ask for a score; what is returned withdraws the question."""
-        number = self._num_asked
-        self._num_asked += 1
+    ) -> Callable[[], object]:
+        """Ask for a score, which `pump` hands out.
+
+        Returns: what withdraws the question.
+        """
+        number = next(self._numbers)
         self._waiting[number] = rollout, on_reply
         self._enough = math.inf if num_responses is None else num_responses
-        return partial(self._withdraw, number)
+        return partial(self._waiting.pop, number, None)
 
-    def _withdraw(self, number: int) -> None:
-        self._waiting.pop(number, None)
-
-    def pump(self, *, is_idle: bool) -> None:
+    def pump(self, timeout_s: float) -> None:
         """Score what waits, if it is enough or there is nothing else to do."""
-        if not self._waiting or not (is_idle or len(self._waiting) >= self._enough):
+        if not self._waiting or not (timeout_s > 0 or len(self._waiting) >= self._enough):
             return
-        asked, self._waiting = list(self._waiting.values()), {}
+        asked = list(self._waiting.values())
+        self._waiting.clear()
         scores = self._model([rollout for rollout, _ in asked])
         for score, (_, on_reply) in zip(scores, asked, strict=True):
             on_reply(self._reply(score))
@@ -55,3 +58,5 @@ class ModelJudge:
         if not math.isfinite(score):
             return {"failure": "nan"}
         return {"is_correct": score > self._threshold, "reward": score}
+
+    def close(self) -> None: ...

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vapo.config.environments import EnvironmentConfig, environment_name
 from vapo.config.rewards import RewardModelVerifier
@@ -18,15 +18,19 @@ from vapo.environments.contract import Environments, Verdict
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
-from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.model_judge import ModelJudge
+from vapo.rewards.text_judge import (
+    TextJudge,
+    rewards_by_source,
+    verdict_fields,
+)
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
-from vapo.rewards.worker_pool import WAIT_S, WorkerPool
+from vapo.rewards.worker_pool import WAIT_S
 from vapo.system.shown_text import visible
 from vapo.types import Rollout
 
-if TYPE_CHECKING:
-    from vapo.rewards.model_judge import ModelJudge
+Judge = TextJudge | ModelJudge
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -56,6 +60,8 @@ class Scorer(AbstractContextManager["Scorer"]):
         UserError: a setting is missing or unusable, or a verifier cannot be imported.
     """
 
+    _warns = True
+
     def __init__(
         self,
         rewards: RewardConfig,
@@ -73,25 +79,23 @@ class Scorer(AbstractContextManager["Scorer"]):
                 f"rewards.overlong.cache_tokens is {ramp_tokens}, above "
                 f"max_response_tokens, {max_response_tokens}: every response would be punished"
             )
-        self.judges: list[_Judge] = []
-        self.by_source: dict[str, _Judge] = {}
+        self.judges: list[Judge] = []
+        self._warns = output is None  # else every failure is shown beside its response
+        self._environment = environment
         self._environments: Environments | None = None
         if start_environments is not None:
-            self.judges.append(_Judge(rewards, output, environment))
             self._start_environments = start_environments
             self._environments = start_environments()
             return
         by_source = {} if data is None else rewards_by_source(rewards, data)
         if all(own is rewards for own in by_source.values()):
-            self.judges.append(_Judge(rewards, output))
-            return
+            by_source = {"": rewards}
+        self.by_source: dict[str, Judge] = {}
         try:
             for source, config in by_source.items():
-                judge = next((made for made in self.judges if made.config == config), None)
-                if judge is None:
-                    judge = _Judge(config, output)
-                    self.judges.append(judge)
-                self.by_source[source] = judge
+                same = [judge for judge in self.judges if judge.config == config]
+                self.judges += [] if same else [_judge(config, output)]
+                self.by_source[source] = same[0] if same else self.judges[-1]
         except BaseException:
             self.close()
             raise
@@ -114,10 +118,17 @@ class Scorer(AbstractContextManager["Scorer"]):
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         judge = self._judge_of(rollout.prompt.source)
-        return judge.submit(rollout, on_verdict, num_responses)
+
+        def on_reply(reply: dict[str, Any]) -> None:
+            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
+
+        if isinstance(judge, ModelJudge):
+            return judge.submit(rollout, on_reply, num_responses)
+        prompt = rollout.prompt
+        return judge.submit((rollout.response_text, prompt.answer, prompt.metadata), on_reply)
 
     def pump(self, timeout_s: float) -> None:
         """Hand out the verdicts that have come; waits at most so long for the first."""
@@ -152,12 +163,20 @@ class Scorer(AbstractContextManager["Scorer"]):
 
         Raises: UserError: on all of them, which is not the responses' fault.
         """
+        if not self._warns:
+            return
+        if self._environments is not None and self._environment is not None:
+            whose = f"environment {environment_name(self._environment)}"
+            _check(rollouts, whose, "they are not trained on")
         for judge, rows in self._shares(rollouts):
-            judge.check([rollouts[row] for row in rows])
+            whose = f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
+            _check([rollouts[row] for row in rows], whose, "counted as incorrect")
 
     def extracts_answers(self, source: str = "") -> bool:
         """Whether this source's verifier extracts a response's answer, so that answers can vote."""
-        return self._judge_of(source).extracts_answers
+        if self._environments is not None:
+            return False
+        return self._judge_of(source).config.verifier in EXTRACTING
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
         """For each response the answer that it votes for: equal in a group for equal answers.
@@ -168,7 +187,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         """
         votes: list[int | None] = [None] * len(rollouts)
         for judge, rows in self._shares(rollouts):
-            if not judge.extracts_answers:
+            if judge.config.verifier not in EXTRACTING:
                 continue
             found = count_votes(
                 [rollouts[row] for row in rows],
@@ -184,16 +203,15 @@ class Scorer(AbstractContextManager["Scorer"]):
         if self._environments is not None:
             self._environments.close()
         for judge in self.judges:
-            if judge.pool is not None:
-                judge.pool.close()
+            judge.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge_of(self, source: str) -> _Judge:
-        return self.by_source[source] if self.by_source else self.judges[0]
+    def _judge_of(self, source: str) -> Judge:
+        return self.by_source.get(source, self.judges[0])
 
-    def _shares(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[_Judge, list[int]]]:
+    def _shares(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[Judge, list[int]]]:
         """Each verifier with the rows that it judges."""
         for judge in self.judges:
             rows = [i for i, r in enumerate(rollouts) if self._judge_of(r.prompt.source) is judge]
@@ -218,74 +236,25 @@ def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer
     )
 
 
-class _Judge:
-    """One verifier: its worker processes or its reward model. Of an environment only a name."""
+def _judge(rewards: RewardConfig, output: VerifierOutput | None) -> Judge:
+    if isinstance(rewards, RewardModelVerifier):
+        return ModelJudge(rewards, rewards.reward_model_path, rewards.reward_model_threshold)
+    return TextJudge(rewards, output)
 
-    def __init__(
-        self,
-        rewards: RewardConfig,
-        output: VerifierOutput | None = None,
-        environment: EnvironmentConfig | None = None,
-    ) -> None:
-        self.config = rewards
-        self._environment = environment
-        self._texts: TextJudge | None = None
-        self._model: ModelJudge | None = None
-        self._warns = output is None  # else every failure is shown beside its response
-        if environment is not None:
-            return
-        if isinstance(rewards, RewardModelVerifier):
-            from vapo.rewards.model_judge import ModelJudge
 
-            self._model = ModelJudge(rewards.reward_model_path, rewards.reward_model_threshold)
-        else:
-            self._texts = TextJudge(rewards, output)
-
-    @property
-    def extracts_answers(self) -> bool:
-        return self._environment is None and self.config.verifier in EXTRACTING
-
-    @property
-    def pool(self) -> WorkerPool | None:
-        return None if self._texts is None else self._texts.pool
-
-    def submit(
-        self, rollout: Rollout, on_verdict: OnVerdict, num_responses: int | None
-    ) -> Callable[[], None]:
-        on_reply, prompt = partial(self._judged, on_verdict), rollout.prompt
-        if self._texts is None:
-            assert self._model is not None, "an environment judges its episodes itself"
-            return self._model.submit(rollout, on_reply, num_responses)
-        text = rollout.response_text, prompt.answer, prompt.metadata
-        number = self._texts.submit(text, on_reply)
-        return partial(self._texts.forget, () if number is None else (number,))
-
-    def _judged(self, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
-        on_verdict(Verdict(**verdict_fields(self.config, reply)))
-
-    def pump(self, timeout_s: float) -> None:
-        if self._texts is not None:
-            self._texts.pump(timeout_s)
-        elif self._model is not None:
-            self._model.pump(is_idle=timeout_s > 0)
-
-    def check(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [r for r in rollouts if r.failure is not None]
-        if not failed or not self._warns:
-            return
-        first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
-        if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
-            name = f"verifier {getattr(self.config, 'function', self.config.verifier)}"
-            if self._environment is not None:
-                name = f"environment {environment_name(self._environment)}"
-            raise UserError(
-                f"the {name} gave no verdict on any of {len(rollouts)} responses; "
-                f"the first: {first}"
-            )
-        logger.warning(
-            "no verdict for %d of %d responses (%s); the first: %s",
-            len(failed),
-            len(rollouts),
-            "counted as incorrect" if self._environment is None else "they are not trained on",
-            visible(first, keep=""),
+def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
+    failed = [r for r in rollouts if r.failure is not None]
+    if not failed:
+        return
+    first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
+    if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
+        raise UserError(
+            f"the {whose} gave no verdict on any of {len(rollouts)} responses; the first: {first}"
         )
+    logger.warning(
+        "no verdict for %d of %d responses (%s); the first: %s",
+        len(failed),
+        len(rollouts),
+        effect,
+        visible(first, keep=""),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vapo.config.data import source_name, sources_of
@@ -10,9 +10,9 @@ from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, wit
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.rewards.math_verify_package import check_math_verify
 from vapo.rewards.own_function import FUNCTION_KEY
+from vapo.rewards.verifier_code import VerifierCode
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
-from vapo.rewards.worker import Settings
 from vapo.rewards.worker_pool import WAIT_S, OnReply, WorkerPool
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
@@ -37,25 +37,20 @@ class TextJudge:
         self.pool = None if rewards.verifier == "exact" else _start_pool(rewards, output)
         self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
 
-    def submit(self, text: Text, on_reply: OnReply) -> int | None:
+    def submit(self, text: Text, on_reply: OnReply) -> Callable[[], object]:
         """Ask for a judgement, which `pump` hands out, or the `failure` that there is none.
 
-        Returns: the number by which it may be forgotten; None: the reply has been handed out.
+        Returns: what withdraws the question.
         """
         response, answer, metadata = text
         if self.pool is None:
             on_reply(vars(exact(response, answer, {})))
-            return None
+            return lambda: None
         kept = dict(metadata) if self._needs_metadata else {}
-        if self._output is not None:  # a process that replaces another prints its imports again
+        if self._output is not None:  # a host that replaces another prints its imports again
             self.pool.wait_until_ready()
             self._output.take()
-        return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply)
-
-    def forget(self, numbers: Collection[int]) -> None:
-        """See `WorkerPool.forget`."""
-        if self.pool is not None:
-            self.pool.forget(numbers)
+        return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply).forget
 
     def reply(self, text: Text) -> dict[str, Any]:
         """A judgement, or the `failure` that there is none."""
@@ -115,11 +110,10 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         make_reasoning_gym()
     if rewards.verifier == "math_verify":
         check_math_verify()
-    settings = Settings(
-        rewards.verifier,
-        pattern,
-        None if own is None else own.function,
-        rewards.timeout_s,
+    code = VerifierCode(
+        kind=rewards.verifier,
+        pattern=pattern,
+        function=None if own is None else own.function,
         function_folder=None if own is None else own.function_folder,
         function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
         percent=rewards.percent if isinstance(rewards, MathVerifier) else "either",
@@ -128,9 +122,12 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         passed=passed,
         hidden=hidden_texts(),
     )
-    return WorkerPool(
-        settings,
+    pool = WorkerPool(
+        code,
         num_workers=rewards.num_workers,
-        wait_until_ready=rewards.verifier not in ("regex", "math", "math_verify", "reasoning_gym"),
+        timeout_s=rewards.timeout_s,
         output=None if output is None else output.descriptor,
     )
+    if own is not None:
+        pool.wait_until_ready()
+    return pool

@@ -15,8 +15,6 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Verifier
-from vapo.rewards.math_verify_package import make_math_verify
-from vapo.rewards.own_function import make_python
 from vapo.system.extras import install_command
 
 MAX_RESPONSE_CHARS = 200_000
@@ -134,44 +132,6 @@ def make_reasoning_gym() -> Verifier:
         return Judgement(float(marks) >= 1.0 - 1e-6, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return score
-
-
-def make_verifier(
-    kind: str,
-    *,
-    pattern: str | None = None,
-    function: str | None = None,
-    folder: str | None = None,
-    sent: bytes | None = None,
-    percent: str = "either",
-    correct: float = 1.0,
-) -> Verifier:
-    """Make the verifier of this name.
-
-    Args:
-        pattern: for `make_regex`.
-        function, folder, sent, correct: for `make_python`, whose `path` is `function`.
-        percent: for `make_math`.
-
-    Raises:
-        UserError: its settings are missing or unusable.
-    """
-    if kind == "exact":
-        return exact
-    if kind == "regex":
-        return make_regex(pattern)
-    if kind == "math":
-        return make_math(percent)
-    if kind == "math_verify":
-        return make_math_verify()
-    if kind == "reasoning_gym":
-        return make_reasoning_gym()
-    if kind == "python":
-        return make_python(function, folder=folder, sent=sent, correct=correct)
-    raise UserError(
-        f"rewards.verifier is {kind!r}: known are exact, regex, math, math_verify, reasoning_gym, "
-        "python"
-    )
 
 
 def _compare(extracted: str | None, answer: str) -> Judgement:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
+from vapo.rewards.verifier_code import Task
 from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, VoteTask
-from vapo.rewards.worker import Task
 from vapo.rewards.worker_pool import WorkerPool
 from vapo.types import Rollout
 

@@ -1,30 +1,19 @@
-"""Verifier processes with a time limit per response: hung and crashed ones are replaced.
-
-Why not `multiprocessing` or a pool library: its children import the caller's `__main__`
-(slow with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of
-tasks, and what a verifier itself started outlives it. Here a worker is a plain child process
-with a supervisor (`vapo.system.supervision`), killed as a whole, and the deadline is that of one
-response. Nothing here waits for a worker without a limit: for a reply, for room to send tasks,
-for its end.
-"""
+"""A queue of tasks before verifier processes: hung and crashed ones cost one response each."""
 
 from __future__ import annotations
 
-import itertools
-import time
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from typing import Any
 
-from vapo.errors import UserError
-from vapo.rewards.worker import Settings, Task
-from vapo.rewards.worker_process import Worker
-from vapo.system.supervised_process import MAX_START_FAILURES, START_TIMEOUT_S
+from vapo.rewards.verifier_code import Task
+from vapo.system.process_protocol import Order, UserCode
+from vapo.system.user_processes import Answer, UserProcesses
 
-MAX_CHUNK = 16
+MAX_GIVEN = 16
+"""A process has at most so many tasks at a time."""
 
 WAIT_S = 0.5
 """For a reply, before whoever waits looks around again."""
@@ -32,83 +21,68 @@ WAIT_S = 0.5
 OnReply = Callable[[dict[str, Any]], None]
 
 
-class _Asked(NamedTuple):
+@dataclass(eq=False)
+class Question:
+    """A task, and who waits for its reply."""
+
     task: Task
-    on_reply: OnReply
+    on_reply: OnReply | None
+    was_first: bool = False
+    """Whether its process had no other: else its end may be another's fault."""
+
+    def forget(self) -> None:
+        """Nobody waits for the reply any more."""
+        self.on_reply = None
 
 
 class WorkerPool:
     """`num_workers` verifier processes; used by one thread at a time.
 
-    Args:
-        output: file descriptor to which they print; None: what they print is discarded.
+    A task that hangs beyond the time limit, whose process dies, or during which anything else is
+    written into the process's channel gets the reply `{"failure": "timeout"}`, `"crash"` or
+    `GARBLED`. The others are not affected: what a process had only been sent is asked again.
 
-    Raises:
-        UserError: with `wait_until_ready`, if the verifier cannot be built.
+    Args:
+        timeout_s: time limit of one task.
+        output: file descriptor to which they print; None: what they print is discarded.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        num_workers: int,
-        wait_until_ready: bool = False,
-        output: int | None = None,
+        self, code: UserCode, *, num_workers: int, timeout_s: float, output: int | None = None
     ) -> None:
-        self.settings = settings
-        self._output = output
-        self.num_start_failures = 0
-        self.workers = [Worker(settings, output) for _ in range(num_workers)]
-        self._numbers = itertools.count()
-        self._asked: dict[int, _Asked] = {}  # queued, or given to a process
-        self._queue: OrderedDict[int, None] = OrderedDict()  # the numbers of those queued
-        self._finalizer = weakref.finalize(self, _stop_all, self.workers)
-        if wait_until_ready:
-            self.wait_until_ready()
+        self.processes = UserProcesses(code, timeout_s=timeout_s, output=output, may_close=False)
+        self._queue: deque[Question] = deque()
+        self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
+
+    def wait_until_ready(self) -> None:
+        """Until the verifier is imported. Raises: UserError: it cannot be made."""
+        self.processes.wait_until_ready()
 
     def close(self) -> None:
-        self._finalizer()
+        self.processes.close()
 
-    def submit(self, task: Task, on_reply: OnReply) -> int:
-        """Queue a task. `pump` calls `on_reply(reply)` once, when its reply is there.
-
-        A task that hangs beyond the time limit, whose process dies, or during which anything
-        else is written into the worker's channel gets the reply `{"failure": "timeout"}`,
-        `"crash"` or `GARBLED`; the others are not affected.
-
-        Returns: its number.
-        """
-        number = next(self._numbers)
-        self._asked[number] = _Asked(task, on_reply)
-        self._queue[number] = None
-        return number
-
-    def forget(self, numbers: Collection[int]) -> None:
-        """Nobody waits for the replies of these tasks any more."""
-        for number in numbers:
-            self._asked.pop(number, None)
-            self._queue.pop(number, None)
+    def submit(self, task: Task, on_reply: OnReply) -> Question:
+        """Queue a task. `pump` calls `on_reply(reply)` once, when its reply is there."""
+        question = Question(task, on_reply)
+        self._queue.append(question)
+        return question
 
     def pump(self, timeout_s: float) -> None:
-        """Give tasks to processes that have none, and hand out the replies that have come.
+        """Give tasks to processes that have few, and hand out the replies that have come.
 
         Waits at most so long for the first, 0: not at all; at once if nothing is queued or asked.
 
         Raises: UserError: the processes die while they start, or the verifier cannot be built.
         """
+        is_busy = timeout_s == 0  # who asks does something else before it looks again
         try:
-            self._send()
-            for worker in self._readable(timeout_s):
-                self._receive(worker)
-            for worker in self._overdue():
-                if worker.connection.poll():  # it was in time, but its reply was not taken
-                    self._receive(worker)
-                if worker in self._overdue():
-                    self._give_up(worker, "timeout")
-            self._send()
+            self._give(is_busy=is_busy)
+            for answer in self.processes.poll(timeout_s):
+                self._take(answer)
+            self._give(is_busy=is_busy)
         except BaseException:  # an interrupt may come between a reply and its task
-            for worker in list(self.workers):
-                if worker.pending:
+            for worker, given in enumerate(self._given):
+                if given:
                     self._take_back(worker)
             raise
 
@@ -121,108 +95,57 @@ class WorkerPool:
             num_left -= 1
             on_reply(index, reply)
 
-        numbers = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
+        asked = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
         try:
             while num_left:
                 self.pump(WAIT_S)
         finally:
-            self.forget(numbers)
+            for question in asked:
+                question.forget()
 
-    def _receive(self, worker: Worker) -> None:
-        for reply in worker.receive():
-            if "broken" in reply:
-                self._give_up(worker, reply["broken"])
-            elif worker.ready:
-                self._finish(worker, reply)
-                worker.deadline = time.monotonic() + self.settings.timeout_s
-            else:
-                self._mark_ready(worker, reply)
+    def _take(self, answer: Answer) -> None:
+        question = self._given[answer.key].popleft()
+        if answer.is_last:
+            self._take_back(answer.key)
+            if not question.was_first and answer.fields["failure"] != "timeout":
+                self._queue.appendleft(question)  # so that it is the first of this process's next
+                return
+        if question.on_reply is not None:
+            question.on_reply(answer.fields)
 
-    def _finish(self, worker: Worker, reply: dict[str, Any]) -> None:
-        asked = self._asked.pop(worker.pending.popleft(), None)
-        if asked is not None:
-            asked.on_reply(reply)
+    def _take_back(self, worker: int) -> None:
+        """End a process, and put what it was given before the queue."""
+        self.processes.end(worker, Order.KILL)
+        self._queue.extendleft(reversed(self._given[worker]))
+        self._given[worker].clear()
 
-    def _give_up(self, worker: Worker, failure: str) -> None:
-        """Its first task has failed; the others are another's."""
-        if worker.pending:
-            self._finish(worker, {"failure": failure})
-        self._take_back(worker)
+    def _give(self, *, is_busy: bool) -> None:
+        """Give each process some of the queue: few of a short one, so that all have work.
 
-    def _take_back(self, worker: Worker) -> None:
-        for number in reversed(worker.pending):
-            if number in self._asked:
-                self._queue[number] = None
-                self._queue.move_to_end(number, last=False)
-        worker.pending.clear()
-        self._restart(worker)
+        Who is busy elsewhere gives one more, so that no process waits for it.
+        """
+        share = min(MAX_GIVEN, len(self._queue) // (4 * len(self._given)))
+        for most in range(1, 1 + max(share, 2 if is_busy else 1)):
+            for worker, given in enumerate(self._given):
+                if len(given) < most:
+                    self._ask(worker, given)
 
-    def _send(self) -> None:
-        """Give each free process some of the queue: few of a short one, so that all have work."""
-        for worker in list(self.workers):
-            if not worker.ready or worker.pending or not self._queue:
-                continue
-            chunk = max(1, min(MAX_CHUNK, len(self._queue) // (4 * len(self.workers))))
-            worker.pending.extend(self._queue.popitem(last=False)[0] for _ in range(chunk))
-            worker.deadline = time.monotonic() + self.settings.timeout_s
-            try:
-                worker.send([self._asked[number].task for number in worker.pending])
-            except OSError:  # it broke while idle: none of these tasks is to blame
-                self._take_back(worker)
-
-    def _active(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.pending or not worker.ready]
-
-    def _overdue(self) -> list[Worker]:
-        return [worker for worker in self._active() if time.monotonic() > worker.deadline]
-
-    def _readable(self, timeout_s: float) -> list[Worker]:
-        """Workers with something to read, after waiting no longer than the next deadline."""
-        active = self._active()
-        if not active:
-            return []
-        remaining = max(0.0, min(worker.deadline for worker in active) - time.monotonic()) + 0.001
-        by_connection = {worker.connection: worker for worker in active}
-        found = wait(list(by_connection), timeout=min(remaining, timeout_s))
-        return [worker for connection, worker in by_connection.items() if connection in found]
-
-    def _mark_ready(self, worker: Worker, reply: dict[str, Any]) -> None:
-        if "failure" in reply:
-            raise UserError(reply["failure"])
-        worker.ready = True
-        self.num_start_failures = 0
-
-    def _restart(self, worker: Worker) -> None:
-        status = worker.stop()
-        if not worker.ready:
-            self.num_start_failures += 1
-            if self.num_start_failures >= MAX_START_FAILURES:
-                raise UserError(
-                    f"the verifier's processes die while they start (verifier "
-                    f"{self.settings.kind!r}, exit status {status})"
-                )
-        self.workers[self.workers.index(worker)] = Worker(self.settings, self._output)
-
-    def wait_until_ready(self) -> None:
-        """Until one process has its verifier. Raises: UserError: it cannot be made."""
+    def _ask(self, worker: int, given: deque[Question]) -> None:
+        while self._queue and self._queue[0].on_reply is None:
+            self._queue.popleft()
+        if not self._queue:
+            return
+        if not given and worker in self.processes and not self.processes.is_sound(worker):
+            self.processes.end(worker, Order.KILL)  # it broke while idle: no task is to blame
+        if worker not in self.processes:
+            self.processes.open(worker)
         try:
-            while not any(worker.ready for worker in self.workers):
-                for worker in self._readable(WAIT_S):
-                    for reply in worker.receive():
-                        if "broken" in reply:
-                            self._restart(worker)
-                        else:
-                            self._mark_ready(worker, reply)
-                if time.monotonic() > min(worker.deadline for worker in self.workers):
-                    raise UserError(
-                        f"verifier {self.settings.kind!r} ({self.settings.function}) is not "
-                        f"imported after {START_TIMEOUT_S:.0f} s"
-                    )
-        except UserError:
-            self.close()
-            raise
-
-
-def _stop_all(workers: list[Worker]) -> None:
-    for worker in workers:
-        worker.stop()
+            if not self.processes.ask(worker, self._queue[0].task):
+                return
+        except OSError:  # it has just ended, or takes nothing; `poll` says so of one that has tasks
+            if not given:
+                self.processes.end(worker, Order.KILL)
+            return
+        question = self._queue.popleft()
+        question.was_first = not given
+        given.append(question)

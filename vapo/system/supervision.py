@@ -62,6 +62,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def kill_with_group(process: int) -> None:
+    """Kill a descendant, and all of its group at once: none of it forks meanwhile."""
+    with suppress(ProcessLookupError, PermissionError):
+        if (group := os.getpgid(process)) != os.getpgid(0):
+            os.killpg(group, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
 def _descriptor_of(process: int) -> list[int]:
     """A descriptor that can be read once that process has ended (Linux, else none).
 
@@ -106,11 +115,7 @@ def _kill_descendants(child: int) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         for process in psutil.Process().children():
-            with suppress(ProcessLookupError, PermissionError):
-                if (group := os.getpgid(process.pid)) != os.getpgid(0):
-                    os.killpg(group, signal.SIGKILL)  # at once: none of it forks meanwhile
-            with suppress(psutil.Error):
-                process.kill()
+            kill_with_group(process.pid)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -1,0 +1,117 @@
+"""What a host imports for a verifier, and what an answer of its processes has in it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from vapo.rewards.hostile_text import guarded, install
+from vapo.rewards.judgement import Judgement, Verifier
+from vapo.rewards.math_verify_package import import_package, make_math_verify
+from vapo.rewards.own_function import make_python
+from vapo.rewards.verifiers import (
+    VoteTask,
+    exact,
+    make_math,
+    make_reasoning_gym,
+    make_regex,
+    math_vote_classes,
+)
+from vapo.system.child_process import printable, reward_problem
+from vapo.system.process_protocol import Answering, UserCode, reward_of
+
+Task = tuple[str, str, Mapping[str, Any]] | VoteTask
+"""Response text, answer, metadata; or a question of votes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierCode(UserCode):
+    """A verifier: a user's function, or one of ours, which parses hostile text."""
+
+    kind: str
+    pattern: str | None = None
+    function: str | None = None
+    function_folder: str | None = None
+    function_bytes: bytes | None = None
+    """A function of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
+    percent: str = "either"
+    """How `math` takes a percentage."""
+    correct: float = 1.0
+    """From this reward on a function's number is a correct response's."""
+
+    @property
+    def what(self) -> str:
+        return f"verifier {self.function or self.kind}"
+
+    def imported(self) -> Callable[[], Answering]:
+        """See `UserCode.imported`."""
+        verifier = self._verifier()
+        # a user's own function may open files and start processes; ours have no reason to
+        guard = nullcontext if self.kind == "python" else guarded
+        install()
+
+        def answer(task: Task) -> dict[str, Any]:
+            with guard():
+                if isinstance(task, VoteTask):
+                    return {"classes": math_vote_classes(task)}
+                return _fields(verifier(*task))
+
+        return lambda: answer
+
+    def _verifier(self) -> Verifier:
+        if self.kind == "exact":
+            return exact
+        if self.kind == "regex":
+            return make_regex(self.pattern)
+        if self.kind == "math":
+            return make_math(self.percent)
+        if self.kind == "math_verify":
+            verifier = make_math_verify()
+            import_package()
+            return verifier
+        if self.kind == "reasoning_gym":
+            verifier = make_reasoning_gym()
+            importlib.import_module("reasoning_gym")  # seconds, which no verdict's limit is for
+            return verifier
+        return make_python(
+            self.function,
+            folder=self.function_folder,
+            sent=self.function_bytes,
+            correct=self.correct,
+        )
+
+    def checked(self, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """See `UserCode.checked`: a judgement's fields, or the classes of votes."""
+        if set(fields) == {"classes"}:
+            classes = fields["classes"]
+            are_indices = isinstance(classes, list) and all(
+                type(index) is int and 0 <= index < len(classes) for index in classes
+            )
+            return fields if are_indices else None
+        reward, extracted = fields.get("reward"), fields.get("extracted")
+        is_judgement = (
+            set(fields) == {"is_correct", "reward", "extracted"}
+            and isinstance(fields["is_correct"], bool)
+            and (reward is None or reward_of(reward) is not None)
+            and (extracted is None or isinstance(extracted, str))
+        )
+        return fields if is_judgement else None
+
+
+def _fields(judgement: Judgement) -> dict[str, Any]:
+    """What is said of one response, or the reason why that is no judgement."""
+    if judgement.reward is not None:
+        if not math.isfinite(judgement.reward):
+            return {"failure": "nan"}
+        if (problem := reward_problem(judgement.reward)) is not None:
+            return {"failure": f"error: {problem}"}
+    extracted = judgement.extracted
+    return {
+        "is_correct": judgement.is_correct,
+        "reward": judgement.reward,
+        "extracted": None if extracted is None else printable(extracted),
+    }

@@ -1,0 +1,194 @@
+"""The trainer's side of its host: starts it, tells it to open and end processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.system.credentials import without_credentials
+from vapo.system.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
+from vapo.system.user_functions import python_path
+
+START_TIMEOUT_S = 120.0
+MAX_START_FAILURES = 3
+SEND_TIMEOUT_S = 2
+STOP_TIMEOUT_S = 6.0
+
+_MAX_LINE_BYTES = 2**16
+_PING_TIMEOUT_S = 5.0
+"""A host that runs answers in milliseconds; it only forks and waits."""
+
+
+class HostProcess:
+    """One host, which is started again when something has killed or frozen it.
+
+    It has no variables that hold credentials but those that its code is passed, and no accelerator.
+    It begins to start at once; `open` waits until it is ready.
+
+    Args:
+        output: file descriptor to which it and its processes print; None: that is discarded.
+    """
+
+    def __init__(self, code: UserCode, output: int | None = None) -> None:
+        self._code = code
+        self._output = output
+        self._start()
+
+    def open(self, number: int, channel: socket.socket) -> None:
+        """Have a process begin, with its end of the channel.
+
+        Raises: UserError as `wait_until_ready`.
+        """
+        self.wait_until_ready()
+        message = MESSAGE.pack(Order.OPEN, number)
+        try:
+            self._send(message, channel)
+        except OSError:
+            self._replace()
+            self._send(message, channel)
+
+    def replace_if_frozen(self) -> None:
+        """Ask it for a sign of life; where none comes, start another one, which has no processes.
+
+        Raises: UserError: the new one does not start.
+        """
+        number = secrets.randbits(64)
+        try:
+            self._send(MESSAGE.pack(Order.PING, number))
+            if self._said(f"{number:x}", _PING_TIMEOUT_S) is None:
+                self._replace()
+        except OSError:  # it has ended: `open` starts another one
+            return
+
+    def end(self, number: int, order: Order) -> None:
+        with suppress(OSError):  # it has ended, and all processes with it
+            self._send(MESSAGE.pack(order, number))
+
+    def wait_until_ready(self) -> None:
+        """Until it has imported the code.
+
+        Raises: UserError: the code cannot be imported or used; or its import kills the process.
+        """
+        num_failures = 0
+        if self._status is not None:
+            self._start()
+        while not self._is_ready:
+            try:
+                said = self._said(self._ticket, START_TIMEOUT_S)
+                if said is None:
+                    seconds = f"{START_TIMEOUT_S:.0f} s"
+                    raise UserError(f"the {self._code.what} is not imported after {seconds}")
+                if "failure" in said:
+                    raise UserError(said["failure"])
+                self._is_ready = True
+            except OSError:
+                status = self.stop()
+                num_failures += 1
+                if num_failures == MAX_START_FAILURES:
+                    raise UserError(
+                        f"the process of the {self._code.what} dies while it starts "
+                        f"(exit status {status})"
+                    ) from None
+                self._start()
+            except BaseException:
+                self.stop()
+                raise
+
+    def close(self, *, waits: bool) -> None:
+        """End it; `waits` gives the open processes the time to close that ended ones have."""
+        self._channel.close()
+        if waits:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=CLOSE_TIMEOUT_S + 1)
+        self.stop()
+
+    def stop(self) -> int:
+        """Kill the process and whatever it started, once; return its exit status."""
+        if self._status is not None:
+            return self._status
+        self._channel.close()
+        with suppress(OSError):  # it has ended
+            os.write(self._control, b"x")
+        os.close(self._control)
+        try:
+            self._status = self.process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._status = -signal.SIGKILL
+        if self._status < 0:  # the supervisor itself was killed, or is stuck
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self._status = self.process.wait()
+        return self._status
+
+    def _replace(self) -> None:
+        self.stop()
+        self._start()
+        self.wait_until_ready()
+
+    def _start(self) -> None:
+        """Start `python -m vapo.system.host`, whose first act is to fork its supervisor."""
+        self._channel, theirs = socket.socketpair()
+        control, self._control = os.pipe()
+        self._status: int | None = None
+        self._is_ready = False
+        environment = without_credentials(self._code.passed) | {
+            "PYTHONPATH": os.pathsep.join(python_path()),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            # a set has one order in all processes
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        }
+        if self._output is not None:
+            environment["PYTHONUNBUFFERED"] = "1"  # what it printed before it hangs or dies, too
+        printed = subprocess.DEVNULL if self._output is None else self._output
+        descriptors = [theirs.fileno(), control]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "vapo.system.host", *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=descriptors,
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(control)
+        limit_sending(self._channel)
+        self._ticket = secrets.token_hex(8)
+        with suppress(OSError), Connection(self._channel.dup().detach()) as connection:
+            connection.send((self._ticket, self._code))
+
+    def _send(self, message: bytes, channel: socket.socket | None = None) -> None:
+        socket.send_fds(self._channel, [message], [] if channel is None else [channel.fileno()])
+
+    def _said(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
+        """Its reply with this ticket, of a `failure` or empty; None where none comes in time.
+
+        Others belong to earlier questions. Raises: OSError: it has ended.
+        """
+        deadline, received = time.monotonic() + timeout_s, b""
+        while wait([self._channel], timeout=max(0.0, deadline - time.monotonic())):
+            came = self._channel.recv(_MAX_LINE_BYTES)
+            if not came:
+                raise ConnectionError
+            *lines, received = (received + came)[-_MAX_LINE_BYTES:].split(b"\n")
+            for line in lines:
+                said = read_reply(line, ticket, lambda fields: None if fields else fields)
+                if said is not None:
+                    return said
+        return None
+
+
+def limit_sending(channel: socket.socket) -> None:
+    """A process that does not read its channel must not stop the trainer."""
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))

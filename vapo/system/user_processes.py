@@ -1,0 +1,226 @@
+"""Processes that run a user's code, as the trainer uses them.
+
+One host (`host`) imports the user's module and forks a process for each key. The trainer has a
+socket to each process and waits on all of them at once, so that a slow one delays no other. Nothing
+here waits without a limit: for an answer, for room to send a question, for an end.
+
+Why not `multiprocessing` or a pool library: its children import the caller's `__main__` (slow with
+torch, and an error in unguarded scripts), a deadline counts for a whole chunk of questions, and
+what the code itself started outlives it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+from vapo.system.host_process import HostProcess, limit_sending
+from vapo.system.process_protocol import Order, UserCode, read_reply
+
+GARBLED = "garbled: something other than the answer came through the process's channel"
+
+MAX_WAITING_BYTES = 2**17
+"""Of questions that a process has been sent while it was busy: they fit into its buffer."""
+
+_READ_BYTES = 2**20
+_REST_S = 1.0
+"""A reply that has begun in time has so long to come whole: it can only while somebody reads."""
+
+
+class Answer(NamedTuple):
+    """The fields of an answer, or its `failure`; `is_last`: the process has been ended."""
+
+    key: Any
+    fields: dict[str, Any]
+    is_last: bool = False
+
+
+@dataclass(eq=False)
+class _Process:
+    key: Any
+    number: int
+    channel: Connection
+    max_waiting_bytes: int
+    tickets: deque[tuple[str, int]] = field(default_factory=deque)
+    """Of the open questions, the first of which it works on, and the questions' bytes."""
+    deadline: float = math.inf
+    received: bytearray = field(default_factory=bytearray)
+    has_begun: bool = False
+    has_answered: bool = False
+    """Whether its process was there: that of a process which never answers may not have begun."""
+
+
+class UserProcesses:
+    """Processes by key, each asked one question after the other; used by one thread at a time.
+
+    Args:
+        timeout_s: time limit of one answer.
+        output: file descriptor to which they print; None: what they print is discarded.
+        may_close: an open process has `CLOSE_TIMEOUT_S` to close when all end.
+    """
+
+    def __init__(
+        self, code: UserCode, *, timeout_s: float, output: int | None, may_close: bool
+    ) -> None:
+        self._code = code
+        self._timeout_s = timeout_s
+        self._processes: dict[Any, _Process] = {}
+        self._numbers = itertools.count()
+        self._host = HostProcess(code, output)
+        self._finalizer = weakref.finalize(
+            self, _close_all, self._host, self._processes, may_close, os.getpid()
+        )
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._processes
+
+    def wait_until_ready(self) -> None:
+        """Until the code is imported. Raises: UserError: it cannot be."""
+        self._host.wait_until_ready()
+
+    def open(self, key: Any) -> None:
+        """Start the process of a key that has none.
+
+        Raises: UserError: the host has ended and does not start again.
+        """
+        ours, theirs = socket.socketpair()
+        limit_sending(ours)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_WAITING_BYTES)
+        room = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # the system may give less
+        most = min(MAX_WAITING_BYTES, room // 3)
+        process = _Process(key, next(self._numbers), Connection(ours.detach()), most)
+        with theirs:
+            self._host.open(process.number, theirs)
+        self._processes[key] = process
+
+    def ask(self, key: Any, question: Any) -> bool:
+        """Ask a process, which may have questions to answer still.
+
+        Returns: False where the question must wait until the process has answered.
+
+        Raises: OSError: it is gone, or takes no question.
+        """
+        process = self._processes[key]
+        ticket = secrets.token_hex(8)
+        message = ForkingPickler.dumps((ticket, question))
+        waiting = sum(size for _, size in process.tickets) + len(message)
+        if process.tickets and waiting > process.max_waiting_bytes:
+            return False
+        process.channel.send_bytes(message)
+        if not process.tickets:
+            process.has_begun, process.deadline = False, time.monotonic() + self._timeout_s
+        process.tickets.append((ticket, len(message)))
+        return True
+
+    def num_asked(self, key: Any) -> int:
+        """How many questions of a process are open."""
+        return len(self._processes[key].tickets)
+
+    def is_sound(self, key: Any) -> bool:
+        """Whether nothing has come of a process that was not asked for, its own end included."""
+        process = self._processes[key]
+        return not process.received and not process.channel.poll()
+
+    def end(self, key: Any, order: Order = Order.END) -> None:
+        """A process is not needed any more; one that is not there is ignored."""
+        process = self._processes.pop(key, None)
+        if process is not None:
+            _hang_up(process)
+            self._host.end(process.number, order)
+
+    def poll(self, timeout_s: float) -> list[Answer]:
+        """The answers that have come; waits at most so long for the first, 0: not at all.
+
+        At once if no question is open. A process whose answer does not come in time, that dies, or
+        whose channel has something else in it, is killed, and its question has the `failure`.
+        """
+        until = time.monotonic() + timeout_s
+        answers: list[Answer] = []
+        while asked := {p.channel: p for p in self._processes.values() if p.tickets}:
+            first = min(until, *(process.deadline for process in asked.values()))
+            wait_s = 0.0 if answers else max(0.0, first - time.monotonic())
+            ready = set(wait(list(asked), timeout=wait_s))
+            for channel, process in asked.items():
+                found = self._received(process) if channel in ready else []
+                answers += found or self._overdue(process)
+            if answers or time.monotonic() >= until:
+                break
+        return answers
+
+    def close(self) -> None:
+        """End everything that was started; a second call does nothing."""
+        self._finalizer()
+
+    def _received(self, process: _Process) -> list[Answer]:
+        """The answers that have come whole."""
+        try:
+            received = os.read(process.channel.fileno(), _READ_BYTES)
+        except OSError:
+            received = b""
+        if not received:
+            return [self._failed(process, "crash")]
+        process.received += received
+        answers: list[Answer] = []
+        while process.tickets:
+            line, end, rest = process.received.partition(b"\n")
+            if len(line) > self._code.max_answer_bytes:
+                return [*answers, self._failed(process, GARBLED)]
+            if not end:
+                break
+            fields = read_reply(bytes(line), process.tickets[0][0], self._code.checked)
+            if fields is None:
+                return [*answers, self._failed(process, GARBLED)]
+            process.received = rest
+            process.tickets.popleft()
+            process.has_begun, process.has_answered = False, True
+            process.deadline = time.monotonic() + self._timeout_s
+            answers.append(Answer(process.key, fields))
+        return answers
+
+    def _overdue(self, process: _Process) -> list[Answer]:
+        now = time.monotonic()
+        if now <= process.deadline:
+            return []
+        if process.received and not process.has_begun:
+            process.has_begun, process.deadline = True, now + _REST_S
+            return []
+        if not process.has_answered:
+            self._host.replace_if_frozen()
+        return [self._failed(process, "timeout")]
+
+    def _failed(self, process: _Process, failure: str) -> Answer:
+        self.end(process.key, Order.KILL)
+        return Answer(process.key, {"failure": failure}, is_last=True)
+
+
+def _hang_up(process: _Process) -> None:
+    """End the channel for all who have a copy of it, so that the process hears of it."""
+    with suppress(OSError), socket.socket(fileno=os.dup(process.channel.fileno())) as channel:
+        channel.shutdown(socket.SHUT_RDWR)
+    process.channel.close()
+
+
+def _close_all(
+    host: HostProcess, processes: dict[Any, _Process], may_close: bool, owner: int
+) -> None:
+    if os.getpid() != owner:  # a process that was forked from it ends
+        return
+    waits = may_close and bool(processes)
+    for process in processes.values():
+        _hang_up(process)
+    processes.clear()
+    host.close(waits=waits)
