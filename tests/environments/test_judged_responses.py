@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.environments.open_environments import environments
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
-from vapo.environments.contract import Environments, Reply
-from vapo.types import Prompt, Verdict
+from vapo.environments.contract import Environments, Reply, Verdict
+from vapo.types import Prompt
 
 PROMPT = Prompt("p", "", (1,), "42")
 

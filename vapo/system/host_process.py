@@ -42,6 +42,12 @@ class HostProcess:
     def __init__(self, code: UserCode, output: int | None = None) -> None:
         self._code = code
         self._output = output
+        self._status: int | None = None  # of the process, once it has ended
+        self._is_ready = False
+        self._ticket = ""
+        self._channel: socket.socket
+        self._control: int
+        self.process: subprocess.Popen[bytes]
         self._start()
 
     def open(self, number: int, channel: socket.socket) -> None:
@@ -121,14 +127,15 @@ class HostProcess:
             os.write(self._control, b"x")
         os.close(self._control)
         try:
-            self._status = self.process.wait(timeout=STOP_TIMEOUT_S)
+            status = self.process.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._status = -signal.SIGKILL
-        if self._status < 0:  # the supervisor itself was killed, or is stuck
+            status = -signal.SIGKILL
+        if status < 0:  # the supervisor itself was killed, or is stuck
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self._status = self.process.wait()
-        return self._status
+            status = self.process.wait()
+        self._status = status
+        return status
 
     def _replace(self) -> None:
         self.stop()
@@ -139,8 +146,7 @@ class HostProcess:
         """Start `python -m vapo.system.host`, whose first act is to fork its supervisor."""
         self._channel, theirs = socket.socketpair()
         control, self._control = os.pipe()
-        self._status: int | None = None
-        self._is_ready = False
+        self._status, self._is_ready = None, False
         environment = without_credentials(self._code.passed) | {
             "PYTHONPATH": os.pathsep.join(python_path()),
             "OMP_NUM_THREADS": "1",
