@@ -234,15 +234,14 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
         from vapo.commands.training_checks import checked_inputs
         from vapo.rewards.scorer import scorer_of
         from vapo.system.progress import Progress
-        from vapo.training.module import VapoModule
-        from vapo.training.parts import Sampling
+        from vapo.training.parts import Sampling, module_of
         from vapo.training.parts import training_parts as parts_of
 
         inputs = checked_inputs(config)
         with Progress(live=False) as progress, scorer_of(config) as scorer:
             progress.note(inputs.prompts.report.describe())
             parts = parts_of(
-                VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id)),
+                module_of(config, inputs),
                 Sampling(config, inputs, scorer, progress),
                 progress=progress,
                 critic_dir=Path(config.output_dir) / "pretrained_critic",

@@ -41,7 +41,7 @@ def test_they_are_touched_in_one_file() -> None:
     ours = {"_bootstrap"}
     for tree in trees.values():
         for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 ours.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 ours.add(node.id)

@@ -25,7 +25,7 @@ from vapo.evaluation import (
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
 class ScriptedPlayer(Player):
@@ -44,7 +44,8 @@ class ScriptedPlayer(Player):
             for word in words:
                 reason = FinishReason.LENGTH if word == "cut" else FinishReason.STOP
                 ids = tuple(range(2, 2 + len(word)))
-                rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason))
+                turns = (Turn(0, len(word)),)
+                rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason, turns))
                 advance(1)
         return self.scorer.score(rollouts)
 

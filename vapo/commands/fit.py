@@ -44,7 +44,7 @@ from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tr
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, training_parts
+from vapo.training.parts import Inputs, Sampling, module_of, training_parts
 from vapo.training.trainer import RunCallbacks, make_trainer
 
 _FOLDER_CHARS = 48  # so that the folder's path has room on a line of 80 columns
@@ -114,7 +114,7 @@ def train(
         progress.poll = stopping.poll
         run_dir.record("running", logger.run_id)
         begin_record(config, run_dir, inputs, logger, progress)
-        module = VapoModule(config, pad_id=int(tokenizer.pad_token_id))
+        module = module_of(config, inputs)
         kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
         parts = training_parts(
             module,

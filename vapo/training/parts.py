@@ -98,6 +98,11 @@ class TrainingParts:
     truths: ValueTruths | None
 
 
+def module_of(config: FitConfig, inputs: Inputs) -> VapoModule:
+    """The module of the config, without networks yet."""
+    return VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id))
+
+
 def training_parts(
     module: VapoModule,
     make_rollouts: Callable[[VapoModule], Rollouts],

@@ -21,7 +21,13 @@ from vapo.system.progress import Progress
 from vapo.training.heldout_critic import evaluated_returns
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, num_pretraining_iterations, training_parts
+from vapo.training.parts import (
+    Inputs,
+    Sampling,
+    module_of,
+    num_pretraining_iterations,
+    training_parts,
+)
 from vapo.types import RolloutBatch
 
 
@@ -75,7 +81,7 @@ def run_probe(
     """
     own = replace(setting.config.training, num_iterations=num_policy_iterations)
     config = replace(setting.config, training=own)
-    module = VapoModule(config, pad_id=int(setting.inputs.tokenizer.pad_token_id))
+    module = module_of(config, setting.inputs)
     parts = training_parts(
         module,
         Sampling(config, setting.inputs, setting.scorer, setting.progress),

@@ -6,6 +6,7 @@ this package. vLLM's own backends need CUDA on both sides; this one needs a fold
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,6 @@ class FolderBackend(WeightTransferEngine):
 
 
 def register() -> None:
-    """Make the backend known to vLLM, in each of its processes."""
-    if NAME not in WeightTransferEngineFactory._registry:
+    """Make the backend known to vLLM, in each of its processes; a second call does nothing."""
+    with suppress(ValueError):  # it is known already
         WeightTransferEngineFactory.register_engine(NAME, FolderBackend)
