@@ -34,6 +34,7 @@ class StandInServer:
         self.num_requests = 0
         self.is_stuck = False
         self.seconds_per_token = 0.0
+        self.has_open_update = False
         self.failure: str | None = None  # the message with which the next update fails
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -47,6 +48,7 @@ class StandInServer:
     def start(self) -> None:
         """Serve, with random weights that nobody has sent."""
         self.version, self.told = "default", list[str]()
+        self.has_open_update = False
         self.model: PreTrainedModel = tiny_model()
         torch.nn.init.normal_(self.model.model.embed_tokens.weight)
         self._do(self._start())
@@ -78,6 +80,7 @@ class StandInServer:
             app.add_routes(
                 [
                     web.get("/is_paused", self._is_paused),
+                    web.get("/weight_info", self._weight_info),
                     web.get("/get_world_size", self._world_size),
                     *(
                         web.post(path, self._weights)
@@ -119,12 +122,17 @@ class StandInServer:
     async def _is_paused(self, request: web.Request) -> web.Response:
         return web.json_response({"is_paused": not self.running.is_set()})
 
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
+
     async def _world_size(self, request: web.Request) -> web.Response:
         return web.json_response({"world_size": 1})
 
     async def _weights(self, request: web.Request) -> web.Response:
         self.told.append(request.path)
         body = await request.json() if request.can_read_body else {}
+        if request.path == "/start_weight_update" and self.has_open_update:
+            return web.json_response({"error": {"message": "already active"}}, status=500)
         if request.path == "/pause":
             assert request.query["mode"] == "keep"
             self.running.clear()

@@ -28,6 +28,8 @@ from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRe
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
 from vapo.rollouts.engines.engine_turns import EngineTurns
 from vapo.rollouts.engines.sampler import EngineSampler
+from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
+from vapo.rollouts.engines.vllm_server import engine as engine_module
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient, chunks
 
@@ -310,6 +312,73 @@ def test_tokens_beyond_the_vocabulary_are_not_sent(tmp_path: Path) -> None:
         pytest.raises(UserError, match="beyond the policy's vocabulary"),
     ):
         sampled(engine, [Request((VOCABULARY,), 0)], LONG, end_ids=NO_END)
+
+
+def test_a_server_whose_last_update_never_ended_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that was killed in the middle of one."""
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].has_open_update = True
+        engine.load(other_model().state_dict().items())
+        assert "already active; start this server again" in capsys.readouterr().err
+        num = servers[0].num_requests
+        generate(engine, 4)
+        assert servers[0].num_requests == num
+
+
+def test_a_server_that_is_told_to_stop_is_lost(tmp_path: Path) -> None:
+    """It answers what it had, and that its client ended the request."""
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        expected = generate(engine)
+        servers[0].change = lie(finish_reason="abort", token_ids=[], logprobs=None)
+        assert generate(engine) == expected
+
+
+def test_numbers_that_are_not_finite_are_the_policys_fault(tmp_path: Path) -> None:
+    """vLLM has no NaN in its JSON: it sends -9999."""
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].change = in_choice(lambda c: c["logprobs"]["content"][0].update(logprob=-9999.0))
+        stream = EngineTurns(engine, SETTINGS, seed=7, end_ids=frozenset([1]))
+        with pytest.raises(NonFiniteLogitsError):
+            play(stream, first_requests(1), num=1)
+
+
+def test_control_does_not_wait_for_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests than connections, which a push and the watch must not stand behind."""
+    monkeypatch.setattr(engine_module, "_CONNECTIONS", 2)
+    with (
+        stand_ins() as servers,
+        connected(servers, tmp_path, model=tiny_model(), timeout_s=3) as engine,
+    ):
+        servers[0].seconds_per_token = 0.05
+        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(6)}
+        engine.submit(requests, SamplingSettings(40), end_ids=NO_END)
+        while not servers[0].num_tokens:
+            time.sleep(0.005)
+        started = time.monotonic()
+        engine.load(other_model().state_dict().items())
+        assert time.monotonic() - started < 2
+        found: dict[str, Generated] = {}
+        while len(found) < len(requests):
+            found |= engine.results(requests)
+
+
+def test_weights_are_walked_to_the_end_where_a_push_fails(tmp_path: Path) -> None:
+    """The other ranks gather their shards with this one."""
+    with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].failure = "no"
+        weights = iter(tiny_model().state_dict().items())
+        with pytest.raises(EngineError, match="no"):
+            engine.load(weights)
+        assert next(weights, None) is None
+        servers[0].stop()
+        weights = iter(tiny_model().state_dict().items())
+        with pytest.raises(EngineError, match="is lost"):
+            engine.load(weights)
+        assert next(weights, None) is None
 
 
 def test_a_refused_update_ends_the_run_with_the_servers_reason(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from vapo.rollouts.engines.engine import EngineError
 
+_NO_LOGPROB = -9999.0  # what vLLM sends for one that is not finite
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -42,6 +44,13 @@ def read_answer(record: Any, wanted: Wanted, url: str) -> Answer:
         return _read(record, wanted)
     except _WrongError as wrong:
         raise EngineError(f"the rollout server {url} gave a wrong answer: {wrong}") from None
+
+
+def is_aborted(record: Any) -> bool:
+    """Whether the server was told to stop while it sampled."""
+    choices = record.get("choices") if isinstance(record, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(first, dict) and first.get("finish_reason") == "abort"
 
 
 class _WrongError(Exception):
@@ -99,6 +108,8 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
         if value is not None and type(value) not in (int, float):
             raise _WrongError(f"the log-prob of token {token} is no number")
         value = math.nan if value is None else float(value)
+        if value <= _NO_LOGPROB:
+            value = math.nan
         if value > 1e-3:
             raise _WrongError(f"the log-prob of token {token} is {value:g}, above 0")
         found.append(value)

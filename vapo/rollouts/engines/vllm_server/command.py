@@ -63,7 +63,9 @@ def _flag(name: str, value: Any) -> list[str]:
         return []
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def serve_environment() -> dict[str, str]:

@@ -25,6 +25,7 @@ from vapo.system.distributed import gather_objects, rank, world_size
 from vapo.system.shown_text import say
 
 _CONNECTIONS = 512  # to one server; further requests wait for one that ends
+_KEEP_S = 2.0  # an idle connection: vLLM closes it after 5 s
 _WAIT_S = 0.05
 _EPISODES = 1 << 16  # whose servers are remembered
 _UNTOUCHED = "default"  # vLLM's version of weights that nobody has sent
@@ -81,11 +82,11 @@ class ServedEngine(SteppedEngine):
             raise
 
     async def _connect(self, urls: Sequence[str]) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=_CONNECTIONS),
-            timeout=aiohttp.ClientTimeout(),
-        )
-        self._all = [VllmServer(url, self._session, timeout_s=self._timeout_s) for url in urls]
+        sampling, control = self._sessions = _session(_CONNECTIONS), _session(0)
+        self._all = [
+            VllmServer(url, sampling=sampling, control=control, timeout_s=self._timeout_s)
+            for url in urls
+        ]
         self._watches = {server: self._watch(server) for server in self._all}
 
     def _watch(self, server: VllmServer) -> asyncio.Task[None]:
@@ -153,13 +154,14 @@ class ServedEngine(SteppedEngine):
                 raise LostServerError(
                     f"the rollout server {server.url} has been started again, without weights"
                 )
-            if run != self._run or not push.isdigit() or int(push) > self._push:
+            if run != self._run or not push.isdigit() or int(push) > self._push + 1:
                 raise EngineError(
                     f"the rollout server {server.url} samples with weights that this run has not "
                     f"sent (version {version[:80]!r}): another run uses it; each run needs servers "
                     "of its own (rollouts.servers.urls)"
                 )
-            updates.append((int(push) - asked.push, num_tokens))
+            # a request that came while weights were sent may have begun before them
+            updates.append((max(0, int(push) - asked.push), num_tokens))
         return Generated(answer.ids, answer.logprobs, tuple(updates))
 
     def _home(self, request: Request) -> VllmServer | None:
@@ -223,20 +225,31 @@ class ServedEngine(SteppedEngine):
 
         Servers that were lost and are back get them, too.
         """
-        self._push += 1
-        version, problem, receivers = f"{self._run}-{self._push}", "", list[int]()
+        self._transfer.prepare()
+        left, receivers, problem = iter(weights), list[int](), None
+        for server in self._all:
+            server.is_paused = True  # it samples nothing now, and does not count as hung
         try:
             if rank() == 0:
-                receivers = self._send(weights, version)
+                receivers = self._send(left, self._version(self._push + 1))
             else:
-                self._transfer.send(weights, version, lambda path, body: None)
-        except EngineError as error:
-            problem = str(error)
-        problem, receivers = gather_objects((problem, receivers))[0]
-        if problem:
-            raise EngineError(problem)
+                self._transfer.send(left, "", lambda path, body: None)
+        except Exception as error:  # the other ranks must hear of it
+            problem = error
+        finally:
+            for _ in left:  # they gather their shards with this one
+                pass
+            for server in self._all:
+                server.is_paused = False
+        said, receivers = gather_objects((str(problem or ""), receivers))[0]
+        if problem is not None or said:
+            raise problem or EngineError(said)
+        self._push += 1
         self._in_loop(self._agree(receivers))
         self.has_weights = True
+
+    def _version(self, push: int) -> str:
+        return f"{self._run}-{push}"
 
     def _send(self, weights: Iterable[tuple[str, Tensor]], version: str) -> list[int]:
         """The places of the servers that have taken the weights."""
@@ -248,8 +261,6 @@ class ServedEngine(SteppedEngine):
             if not receivers:
                 raise LostServerError("every rollout server is lost")
 
-        for server in receivers:
-            server.is_paused = True
         try:
             tell("/pause?mode=keep")
             if self._receivers != receivers:
@@ -257,20 +268,27 @@ class ServedEngine(SteppedEngine):
             self._transfer.send(weights, version, tell)
             self._receivers = list(receivers)
         finally:
-            tell("/resume")
-            for server in self._all:
-                server.is_paused = False
+            self._in_loop(self._resume())
         return [self._all.index(server) for server in receivers]
+
+    async def _resume(self) -> None:
+        """Let all servers go on, those too that have not got everything.
+
+        One that does not hear it samples nothing, and is lost for that.
+        """
+        asked = (server.ask("POST", "/resume") for server in self._all)
+        await asyncio.gather(*asked, return_exceptions=True)
 
     async def _reachable(self) -> list[VllmServer]:
         """The servers that are not lost, and those that are back."""
-        are_well = await asyncio.gather(*(server.is_well() for server in self._all))
-        for server, is_well in zip(self._all, are_well, strict=True):
-            if not is_well:
+        known = [server.weight_version() for server in self._all]
+        versions = await asyncio.gather(*known)
+        for server, version in zip(self._all, versions, strict=True):
+            if version is None:
                 self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
-            elif server.is_lost and server in self._receivers:
-                self._receivers.remove(server)  # it may have been started again
-        return [server for server, is_well in zip(self._all, are_well, strict=True) if is_well]
+            elif version != self._version(self._push) and server in self._receivers:
+                self._receivers.remove(server)  # it was started again
+        return [s for s, version in zip(self._all, versions, strict=True) if version is not None]
 
     async def _told(
         self,
@@ -278,7 +296,10 @@ class ServedEngine(SteppedEngine):
         path: str,
         body: Callable[[int], Mapping[str, Any]],
     ) -> list[VllmServer]:
-        """Tell all of them at once; those that are lost. Raises: EngineError: one refuses."""
+        """Tell all of them at once; those that are lost. Raises: EngineError: one refuses.
+
+        One whose last update never came to its end takes no other, and is lost.
+        """
         asked = (server.ask("POST", path, body(place)) for place, server in enumerate(servers))
         answers = await asyncio.gather(*asked, return_exceptions=True)
         lost = []
@@ -287,7 +308,9 @@ class ServedEngine(SteppedEngine):
                 continue
             if not isinstance(answer, EngineError):
                 raise answer
-            if not isinstance(answer, LostServerError) and await server.is_well():
+            if path == "/start_weight_update":
+                answer = LostServerError(f"{answer}; start this server again")
+            elif not isinstance(answer, LostServerError) and await server.is_well():
                 raise answer
             self._lose(server, LostServerError(str(answer)))
             lost.append(server)
@@ -326,4 +349,15 @@ class ServedEngine(SteppedEngine):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._under_way = {}
-        await self._session.close()
+        for session in self._sessions:
+            await session.close()
+
+
+def _session(max_connections: int) -> aiohttp.ClientSession:
+    """Connections to servers, at most so many to each; 0: no limit."""
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        limit_per_host=max_connections,
+        keepalive_timeout=_KEEP_S,
+    )
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())

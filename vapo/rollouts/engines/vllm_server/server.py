@@ -12,7 +12,12 @@ import aiohttp
 
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Request
-from vapo.rollouts.engines.vllm_server.answers import Answer, Wanted, read_answer
+from vapo.rollouts.engines.vllm_server.answers import (
+    Answer,
+    Wanted,
+    is_aborted,
+    read_answer,
+)
 
 HOW = "start it with `vapo serve`"
 _GENERATE = "/inference/v1/generate"
@@ -28,14 +33,25 @@ class VllmServer:
 
     All methods run in the thread of one event loop. A server that has open requests and samples no
     token for `timeout_s` is lost (`watch`): its requests end in a `LostServerError`.
+
+    Args:
+        sampling: with a limit of connections, for which requests wait.
+        control: for everything else, which must not wait for them.
     """
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        sampling: aiohttp.ClientSession,
+        control: aiohttp.ClientSession,
+        timeout_s: float,
+    ) -> None:
         self.url = url
         self.is_lost = False
         self.num_open = 0
         self.is_paused = False
-        self._session, self._timeout_s = session, timeout_s
+        self._sampling, self._control, self._timeout_s = sampling, control, timeout_s
         self._requests: set[asyncio.Task[Any]] = set()
         self._num_answers = 0
 
@@ -63,13 +79,16 @@ class VllmServer:
                 "detokenize": False,
             },
         }
+        if self.is_lost:
+            raise LostServerError(f"the rollout server {self.url} is lost")
         task = asyncio.ensure_future(self._request("POST", _GENERATE, body))
         self._requests.add(task)
         self.num_open += 1
         try:
             record = await task
         except asyncio.CancelledError:
-            if self.is_lost and task.cancelled():
+            own = asyncio.current_task()
+            if self.is_lost and task.cancelled() and not (own and own.cancelling()):
                 raise self._hung() from None
             raise
         finally:
@@ -77,15 +96,18 @@ class VllmServer:
             self._requests.discard(task)
             self.num_open -= 1
         self._num_answers += 1
+        if is_aborted(record):
+            raise LostServerError(f"the rollout server {self.url} has been stopped")
         return read_answer(record, wanted, self.url)
 
     async def watch(self) -> None:
         """Lose the server once it counts as hung; return when it is lost."""
-        seen, since = None, time.monotonic()
+        seen: tuple[int, str | None] | None = None
+        since = time.monotonic()
         while not self.is_lost:
             await asyncio.sleep(min(self._timeout_s / 8, 5.0))
             now = (self._num_answers, await self._counter()) if self.num_open else None
-            if now is None or self.is_paused or (now != seen and now[1] is not None):
+            if now is None or seen is None or self.is_paused or _has_moved(seen, now):
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > self._timeout_s:
                 self.lose()
@@ -100,7 +122,7 @@ class VllmServer:
         """How many tokens it has sampled, as it says; None where it says nothing in time."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s / 4)
         try:
-            async with self._session.get(f"{self.url}/metrics", timeout=timeout) as response:
+            async with self._control.get(f"{self.url}/metrics", timeout=timeout) as response:
                 text = await response.text()
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
@@ -123,6 +145,15 @@ class VllmServer:
             return int(models["data"][0]["max_model_len"])
         except (TypeError, KeyError, IndexError, ValueError):
             raise EngineError(f"{self.url} is no vLLM server: {HOW}") from None
+
+    async def weight_version(self) -> str | None:
+        """The version of its weights; None where it does not answer, or its engine has ended."""
+        try:
+            await self.ask("GET", "/health", timeout_s=min(self._timeout_s, 5.0))
+            found = await self.ask("GET", "/weight_info", timeout_s=min(self._timeout_s, 5.0))
+        except EngineError:
+            return None
+        return str(found.get("weight_version")) if isinstance(found, dict) else None
 
     async def is_well(self) -> bool:
         """Whether it answers, and its engine lives."""
@@ -155,8 +186,9 @@ class VllmServer:
             ) from None
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        session = self._sampling if path == _GENERATE else self._control
         try:
-            async with self._session.request(method, self.url + path, json=body) as response:
+            async with session.request(method, self.url + path, json=body) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__
@@ -179,3 +211,8 @@ class VllmServer:
         if response.status >= 500 and path == _GENERATE:  # vLLM's, once its engine has ended
             raise LostServerError(f"{message}; {RESUME_HINT}")
         raise EngineError(message)
+
+
+def _has_moved(seen: tuple[int, str | None], now: tuple[int, str | None]) -> bool:
+    """Whether it has answered, or sampled a token, since; what it did not say is no sign."""
+    return now[0] != seen[0] or (now[1] is not None and now[1] != seen[1])

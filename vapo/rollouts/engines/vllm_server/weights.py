@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +27,10 @@ Tell = Callable[[str, Callable[[int], Mapping[str, Any]]], None]
 
 class WeightTransfer(Protocol):
     """One way for weights. The servers are paused around `send`."""
+
+    def prepare(self) -> None:
+        """Before every push. Every rank must call this: the first time it may gather shards."""
+        ...
 
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
         """Before the first push, and whenever the servers that take weights have changed.
@@ -55,6 +60,9 @@ class FolderTransfer:
         servers = zlib.crc32(",".join(urls).encode())
         self._folder, self._dtype = folder.absolute() / f"weights_{servers:08x}", dtype
 
+    def prepare(self) -> None:
+        return
+
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
         tell("/init_weight_transfer_engine", lambda place: {"init_info": {}})
 
@@ -69,10 +77,9 @@ class FolderTransfer:
             folder.mkdir(parents=True)
             for number, chunk in enumerate(chunks(weights, self._dtype)):
                 save_file(chunk, folder / f"{number:05d}.safetensors")
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise EngineError(
-                f"the weights for the servers cannot be written to {self._folder}: "
-                f"{error.strerror or error}; set rollouts.servers.weights_folder to a disk with "
+                f"the weights for the servers cannot be written to {self._folder}: {error}; set rollouts.servers.weights_folder to a disk with "
                 "room that the servers see, too"
             ) from error
         tell("/start_weight_update", lambda place: {})
@@ -122,6 +129,11 @@ class NcclTransfer:
         self._engine: Any = None
         self._weights: Iterable[tuple[str, Tensor]] = ()
 
+    def prepare(self) -> None:
+        if not self._shapes:
+            found = ((name, self._cast(tensor)) for name, tensor in self._all())
+            self._shapes = [(name, t.dtype, tuple(t.shape)) for name, t in found]
+
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -148,9 +160,6 @@ class NcclTransfer:
         return own.to(self._dtype) if own.is_floating_point() else own
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        if not self._shapes:
-            found = ((name, self._cast(tensor)) for name, tensor in self._all())
-            self._shapes = [(name, t.dtype, tuple(t.shape)) for name, t in found]
         if rank() != 0:
             for _ in weights:
                 pass
