@@ -28,7 +28,9 @@ def printed(capsys: Any, *options: str) -> dict[str, str | None]:
     words = shlex.split(capsys.readouterr().out)
     start = words.index(sys.executable)
     assert words[start : start + 3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    found: dict[str, str | None] = dict(word.split("=", 1) for word in words[:start])  # type: ignore[misc]
+    found: dict[str, str | None] = {}
+    for word in words[:start]:
+        name, _, found[name] = word.partition("=")
     rest = words[start + 3 :]
     for word, after in zip(rest, [*rest[1:], "--"], strict=True):
         if word.startswith("--"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,10 +180,10 @@ def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
     """It is the host that forks episodes: without it every later one would time out."""
     with environments("AsTold", timeout_s=1.0) as envs:
         assert play(envs, ["stop-host"])[1].observation == "stop-host done"
-        frozen = envs.processes._host.process.pid
+        frozen = envs.processes.hosts[0].process.pid
         assert play(envs, [], key=(1,))[0].failure == "timeout"
         assert play(envs, ["on"], key=(2,))[1].observation == "on done"
-        assert envs.processes._host.process.pid != frozen
+        assert envs.processes.hosts[0].process.pid != frozen
         assert ends(frozen)
 
 
@@ -190,11 +191,11 @@ def test_a_reset_that_hangs_is_its_own_fault_and_the_host_stays():
     with environments("AsTold", timeout_s=0.5) as envs:
         envs.begin((7,), {"prompt": ""})
         next_replies(envs, 1)
-        host = envs.processes._host.process.pid
+        host = envs.processes.hosts[0].process.pid
         assert play(envs, [], prompt="hang")[0].failure == "timeout"
         envs.step((7,), "on")
         assert next_replies(envs, 1)[0].observation == "on done"
-        assert envs.processes._host.process.pid == host
+        assert envs.processes.hosts[0].process.pid == host
 
 
 def test_no_process_is_left_after_close():
@@ -202,7 +203,7 @@ def test_no_process_is_left_after_close():
         pids = [int((play(envs, ["process"])[1].observation or "").split()[0]) for _ in range(2)]
         envs.begin((8,), {"prompt": ""})
         next_replies(envs, 1)
-        host = envs.processes._host.process.pid
+        host = envs.processes.hosts[0].process.pid
     assert all(map(ends, [*pids, host]))
     envs.close()
 
@@ -269,7 +270,7 @@ def test_all_end_when_the_trainer_is_killed(tmp_path: Path):
     ],
 )
 def test_only_a_whole_reply_with_its_ticket_is_one(line: bytes):
-    checked = EpisodeCode(kind="function", name="a:b").checked
+    checked = partial(EpisodeCode(kind="function", name="a:b").checked, ("step", "text"))
     assert read_reply(line, "t", checked) is None
     good = b'{"ticket": "t", "observation": "\\ud800x", "reward": 1}'
     assert read_reply(good, "t", checked) == {"observation": "?x", "reward": 1.0}

@@ -72,16 +72,19 @@ def test_two_loops_ask_the_same_processes_and_each_has_its_own_replies() -> None
         assert replies == [Reply((0,), verdict=Verdict(True, 1.0))]
 
 
-def test_what_a_verifier_has_imported_is_there_when_its_files_are_gone(tmp_path: Path) -> None:
-    """Its processes are forked: none of them looks for the file again."""
-    file = tmp_path / "own_and_gone.py"
+def test_what_a_verifier_opens_at_import_is_one_workers_own(tmp_path: Path) -> None:
+    """A checker in a process of its own: answers of one response are not another's."""
+    file = tmp_path / "own_checker.py"
     file.write_text(
-        "import os\n"
+        "import subprocess, sys\n"
+        "checker = subprocess.Popen([sys.executable, '-uc',\n"
+        "    'import sys\\nfor line in sys.stdin: print(line, end=str())'],\n"
+        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)\n"
         "def f(text, answer, metadata):\n"
-        "    os.path.exists(__file__) and os.remove(__file__)\n"
-        "    return os.abort() if text == 'abort' else True\n"
+        "    checker.stdin.write(text + chr(10))\n"
+        "    return checker.stdout.readline().strip() == text\n"
     )
-    with closing(scorer("python", function=f"{file}:f", num_workers=1)) as own:
-        verdicts = own.score([rollout(text) for text in ("a", "abort", "b")])
-    assert [verdict.failure for verdict in verdicts] == [None, "crash", None]
-    assert not file.exists()
+    with closing(scorer("python", function=f"{file}:f", num_workers=3)) as own:
+        judged = own.score([rollout(f"response {i}") for i in range(60)])
+    assert [one.failure for one in judged] == [None] * 60
+    assert all(one.is_correct for one in judged)

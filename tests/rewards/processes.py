@@ -25,6 +25,9 @@ def is_running(pid: int) -> bool:
 
 
 def workers_of(pool: WorkerPool) -> list[psutil.Process]:
-    """In the order in which they were started; their host is the only child of its supervisor."""
-    (host,) = psutil.Process(pool.processes._host.process.pid).children()
-    return sorted(host.children(), key=lambda process: process.create_time())
+    """In the order in which they were started; a host is the only child of its supervisor."""
+    found: list[psutil.Process] = []
+    for host in pool.processes.hosts:
+        for process in psutil.Process(host.process.pid).children():
+            found += process.children()
+    return sorted(found, key=lambda process: process.create_time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.rewards.hostile_verifiers import GARBAGE
 from tests.rewards.processes import ends, is_running
 from tests.rewards.rollouts_for_tests import hostile, rollout
 from vapo.rewards.verifier_code import VerifierCode
+from vapo.rewards.verifiers import VoteTask
 from vapo.system.process_protocol import read_reply
 from vapo.system.user_processes import GARBLED
 
@@ -88,8 +90,15 @@ def test_an_idle_worker_that_was_written_to_is_replaced_and_no_response_blamed()
     ],
 )
 def test_only_a_whole_reply_with_its_ticket_is_one(line: bytes):
-    checked = VerifierCode(kind="math").checked
+    checked = partial(VerifierCode(kind="math").checked, ("text", "answer", {}))
     assert read_reply(line, "t", checked) is None
     good = b'{"ticket": "t", "is_correct": true, "reward": 0.5, "extracted": "x"}'
     assert read_reply(good, "t", checked) == {"is_correct": True, "reward": 0.5, "extracted": "x"}
     assert read_reply(good, "", checked) is None
+    vote = partial(VerifierCode(kind="math").checked, VoteTask(("a", "b", "c")))
+    assert read_reply(good, "t", vote) is None, "a judgement is no answer to a question of votes"
+    classes = b'{"ticket": "t", "classes": [0, 1, 0]}'
+    assert read_reply(classes, "t", vote) == {"classes": [0, 1, 0]}
+    assert read_reply(classes, "t", checked) is None
+    for wrong in (b"[0, 1]", b"[0, 1, 3]", b"[0, 1, true]"):
+        assert read_reply(classes.replace(b"[0, 1, 0]", wrong), "t", vote) is None

@@ -76,8 +76,15 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
 
 
 def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
-    """A config from YAML text, as `to_yaml` writes it; `source` names it in errors."""
-    return _compose(schema, [read_text(text, source)], describe(schema)).config
+    """A config from YAML text, as `to_yaml` writes it; `source` names it in errors.
+
+    Of an environment that is not used an earlier version recorded the options, too.
+    """
+    layer = read_text(text, source)
+    environment = layer.tree.get("environment")
+    if isinstance(environment, dict) and environment.get("kind") is None:
+        layer.tree["environment"] = {"kind": None}
+    return _compose(schema, [layer], describe(schema)).config
 
 
 def _compose(schema: type[_T], layers: Sequence[Layer], entries: Entries) -> Composed[_T]:

@@ -26,7 +26,7 @@ def oracle_states(
 ) -> Sequence[str] | None:
     """The hidden state before each response token; None where the task has no such function, or
     tokens are not the response's text one after the other, as in an episode."""
-    if not all(rollout.is_sampled):
+    if rollout.in_environment or not all(rollout.is_sampled):
         return None
     source = config.data.train
     task = source.task if isinstance(source, GeneratedSource) else None

@@ -42,7 +42,7 @@ class EpisodeCode(UserCode):
             make = verifiers_episodes(self.name, self.args)
         return functools.partial(EpisodeAnswers, make)
 
-    def checked(self, fields: dict[str, Any]) -> dict[str, Any] | None:
+    def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
         """See `UserCode.checked`: `observation` and `reward` of a `Reply`."""
         observation, reward = fields.get("observation"), reward_of(fields.get("reward"))
         if set(fields) != {"observation", "reward"} or reward is None:

@@ -209,7 +209,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         self.close()
 
     def _judge_of(self, source: str) -> Judge:
-        return self.by_source.get(source, self.judges[0])
+        return self.by_source[""] if "" in self.by_source else self.by_source[source]
 
     def _shares(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[Judge, list[int]]]:
         """Each verifier with the rows that it judges."""
@@ -249,7 +249,8 @@ def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
     first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
     if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
         raise UserError(
-            f"the {whose} gave no verdict on any of {len(rollouts)} responses; the first: {first}"
+            f"the {whose} gave no verdict on any of {len(rollouts)} responses; the first: "
+            f"{visible(first, keep='')}"
         )
     logger.warning(
         "no verdict for %d of %d responses (%s); the first: %s",

@@ -111,6 +111,7 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
     if rewards.verifier == "math_verify":
         check_math_verify()
     code = VerifierCode(
+        is_shared=rewards.verifier != "python",  # a user's own module may open what it likes
         kind=rewards.verifier,
         pattern=pattern,
         function=None if own is None else own.function,

@@ -84,14 +84,13 @@ class VerifierCode(UserCode):
             correct=self.correct,
         )
 
-    def checked(self, fields: dict[str, Any]) -> dict[str, Any] | None:
+    def checked(self, question: Task, fields: dict[str, Any]) -> dict[str, Any] | None:
         """See `UserCode.checked`: a judgement's fields, or the classes of votes."""
-        if set(fields) == {"classes"}:
-            classes = fields["classes"]
-            are_indices = isinstance(classes, list) and all(
-                type(index) is int and 0 <= index < len(classes) for index in classes
-            )
-            return fields if are_indices else None
+        if isinstance(question, VoteTask):
+            size, classes = len(question.responses), fields.get("classes")
+            if set(fields) != {"classes"} or not isinstance(classes, list) or len(classes) != size:
+                return None
+            return fields if all(type(i) is int and 0 <= i < size for i in classes) else None
         reward, extracted = fields.get("reward"), fields.get("extracted")
         is_judgement = (
             set(fields) == {"is_correct", "reward", "extracted"}

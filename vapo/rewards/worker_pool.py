@@ -15,6 +15,9 @@ from vapo.system.user_processes import Answer, UserProcesses
 MAX_GIVEN = 16
 """A process has at most so many tasks at a time."""
 
+MAX_REFUSED = 3
+"""A task that so many processes did not take is not given to another."""
+
 WAIT_S = 0.5
 """For a reply, before whoever waits looks around again."""
 
@@ -29,6 +32,8 @@ class Question:
     on_reply: OnReply | None
     was_first: bool = False
     """Whether its process had no other: else its end may be another's fault."""
+    num_refused: int = 0
+    """How many processes that had no other did not take it."""
 
     def forget(self) -> None:
         """Nobody waits for the reply any more."""
@@ -50,7 +55,13 @@ class WorkerPool:
     def __init__(
         self, code: UserCode, *, num_workers: int, timeout_s: float, output: int | None = None
     ) -> None:
-        self.processes = UserProcesses(code, timeout_s=timeout_s, output=output, may_close=False)
+        self.processes = UserProcesses(
+            code,
+            timeout_s=timeout_s,
+            output=output,
+            may_close=False,
+            num_hosts=1 if code.is_shared else num_workers,
+        )
         self._queue: deque[Question] = deque()
         self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
 
@@ -130,6 +141,16 @@ class WorkerPool:
                 if len(given) < most:
                     self._ask(worker, given)
 
+    def _refused(self, worker: int) -> None:
+        """A process with nothing else to do did not take the first of the queue."""
+        self.processes.end(worker, Order.KILL)
+        question = self._queue[0]
+        question.num_refused += 1
+        if question.num_refused == MAX_REFUSED:
+            self._queue.popleft()
+            if question.on_reply is not None:
+                question.on_reply({"failure": "crash"})
+
     def _ask(self, worker: int, given: deque[Question]) -> None:
         while self._queue and self._queue[0].on_reply is None:
             self._queue.popleft()
@@ -144,7 +165,7 @@ class WorkerPool:
                 return
         except OSError:  # it has just ended, or takes nothing; `poll` says so of one that has tasks
             if not given:
-                self.processes.end(worker, Order.KILL)
+                self._refused(worker)
             return
         question = self._queue.popleft()
         question.was_first = not given

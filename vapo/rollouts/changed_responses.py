@@ -26,4 +26,6 @@ def with_response(
         finish_reason=finish_reason,
         turns=(Turn(0, len(response_ids)),),
         is_correct=None,
+        extracted=None,
+        failure=None,
     )

@@ -74,7 +74,8 @@ def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, 
     for rollout in batch.rollouts:
         for turn in rollout.turns:
             for version, num_tokens in turn.versions or [(policy_iterations, turn.num_sampled)]:
-                ages.append(float(policy_iterations - version))
+                # the push that ends value pretraining counts, and is no iteration of the policy
+                ages.append(max(0.0, float(policy_iterations - version)))
                 tokens.append(num_tokens)
     age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()
     total, num = sum_over_ranks(torch.stack([(age * count).sum(), count.sum()])).tolist()

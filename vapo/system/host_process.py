@@ -57,11 +57,16 @@ class HostProcess:
         """
         self.wait_until_ready()
         message = MESSAGE.pack(Order.OPEN, number)
-        try:
-            self._send(message, channel)
-        except OSError:
-            self._replace()
-            self._send(message, channel)
+        for is_last in (False, False, True):
+            try:
+                self._send(message, channel)
+                return
+            except OSError as error:
+                if is_last:
+                    raise UserError(
+                        f"the process of the {self._code.what} cannot be started: {error}"
+                    ) from error
+                self._replace()
 
     def replace_if_frozen(self) -> None:
         """Ask it for a sign of life; where none comes, start another one, which has no processes.

@@ -52,6 +52,8 @@ class UserCode:
     """What its failures must not show: `vapo.system.shown_text.hide`."""
     max_answer_bytes: int = 2**16
     """A longer line is no answer."""
+    is_shared: bool = True
+    """Whether one host imports it for all its processes, which share what the import has opened."""
 
     @property
     def what(self) -> str:
@@ -65,8 +67,9 @@ class UserCode:
         """
         raise NotImplementedError
 
-    def checked(self, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """In the trainer: the fields of an answer as they are used; None if it is none."""
+    def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """In the trainer: the fields of an answer as they are used; None if it is none to this
+        question."""
         raise NotImplementedError
 
 

@@ -1,8 +1,10 @@
 """Processes that run a user's code, as the trainer uses them.
 
-One host (`host`) imports the user's module and forks a process for each key. The trainer has a
-socket to each process and waits on all of them at once, so that a slow one delays no other. Nothing
-here waits without a limit: for an answer, for room to send a question, for an end.
+A host (`host`) imports the user's module and forks a process for each key. Where processes may not
+share what the import has opened each has a host of its own, which imports it again when the process
+was killed. The trainer has a socket to each process and waits on all of them at once, so that a
+slow one delays no other. Nothing here waits without a limit: for an answer, for room to send a
+question, for an end.
 
 Why not `multiprocessing` or a pool library: its children import the caller's `__main__` (slow with
 torch, and an error in unguarded scripts), a deadline counts for a whole chunk of questions, and
@@ -19,8 +21,10 @@ import socket
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -46,14 +50,21 @@ class Answer(NamedTuple):
     is_last: bool = False
 
 
+class _Question(NamedTuple):
+    ticket: str
+    question: Any
+    num_bytes: int
+
+
 @dataclass(eq=False)
 class _Process:
     key: Any
     number: int
+    host: HostProcess
     channel: Connection
     max_waiting_bytes: int
-    tickets: deque[tuple[str, int]] = field(default_factory=deque)
-    """Of the open questions, the first of which it works on, and the questions' bytes."""
+    asked: deque[_Question] = field(default_factory=deque)
+    """The open questions, the first of which it works on."""
     deadline: float = math.inf
     received: bytearray = field(default_factory=bytearray)
     has_begun: bool = False
@@ -66,20 +77,27 @@ class UserProcesses:
 
     Args:
         timeout_s: time limit of one answer.
+        num_hosts: keys are numbers below it, and have a host each; 1: all keys have one.
         output: file descriptor to which they print; None: what they print is discarded.
         may_close: an open process has `CLOSE_TIMEOUT_S` to close when all end.
     """
 
     def __init__(
-        self, code: UserCode, *, timeout_s: float, output: int | None, may_close: bool
+        self,
+        code: UserCode,
+        *,
+        timeout_s: float,
+        output: int | None,
+        may_close: bool,
+        num_hosts: int = 1,
     ) -> None:
         self._code = code
         self._timeout_s = timeout_s
         self._processes: dict[Any, _Process] = {}
         self._numbers = itertools.count()
-        self._host = HostProcess(code, output)
+        self.hosts = [HostProcess(code, output) for _ in range(num_hosts)]
         self._finalizer = weakref.finalize(
-            self, _close_all, self._host, self._processes, may_close, os.getpid()
+            self, _close_all, self.hosts, self._processes, may_close, os.getpid()
         )
 
     def __len__(self) -> int:
@@ -90,7 +108,8 @@ class UserProcesses:
 
     def wait_until_ready(self) -> None:
         """Until the code is imported. Raises: UserError: it cannot be."""
-        self._host.wait_until_ready()
+        for host in self.hosts:
+            host.wait_until_ready()
 
     def open(self, key: Any) -> None:
         """Start the process of a key that has none.
@@ -102,9 +121,10 @@ class UserProcesses:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_WAITING_BYTES)
         room = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # the system may give less
         most = min(MAX_WAITING_BYTES, room // 3)
-        process = _Process(key, next(self._numbers), Connection(ours.detach()), most)
+        host = self.hosts[0 if len(self.hosts) == 1 else key]
+        process = _Process(key, next(self._numbers), host, Connection(ours.detach()), most)
         with theirs:
-            self._host.open(process.number, theirs)
+            host.open(process.number, theirs)
         self._processes[key] = process
 
     def ask(self, key: Any, question: Any) -> bool:
@@ -117,18 +137,18 @@ class UserProcesses:
         process = self._processes[key]
         ticket = secrets.token_hex(8)
         message = ForkingPickler.dumps((ticket, question))
-        waiting = sum(size for _, size in process.tickets) + len(message)
-        if process.tickets and waiting > process.max_waiting_bytes:
+        waiting = sum(asked.num_bytes for asked in process.asked) + len(message)
+        if process.asked and waiting > process.max_waiting_bytes:
             return False
         process.channel.send_bytes(message)
-        if not process.tickets:
+        if not process.asked:
             process.has_begun, process.deadline = False, time.monotonic() + self._timeout_s
-        process.tickets.append((ticket, len(message)))
+        process.asked.append(_Question(ticket, question, len(message)))
         return True
 
     def num_asked(self, key: Any) -> int:
         """How many questions of a process are open."""
-        return len(self._processes[key].tickets)
+        return len(self._processes[key].asked)
 
     def is_sound(self, key: Any) -> bool:
         """Whether nothing has come of a process that was not asked for, its own end included."""
@@ -140,7 +160,9 @@ class UserProcesses:
         process = self._processes.pop(key, None)
         if process is not None:
             _hang_up(process)
-            self._host.end(process.number, order)
+            process.host.end(process.number, order)
+            if order is Order.KILL and not self._code.is_shared:
+                process.host.stop()  # what it has opened may be in the middle of something
 
     def poll(self, timeout_s: float) -> list[Answer]:
         """The answers that have come; waits at most so long for the first, 0: not at all.
@@ -150,7 +172,7 @@ class UserProcesses:
         """
         until = time.monotonic() + timeout_s
         answers: list[Answer] = []
-        while asked := {p.channel: p for p in self._processes.values() if p.tickets}:
+        while asked := {p.channel: p for p in self._processes.values() if p.asked}:
             first = min(until, *(process.deadline for process in asked.values()))
             wait_s = 0.0 if answers else max(0.0, first - time.monotonic())
             ready = set(wait(list(asked), timeout=wait_s))
@@ -175,17 +197,19 @@ class UserProcesses:
             return [self._failed(process, "crash")]
         process.received += received
         answers: list[Answer] = []
-        while process.tickets:
+        while process.asked:
             line, end, rest = process.received.partition(b"\n")
             if len(line) > self._code.max_answer_bytes:
                 return [*answers, self._failed(process, GARBLED)]
             if not end:
                 break
-            fields = read_reply(bytes(line), process.tickets[0][0], self._code.checked)
+            asked = process.asked[0]
+            checked = partial(self._code.checked, asked.question)
+            fields = read_reply(bytes(line), asked.ticket, checked)
             if fields is None:
                 return [*answers, self._failed(process, GARBLED)]
             process.received = rest
-            process.tickets.popleft()
+            process.asked.popleft()
             process.has_begun, process.has_answered = False, True
             process.deadline = time.monotonic() + self._timeout_s
             answers.append(Answer(process.key, fields))
@@ -199,7 +223,7 @@ class UserProcesses:
             process.has_begun, process.deadline = True, now + _REST_S
             return []
         if not process.has_answered:
-            self._host.replace_if_frozen()
+            process.host.replace_if_frozen()
         return [self._failed(process, "timeout")]
 
     def _failed(self, process: _Process, failure: str) -> Answer:
@@ -215,7 +239,7 @@ def _hang_up(process: _Process) -> None:
 
 
 def _close_all(
-    host: HostProcess, processes: dict[Any, _Process], may_close: bool, owner: int
+    hosts: Sequence[HostProcess], processes: dict[Any, _Process], may_close: bool, owner: int
 ) -> None:
     if os.getpid() != owner:  # a process that was forked from it ends
         return
@@ -223,4 +247,5 @@ def _close_all(
     for process in processes.values():
         _hang_up(process)
     processes.clear()
-    host.close(waits=waits)
+    for host in hosts:
+        host.close(waits=waits)

@@ -12,7 +12,6 @@ from torch import Tensor
 from vapo.advantages.credit import advantages_and_targets, of_steps
 from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
-from vapo.config.hyperparameters import mismatch_of
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
 from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.diagnostics.value_page.truth import truth_columns
@@ -110,7 +109,7 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
     if batch.old_logprobs is not None:
         columns["engine_gap"] = batch.old_logprobs - batch.rollout_logprobs
         columns["entropy"] = batch.old_entropy
-        if mismatch_of(config).tis_cap is not None:
+        if bool((batch.importance_weights != 1).any()):  # else nothing was corrected
             columns["importance_weight"] = batch.importance_weights
     return {name: column for name, column in columns.items() if column is not None}
 

@@ -116,7 +116,7 @@ def own_mark(
     source = config.data.train
     task = source.task if isinstance(source, GeneratedSource) else None
     own_check = OWN_CHECKS.get(str(task))
-    if own_check is None or not all(rollout.is_sampled):
+    if own_check is None or rollout.in_environment:
         return None
     return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
 

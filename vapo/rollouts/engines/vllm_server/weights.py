@@ -79,8 +79,8 @@ class FolderTransfer:
                 save_file(chunk, folder / f"{number:05d}.safetensors")
         except (OSError, SafetensorError) as error:
             raise EngineError(
-                f"the weights for the servers cannot be written to {self._folder}: {error}; set rollouts.servers.weights_folder to a disk with "
-                "room that the servers see, too"
+                f"the weights for the servers cannot be written to {self._folder}: {error}; set "
+                "rollouts.servers.weights_folder to a disk with room that the servers see, too"
             ) from error
         tell("/start_weight_update", lambda place: {})
         tell("/update_weights", lambda place: {"update_info": {"folder": str(folder)}})
