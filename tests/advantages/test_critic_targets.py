@@ -131,6 +131,7 @@ def test_an_own_mask_of_the_critic_changes_only_what_is_left_out() -> None:
         "loss_mask": whole.loss_mask,
         "policy_mask": whole.policy_mask,
         "value_mask": whole.value_mask,
+        "entropy_mask": whole.entropy_mask,
     }
     assert_same(replace(left_out, **masks), whole)
 

@@ -315,5 +315,5 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
         "rollout/truncated_by_turns_rate": 0.25,
     }
     assert found.keys() <= documented_keys()
-    plain = replace(two_turns(), turns=())
+    plain = replace(two_turns(), turns=(), in_environment=False)
     assert episode_metrics(make_rollout_batch(judged([plain], verdicts[:1]), **options)) == {}

@@ -71,7 +71,7 @@ done
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_itself() -> None:
-    lines = ["vapo vali", "vapo fit rollouts.engine=v", "vapo fit --config conf/"]
+    lines = ["vapo vali", "vapo fit rollouts.engine=t", "vapo fit --config conf/"]
     done = subprocess.run(
         ["bash", "-c", ASK.format(python=shlex.quote(sys.executable)), "bash", *lines],
         cwd=ROOT,
@@ -80,7 +80,7 @@ def test_bash_itself() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == ["validate", "vllm", ""]
+    assert done.stdout.splitlines() == ["validate", "transformers", ""]
 
 
 @pytest.mark.parametrize("shell", list(SCRIPTS))

@@ -29,6 +29,7 @@ from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig, resolve
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir, identity_of
@@ -121,7 +122,8 @@ class Sampled:
 
     def __call__(self, module: VapoModule) -> RolloutSource:
         engine = ScriptedEngine(ScriptedStream(lambda request: ""))
-        collection: Any = SimpleNamespace(player=SimpleNamespace(sampler=engine))
+        collection: Any = RolloutCollection.__new__(RolloutCollection)
+        collection.player = SimpleNamespace(sampler=engine)
         source = SourceThatSamples(self.config, collection, module.lineage, Progress(), self.kept)
         source.module, source.sampled, source.reused = module, self.sampled, self.reused
         return source

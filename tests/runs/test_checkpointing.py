@@ -14,6 +14,7 @@ import torch
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.errors import InterruptedRunError
+from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs import checkpoint_saving
 from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import read_checkpoint
@@ -68,7 +69,8 @@ class Iterations:
         self.free.set()
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
-        kept: Any = SimpleNamespace(forget=self._forget)
+        kept: Any = KeptRollouts.__new__(KeptRollouts)
+        kept.forget = self._forget
         self.callback = Checkpointing(
             RunDir(tmp_path),
             Records(self.events),
@@ -122,7 +124,7 @@ def test_the_size_of_checkpoints_is_said_before_the_run_starts(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 3 * 2**29)
-    disk = SimpleNamespace(free=6 * 2**30)  # this machine's own may have less room
+    disk = SimpleNamespace(free=7 * 2**30)  # this machine's own may have less room
     monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
     Iterations(tmp_path, monkeypatch, in_background=False, keep=2, note=told.append)
     assert told == [

@@ -98,7 +98,7 @@ def test_each_members_gradient_is_of_its_own_prompts(
             value_targets=batch.value_targets,
         )
         assert alone.critic_members is None, "one critic"
-        of_one = replace(whole_minibatch(alone), num_value_tokens=num_tokens)
+        of_one = replace(whole_minibatch(alone), num_value_draws=float(num_tokens))
         shares.append(accumulate(member, of_one, config))
         expected = [g for g in gradients(member) if g is not None]
         assert len(expected) == len(together[number]) > 0

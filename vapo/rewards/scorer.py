@@ -121,10 +121,7 @@ class Scorer(AbstractContextManager["Scorer"]):
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         judge = self._judge_of(rollout.prompt.source)
-
-        def on_reply(reply: dict[str, Any]) -> None:
-            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
-
+        on_reply = partial(_hand_out, judge.config, on_verdict)
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
         prompt = rollout.prompt
@@ -234,6 +231,10 @@ def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer
         environment=config.environment,
         start_environments=start if config.environment.is_used else None,
     )
+
+
+def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
+    on_verdict(Verdict(**verdict_fields(config, reply)))
 
 
 def _judge(rewards: RewardConfig, output: VerifierOutput | None) -> Judge:

@@ -11,7 +11,7 @@ import torch
 from tests.diagnostics.value_page.reading import unpacked
 from tests.diagnostics.value_page.training import train
 from vapo.diagnostics.value_page.contents import page_contents
-from vapo.training import iteration as iteration_module
+from vapo.training.callbacks import diagnostics as diagnostics_module
 
 NAN = float("nan")
 STOP_RULE = (
@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         iterations.append(iteration)
         return page_contents(batch, config, positions, iteration, **rest)
 
-    monkeypatch.setattr(iteration_module, "page_contents", counted)
+    monkeypatch.setattr(diagnostics_module, "page_contents", counted)
     return iterations
 
 

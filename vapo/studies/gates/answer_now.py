@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.types import Rollout
+from vapo.types import Rollout, Turn
 
 _ANSWER_TOKENS = 16
 
@@ -66,6 +66,7 @@ def answered_half_way(
                 prompt=replace(rollout.prompt, max_response_tokens=len(start) + room),
                 response_ids=start,
                 rollout_logprobs=(0.0,) * len(start),
+                turns=(Turn(0, len(start)),),
             )
             for rollout, start in zip(rollouts, starts, strict=True)
         ],
