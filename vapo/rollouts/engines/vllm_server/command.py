@@ -44,10 +44,10 @@ def serve_command(
     heads = padded_heads(text_config) if device.type == "cpu" else None
     if heads is not None:
         arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
+    del arguments["disable_log_stats"]  # the trainer reads from them that the engine is not stuck
     backend = FOLDER_BACKEND if options.weights == "folder" else options.weights
     arguments |= {
         "weight_transfer_config": {"backend": backend},
-        "disable_log_stats": False,  # the trainer reads from them that the engine is not stuck
         "enable_scale_out": True,  # token ids in and out
         "disable_uvicorn_access_log": True,
         "host": host,
