@@ -21,9 +21,8 @@ from tests.rollouts.turns_contract import (
 )
 from tests.rollouts.turns_contract import ids_of as turn_ids
 from tests.tiny_model import tiny_model, tiny_tokenizer
-from tests.vllm_engine import make_check
+from tests.vllm_engine import make_vllm_sampler
 from vapo.errors import UserError
-from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
 from vapo.rollouts.engines.engine_turns import EngineTurns
@@ -90,15 +89,7 @@ class TestTurns(TurnContract):
 
             def make(model: Any, rows: int) -> EngineSampler:
                 engines.append(connect(servers, tmp_path))
-                sampler = EngineSampler(
-                    engines[-1],
-                    end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
-                    weights=lambda: model.state_dict().items(),
-                    dtype=torch.float32,
-                    check=make_check(model),
-                )
-                sampler.sync(model.state_dict().items())
-                return sampler
+                return make_vllm_sampler(engines[-1], model)
 
             yield make
             for engine in engines:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -41,7 +42,7 @@ field `failure`. It may raise, hang or crash, and may have `close()`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserCode:
+class UserCode(ABC):
     """A user's code: what a host imports, and what an answer of its processes has in it."""
 
     shows_errors: bool = False
@@ -56,21 +57,21 @@ class UserCode:
     """Whether one host imports it for all its processes, which share what the import has opened."""
 
     @property
+    @abstractmethod
     def what(self) -> str:
         """What it is, for messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def imported(self) -> Callable[[], Answering]:
         """In the host: import it; each call of what is returned makes what one process does.
 
         Raises: UserError: it cannot be imported or used.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
         """In the trainer: the fields of an answer as they are used; None if it is none to this
         question."""
-        raise NotImplementedError
 
 
 def write_reply(descriptor: int, ticket: str, fields: dict[str, Any]) -> None:

@@ -119,10 +119,6 @@ class TransformersTurns:
         if turn in self._rows.turns:  # not in them: its prefill has failed
             self._rows.drop(turn)
 
-    def forget_kept(self) -> None:
-        """Drop the caches of ended turns: later turns prefill all their tokens."""
-        self._kept.clear()
-
     # ---- which rows are decoded ---------------------------------------------------------------
 
     def _must_join(self) -> bool:

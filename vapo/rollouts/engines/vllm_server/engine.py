@@ -310,7 +310,7 @@ class ServedEngine(SteppedEngine):
                 raise answer
             if path == "/start_weight_update":
                 answer = LostServerError(f"{answer}; start this server again")
-            elif not isinstance(answer, LostServerError) and await server.is_well():
+            elif not isinstance(answer, LostServerError) and await server.weight_version():
                 raise answer
             self._lose(server, LostServerError(str(answer)))
             lost.append(server)

@@ -155,14 +155,6 @@ class VllmServer:
             return None
         return str(found.get("weight_version")) if isinstance(found, dict) else None
 
-    async def is_well(self) -> bool:
-        """Whether it answers, and its engine lives."""
-        try:
-            await self.ask("GET", "/health", timeout_s=min(self._timeout_s, 5.0))
-        except EngineError:
-            return False
-        return True
-
     async def ask(
         self,
         method: str,
