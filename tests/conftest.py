@@ -12,18 +12,13 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import pytest
 import torch
-from beartype.claw import beartype_package
-from jaxtyping import install_import_hook
 
 from tests import shape_checks
 
-# Before any test imports vapo. The config has no tensors: its types are checked without the names
-# of sizes, which every call would pay for.
-beartype_package("vapo.config", conf=shape_checks.TYPES)
+# Before any test imports vapo.
 PACKAGE = Path(__file__).parents[1] / "vapo"
-ROOMS = sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
-install_import_hook(
-    [room for room in ROOMS if room != "vapo.config"], f"{shape_checks.__name__}.checked"
+shape_checks.install(
+    sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
 )
 torch.set_num_threads(1)
 
@@ -72,6 +67,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_runtest_setup() -> None:
+    shape_checks.next_test()
 
 
 @pytest.fixture
