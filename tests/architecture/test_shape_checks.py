@@ -31,12 +31,12 @@ def test_wrong_types_fail_in_the_config_too() -> None:
 def test_each_test_pays_for_the_first_calls() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     for _ in range(shape_checks.CALLS_CHECKED):
-        with pytest.raises(Exception, match="checking the parameters of .*place_at_last_token"):
+        with pytest.raises(Exception, match=r"checking the parameters of .*place_at_last_token"):
             place_at_last_token(torch.ones(2), mask)
     with pytest.raises(RuntimeError, match="must match the size"):  # what torch says
         place_at_last_token(torch.ones(2), mask)
     shape_checks.next_test()
-    with pytest.raises(Exception, match="checking the parameters of .*place_at_last_token"):
+    with pytest.raises(Exception, match=r"checking the parameters of .*place_at_last_token"):
         place_at_last_token(torch.ones(2), mask)
 
 
