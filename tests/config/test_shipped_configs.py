@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,25 @@ NOT_WITH_EPISODES = {
 OF_ONE_SYSTEM = CONF / "recipes/sao_environment_qwen2.5_0.5b.yaml"
 
 
-@pytest.mark.parametrize(
-    "base",
-    [path for path in (DEFAULT, *TASKS, *RECIPES) if path != OF_ONE_SYSTEM],
-    ids=lambda path: str(path.relative_to(CONF)),
-)
+WHOLE = [path for path in (DEFAULT, *TASKS, *RECIPES) if path != OF_ONE_SYSTEM]
+
+
+@pytest.mark.parametrize("base", WHOLE, ids=lambda path: str(path.relative_to(CONF)))
+def test_every_third_algorithm_over_every_whole_config(base: Path) -> None:
+    """Each time another third: three whole configs in a row have had all of them."""
+    check_algorithms(base, ALGORITHMS[WHOLE.index(base) % 3 :: 3])
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("base", WHOLE, ids=lambda path: str(path.relative_to(CONF)))
 def test_every_algorithm_over_every_whole_config(base: Path) -> None:
+    check_algorithms(base, ALGORITHMS)
+
+
+def check_algorithms(base: Path, algorithms: Sequence[Path]) -> None:
     own = ["critic.reward_model_path=mine"]
     is_used = load_config(FitConfig, [base], own).environment.is_used
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms:
         if is_used and algorithm.stem in NOT_WITH_EPISODES:
             key, fix = NOT_WITH_EPISODES[algorithm.stem]
             with pytest.raises(UserError, match=key):

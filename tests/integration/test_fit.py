@@ -399,7 +399,7 @@ def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     assert len(moved) == len(exported)
 
 
-@pytest.mark.slow
+@pytest.mark.kills  # test_two_sharded_processes_train_resume_and_export resumes a sharded one
 def test_an_unsharded_run_resumes_sharded(tmp_path: Path) -> None:
     """Counters and Adam's steps continue, and two small steps lie between the weights.
 

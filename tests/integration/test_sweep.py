@@ -1,4 +1,4 @@
-"""A smoke-sized sweep of the whole ablation: every row a process, then the report."""
+"""A smoke-sized sweep: every row a process, then the report; at night of the whole ablation."""
 
 from __future__ import annotations
 
@@ -46,31 +46,63 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-@pytest.mark.timeout(600)
+SOME_ROWS = f"""
+full_system: VAPO
+rows:
+  - {{row: Vanilla PPO, system: ppo, configs: [{ROOT}/conf/algorithm/ppo.yaml], paper_score: 5}}
+  - {{row: GRPO, system: grpo, configs: [{ROOT}/conf/algorithm/grpo.yaml], paper_score: 47}}
+  - row: without clip_higher
+    system: vapo
+    component_off: clip_higher
+    paper_score: 46
+    overrides: {{components.clip_higher.enabled: false}}
+  - {{row: VAPO, system: vapo, paper_score: 60}}
+"""
+
+
 @pytest.mark.slow
+def test_smoke_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = tmp_path / "some_rows.yaml"
+    grid.write_text(SOME_ROWS)
+    check_sweep(grid, tmp_path, monkeypatch, num_rows=4, num_pretrainings=1)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.night
 def test_smoke_sweep_of_the_ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_sweep(GRID, tmp_path, monkeypatch, num_rows=12, num_pretrainings=2)
+
+
+def check_sweep(
+    grid: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_rows: int,
+    num_pretrainings: int,
+) -> None:
     (tmp_path / "seconds").mkdir()
     runs, before = ForkedRuns(monkeypatch, tmp_path / "seconds"), cpu_seconds()
-    done = sweep(tmp_path, GRID, "--jobs", "2", run=vapo)
+    done = sweep(tmp_path, grid, "--jobs", "2", run=vapo)
     seconds = (cpu_seconds() - before + runs.cpu_seconds()) / 2
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     folder = Path(done.stdout.strip().splitlines()[-1])
     record = json.loads((folder / "sweep.json").read_text())
     rows = [row["row"] for row in record["rows"]]
-    assert len(rows) == 12
+    assert len(rows) == num_rows
     assert [run["row"] for run in record["runs"]] == rows
     assert {run["state"] for run in record["runs"]} == {"finished"}
-    assert len(record["value_pretrainings"]) == 2
-    check_mlflow(tmp_path, record)
-    again = sweep(tmp_path, GRID, "--jobs", "2", "--no_report", run=vapo)
+    assert len(record["value_pretrainings"]) == num_pretrainings
+    check_mlflow(tmp_path, record, num_runs=num_rows + num_pretrainings)
+    again = sweep(tmp_path, grid, "--jobs", "2", "--no_report", run=vapo)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("was finished before") == 14
+    assert again.stdout.count("was finished before") == num_rows + num_pretrainings
     assert " started" not in again.stdout
     # forked runs load nothing: IMPORTS_S, measured, stands for each one's start
     assert seconds < 180, f"{seconds:.0f} s on two cores; the limit is three minutes"
 
 
-def check_mlflow(folder: Path, record: dict[str, Any]) -> None:
+def check_mlflow(folder: Path, record: dict[str, Any], *, num_runs: int) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
@@ -86,7 +118,7 @@ def check_mlflow(folder: Path, record: dict[str, Any]) -> None:
     children = client.search_runs(
         [parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'"
     )
-    assert len(children) == 14
+    assert len(children) == num_runs
     by_row = {run.data.tags.get("row"): run for run in children}
     one = by_row["without clip_higher"]
     assert one.info.run_name == "without clip_higher/0"

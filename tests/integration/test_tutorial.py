@@ -29,9 +29,8 @@ from tests.integration.forked_runs import ForkedRuns
 ForkedRuns(pytest.MonkeyPatch(), out)
 """
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.night
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

@@ -57,7 +57,12 @@ def test_a_run_does_not_throw_a_saved_head_away(command: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "head", [pytest.param("bounded", marks=pytest.mark.night), "categorical", "log-probs"]
+    "head",
+    [
+        pytest.param("bounded", marks=pytest.mark.night),
+        "categorical",
+        pytest.param("log-probs", marks=pytest.mark.night),
+    ],
 )
 def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Path) -> None:
     chosen = (*HEADS[head], FIRST_BATCH)

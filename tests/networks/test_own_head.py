@@ -117,35 +117,45 @@ def test_it_is_looked_for_before_a_model_is_loaded(write: Write) -> None:
         check_own_head(config(f"actor.path={ROOT / 'models/state_tracking/policy'}", function="f"))
 
 
-@pytest.mark.slow
-def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) -> None:
-    """A run of three iterations has the same weights as one of two that is resumed."""
+OWN = ["critic.init=policy", f"critic.head_function={MODULE}:make_head"]
+TINY = [
+    "components.value_pretraining.num_iterations=1",
+    "components.value_pretraining.min_iterations=1",
+    "evaluation.k=1",
+    "data.heldout.num_examples=4",
+]
+
+
+def head(run: Path) -> dict[str, torch.Tensor]:
+    """The critic's weights in the run's last checkpoint, and the head among them."""
+    state = read_checkpoint((run / "checkpoints" / "last.ckpt").resolve())
+    weights = network_state(state, "critic")
+    assert {"score.0.weight", "score.2.bias"} < weights.keys()
+    return weights
+
+
+@pytest.mark.kills
+def test_a_resumed_run_has_the_same_weights(write: Write, tmp_path: Path) -> None:
+    """A run of three iterations has those of one of two that is resumed."""
     write(TWO_LAYERS)
-    own = ["critic.init=policy", f"critic.head_function={MODULE}:make_head"]
-    small = [
-        "components.value_pretraining.num_iterations=1",
-        "components.value_pretraining.min_iterations=1",
-        "evaluation.k=1",
-        "data.heldout.num_examples=4",
-    ]
-    whole = fit(tmp_path, *own, *small, "training.num_iterations=2")
+    whole = fit(tmp_path, *OWN, *TINY, "training.num_iterations=2")
     assert not (whole / "pretrained_critic").exists()
-    part = fit(tmp_path, *own, *small, "training.num_iterations=1", "tracking.run_name=part")
+    part = fit(tmp_path, *OWN, *TINY, "training.num_iterations=1", "tracking.run_name=part")
     last = str(part / "checkpoints" / "last.ckpt")
-    resumed = fit(
-        tmp_path,
-        *own,
-        *small,
-        *("training.num_iterations=2", "tracking.run_name=part", "--ckpt_path", last),
-    )
-    ends = [
-        network_state(read_checkpoint((run / "checkpoints" / "last.ckpt").resolve()), "critic")
-        for run in (whole, resumed)
-    ]
-    assert {"score.0.weight", "score.2.bias"} < ends[0].keys()
+    more = ("training.num_iterations=2", "tracking.run_name=part", "--ckpt_path", last)
+    resumed = fit(tmp_path, *OWN, *TINY, *more)
+    ends = [head(run) for run in (whole, resumed)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-    start = make_own_head(config(), ends[0]["score.0.weight"].shape[1])
-    assert not torch.equal(ends[0]["score.0.weight"], start.get_parameter("0.weight"))
+
+
+@pytest.mark.slow
+def test_trained_saved_and_not_exported(write: Write, tmp_path: Path) -> None:
+    write(TWO_LAYERS)
+    run = fit(tmp_path, *OWN, *TINY, "training.num_iterations=1")
+    assert not (run / "pretrained_critic").exists()
+    last, end = str(run / "checkpoints" / "last.ckpt"), head(run)
+    start = make_own_head(config(), end["score.0.weight"].shape[1])
+    assert not torch.equal(end["score.0.weight"], start.get_parameter("0.weight"))
 
     result = vapo("export", last, str(tmp_path / "out"), "--network", "critic")
     assert result.returncode == 2
@@ -155,11 +165,11 @@ def test_trained_saved_resumed_and_not_exported(write: Write, tmp_path: Path) ->
 
     page = tmp_path / "page.html"
     shown = ["--ckpt_path", last, "--value_page", str(page)]
-    result = vapo("validate", *ON_STATE_TRACKING, *own, *small, *shown)
+    result = vapo("validate", *ON_STATE_TRACKING, *OWN, *TINY, *shown)
     assert result.returncode == 0, result.stderr
     assert page.exists()
 
-    result = vapo("estimate", *ON_STATE_TRACKING, *own)
+    result = vapo("estimate", *ON_STATE_TRACKING, *OWN)
     assert result.returncode == 2
     assert "set critic.head_function=null" in result.stderr
 

@@ -43,14 +43,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
     return folder
 
 
+def test_one_is_killed_and_the_other_stops(tmp_path: Path, store: Path) -> None:
+    auto = [*runs.where(tmp_path, store), "checkpoints.resume=auto"]
+    processes = runs.two_ranks(tmp_path, *auto, hooks=((), ("kill_at", "minibatch", "2")))
+    assert runs.end(processes[1]) == -signal.SIGKILL
+    assert runs.end(processes[0]) == 75, tail(tmp_path)
+    last = (tmp_path / "log0.txt").read_text().splitlines()[-1]
+    assert last.startswith("vapo: another process of this run has ended")
+
+
+@pytest.mark.kills  # test_composite_resume.py resumes a run of one process
 def test_one_is_lost_and_both_are_stopped(tmp_path: Path, whole: Path, store: Path) -> None:
     """Rank 1 is killed; rank 1 alone gets a signal, and both stop; then it is the same run."""
     auto = [*runs.where(tmp_path, store), "checkpoints.resume=auto"]
     processes = runs.two_ranks(tmp_path, *auto, hooks=((), ("kill_at", "minibatch", "4")))
     assert runs.end(processes[1]) == -signal.SIGKILL
     assert runs.end(processes[0]) == 75, tail(tmp_path)
-    last = (tmp_path / "log0.txt").read_text().splitlines()[-1]
-    assert last.startswith("vapo: another process of this run has ended")
     hook = ("signal_at", "minibatch", "3", "SIGTERM")
     processes = runs.two_ranks(tmp_path, *auto, hooks=((), hook))
     assert [runs.end(process) for process in processes] == [143, 143], tail(tmp_path)

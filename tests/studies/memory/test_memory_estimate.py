@@ -67,11 +67,11 @@ def totals(folder: Path, *overrides: str) -> dict[str, float]:
     [
         (),
         pytest.param(("training.packing=padded", FULL_ROWS), marks=pytest.mark.night),
-        pytest.param(CHECKPOINTING, marks=pytest.mark.slow),
+        pytest.param(CHECKPOINTING, marks=pytest.mark.night),
         pytest.param((*EAGER, FULL_ROWS), marks=pytest.mark.night),
         pytest.param(("trainer.precision=bf16-mixed",), marks=pytest.mark.night),
         pytest.param(("critic.frozen=[self_attn.,mlp.]",), marks=pytest.mark.night),
-        pytest.param(("critic.lora.rank=4",), marks=pytest.mark.slow),
+        pytest.param(("critic.lora.rank=4",), marks=pytest.mark.night),
     ],
     ids=[
         "shared prompts",
@@ -121,7 +121,7 @@ def test_tracker_counts_what_autograd_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)]
+    "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.night)]
 )
 def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) -> None:
     config = tiny_model(num_hidden_layers=7).config
