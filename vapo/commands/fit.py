@@ -36,7 +36,7 @@ from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import leave_together
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
 from vapo.tracking.also import check_also

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.types import Prompt
 
 

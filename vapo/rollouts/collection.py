@@ -24,8 +24,8 @@ from vapo.rollouts.player import Player
 from vapo.rollouts.sampling_metrics import failure_metrics, source_metrics
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress, Stage
-from vapo.system.seeding import derive_seed
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch
 
 

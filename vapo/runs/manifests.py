@@ -18,7 +18,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.atomic_files import sha256, write_text
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.version import __version__
 
 MANIFEST_NAME = "manifest.json"

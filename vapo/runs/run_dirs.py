@@ -30,7 +30,7 @@ from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
 RECORD_NAME = "run.json"

@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
-from vapo.system.main_process import is_main_process
 from vapo.system.ports import check_port
 from vapo.system.private_attributes import make_root
+from vapo.system.process import is_main_process
 
 
 def check_launch(trainer: TrainerConfig) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.progress_display import (
     Display,
     StageState,

@@ -24,8 +24,8 @@ from vapo.config.sources import default_name
 from vapo.config.written import flatten_written, to_yaml
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer, scorer_of
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.optimizers import make_optimizer, make_scheduler
