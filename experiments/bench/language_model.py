@@ -30,8 +30,8 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
 from vapo.training.datamodule import actor_access
 from vapo.training.module import VapoModule

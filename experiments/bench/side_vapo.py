@@ -24,8 +24,8 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.source import RolloutSource
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, training_parts

@@ -42,8 +42,8 @@ from vapo.rewards.verifiers import make_reasoning_gym
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
 from vapo.runs.summary import check_output_dir
+from vapo.system.files import why_not_writable
 from vapo.system.function_files import check_function
-from vapo.system.writable import why_not_writable
 from vapo.tracking.stores import check_writable, locate_store
 
 Config = FitConfig | SftConfig | RewardModelConfig

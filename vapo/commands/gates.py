@@ -33,9 +33,9 @@ from vapo.studies.gates.probes import ProbeSetting
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, sample_start
-from vapo.system.atomic_files import write_text, write_whole
+from vapo.system.files import write_text, write_whole
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger

@@ -20,8 +20,8 @@ from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
+from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
-from vapo.system.quiet import quiet_libraries
 from vapo.types import Prompt, Rollout
 
 

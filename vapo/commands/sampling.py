@@ -18,7 +18,7 @@ from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.libraries import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 

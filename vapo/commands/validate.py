@@ -41,9 +41,9 @@ from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
+from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.types import RolloutBatch
 

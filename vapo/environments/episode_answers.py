@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from vapo.system.child_process import reward_problem
+from vapo.system.process_protocol import reward_problem
 from vapo.system.shown_text import beginning
 
 MAX_OBSERVATION_CHARS = 2**18

@@ -9,8 +9,7 @@ from typing import Any
 
 from vapo.environments.episode_answers import MAX_OBSERVATION_CHARS, EpisodeAnswers
 from vapo.environments.user_class import user_class
-from vapo.system.child_process import printable
-from vapo.system.process_protocol import UserCode, reward_of
+from vapo.system.process_protocol import UserCode, printable, reward_of
 
 
 @dataclass(frozen=True, kw_only=True)

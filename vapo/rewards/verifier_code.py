@@ -21,8 +21,7 @@ from vapo.rewards.verifiers import (
     make_regex,
     math_vote_classes,
 )
-from vapo.system.child_process import printable, reward_problem
-from vapo.system.process_protocol import Answering, UserCode, reward_of
+from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
 
 Task = tuple[str, str, Mapping[str, Any]] | VoteTask
 """Response text, answer, metadata; or a question of votes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.atomic_files import sha256, write_text
+from vapo.system.files import sha256, write_text
 from vapo.system.process import is_main_process
 from vapo.system.version import __version__
 

@@ -3,8 +3,7 @@
 It imports the user's module once and forks a process for each that is asked for, so that a process
 costs milliseconds, and one that hangs, crashes or fills its memory harms no other. The trainer
 keeps a socket to each process and never waits for the host (`user_processes`). What a process
-started goes with it (`process_tree`). The supervisor above the host (`supervision`) ends everything
-when the trainer is gone.
+started goes with it, and all when the trainer is gone (`process_tree`).
 """
 
 from __future__ import annotations
@@ -21,18 +20,20 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from vapo.errors import UserError
-from vapo.system.child_process import channel_of, failure_of, limit_memory, print_error
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
     MESSAGE,
     Answering,
     Order,
     UserCode,
+    channel_of,
+    failure_of,
+    limit_memory,
+    print_error,
     write_reply,
 )
-from vapo.system.process_tree import SEARCH_EVERY_S, ProcessTree
+from vapo.system.process_tree import SEARCH_EVERY_S, ProcessTree, adopt_orphans, fork_supervised
 from vapo.system.shown_text import hide
-from vapo.system.supervision import adopt_orphans, fork_supervised
 
 
 class Host:
