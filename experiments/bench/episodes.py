@@ -28,8 +28,7 @@ from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Environments
-from vapo.environments.data_row import data_row
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import data_row, make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest

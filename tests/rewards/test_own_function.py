@@ -10,8 +10,8 @@ import pytest
 
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.errors import UserError
-from vapo.rewards.judgement import Judgement
 from vapo.rewards.own_function import judgement_of, make_python
+from vapo.rewards.verifiers import Judgement
 
 TRL = """\
 def accuracy(prompts, completions, solution, **kwargs):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, SftConfig
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.networks.actor import Actor

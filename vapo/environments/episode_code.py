@@ -1,15 +1,129 @@
-"""What a host imports for environments, and what an answer of an episode's process has in it."""
+"""What a host imports for environments, and what the process of one episode does with it."""
 
 from __future__ import annotations
 
 import functools
+import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from vapo.environments.episode_answers import MAX_OBSERVATION_CHARS, EpisodeAnswers
-from vapo.environments.user_class import user_class
-from vapo.system.process_protocol import UserCode, printable, reward_of
+from vapo.errors import UserError
+from vapo.system.handed_functions import function_of
+from vapo.system.process_protocol import UserCode, printable, reward_of, reward_problem
+from vapo.system.shown_text import beginning
+from vapo.system.user_functions import check_arguments, import_function
+
+KEY = "environment.function"
+
+_METHODS = {"reset": "row", "step": "text"}
+
+
+def user_class(
+    path: str, args: Mapping[str, Any], *, folder: str | None = None, sent: bytes | None = None
+) -> MakeEpisode:
+    """Import the class; each call of what is returned makes the object of one episode.
+
+    Args:
+        folder: of the config file that names it, looked into before the current folder.
+        sent: the class itself, where the process that trains has it in its own `__main__`.
+
+    Raises:
+        UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
+    """
+    if sent is None:
+        made = import_function(path, key=KEY, folder=folder)
+    else:
+        made = function_of(sent, path=path, key=KEY)
+    if isinstance(made, type):
+        for method, argument in _METHODS.items():
+            _check_method(made, method, argument, path)
+    arguments = dict.fromkeys(args, "...")
+    check_arguments(made, f"{KEY}: {path} with environment.args", **arguments)
+    return functools.partial(made, **args)
+
+
+def _check_method(made: Callable[..., Any], name: str, argument: str, path: str) -> None:
+    method = getattr(made, name, None)
+    if not callable(method):
+        raise UserError(
+            f"{KEY}: {path} has no method {name}({argument}); an environment has reset(row) and "
+            "step(text): see docs/environments.md"
+        )
+    check_arguments(method, f"{KEY}: {path}.{name}", "self", argument)
+
+
+MAX_OBSERVATION_CHARS = 2**18
+"""A longer observation is a failure of its episode: it is no text for a policy to read."""
+
+
+class Episode(Protocol):
+    """An environment in one episode: a user's own object, or an adapter's. May have `close()`."""
+
+    def reset(self, row: dict[str, Any]) -> str | None: ...
+
+    def step(self, text: str) -> tuple[str | None, float]: ...
+
+
+MakeEpisode = Callable[[], Episode]
+
+
+class EpisodeAnswers:
+    """Answers `("reset", row)` and then each `("step", text)`; see `Answering`."""
+
+    def __init__(self, make: MakeEpisode) -> None:
+        self._make = make
+        self._episode: Any = None
+
+    def __call__(self, question: tuple[str, Any]) -> dict[str, Any]:
+        asked, argument = question
+        if asked == "step":
+            return _step_reply(self._episode.step(argument))
+        _seed(argument.get("seed"))
+        self._episode = self._make()
+        return _checked(self._episode.reset(argument) or "", 0.0)
+
+    def close(self) -> None:
+        """Call the environment's own `close()`."""
+        close = getattr(self._episode, "close", None)
+        if callable(close):
+            close()
+
+
+def _seed(seed: Any) -> None:
+    """Make what the environment draws a function of the row; a fork has its host's state."""
+    seed = seed if isinstance(seed, int) else 0
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _step_reply(answer: Any) -> dict[str, Any]:
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        return {
+            "failure": "error: step(text) must return (observation or None, reward), it returned "
+            f"{beginning(repr(answer), 80)}"
+        }
+    return _checked(*answer)
+
+
+def _checked(observation: Any, reward: Any) -> dict[str, Any]:
+    if observation is not None and not isinstance(observation, str):
+        return {"failure": f"error: an observation is text, this is {type(observation).__name__}"}
+    if observation is not None and len(observation) > MAX_OBSERVATION_CHARS:
+        return {
+            "failure": f"error: an observation of {len(observation)} characters; at most "
+            f"{MAX_OBSERVATION_CHARS} are taken"
+        }
+    if isinstance(reward, (str, bytes)):
+        return {
+            "failure": f"error: a reward is a finite number, this is {beginning(repr(reward), 80)}"
+        }
+    number = float(reward)
+    if (problem := reward_problem(number)) is not None:
+        return {"failure": f"error: {problem}"}
+    return {"observation": observation, "reward": number}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,35 @@
-"""Environments in processes of their own: one for each open episode."""
+"""Environments in processes of their own, one for each open episode."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from vapo.environments.contract import EpisodeKey, Reply
-from vapo.environments.data_row import data_row
+from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, environment_name
+from vapo.config.schema import FitConfig
+from vapo.environments.contract import Environments, EpisodeKey, Reply
+from vapo.environments.episode_code import KEY, EpisodeCode
+from vapo.system.credentials import check_passed, hidden_texts
+from vapo.system.handed_functions import bytes_of
+from vapo.system.process import derive_seed
 from vapo.system.process_protocol import Order, UserCode
 from vapo.system.user_processes import UserProcesses
 from vapo.types import Prompt
+
+
+def data_row(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
+
+    The same for every episode of the prompt, in training and evaluation of every run.
+    """
+    return {
+        **prompt.record,
+        **prompt.metadata,
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "id": prompt.prompt_id,
+        "seed": derive_seed(0, "environment", prompt.source, prompt.prompt_id) % 2**31,
+    }
 
 
 class ProcessEnvironments:
@@ -90,3 +110,40 @@ class ProcessEnvironments:
     def close(self) -> None:
         """End everything that was started; a second call does nothing."""
         self.processes.close()
+
+
+def make_environments(config: FitConfig, *, output: int | None = None) -> Environments:
+    """Start what answers the turns of the config's episodes.
+
+    Args:
+        output: file descriptor to which environments print, with the tracebacks of what they
+            raise; None: that is discarded.
+
+    Raises:
+        UserError: the class cannot be imported, lacks a method, or cannot be called with
+            `environment.args`; the environment of the package verifiers cannot be loaded.
+    """
+    block = config.environment.episode_options
+    return ProcessEnvironments(
+        _code(config, shows_errors=output is not None),
+        capacity=block.max_processes,
+        timeout_s=block.timeout_s,
+        output=output,
+    )
+
+
+def _code(config: FitConfig, *, shows_errors: bool) -> EpisodeCode:
+    block = config.environment
+    assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
+    check_passed(block.variables, key="environment.variables")
+    own = block if isinstance(block, FunctionEnvironment) else None
+    return EpisodeCode(
+        kind="verifiers" if own is None else "function",
+        name=environment_name(block),
+        args=block.args,
+        function_folder=None if own is None else own.function_folder,
+        function_bytes=None if own is None else bytes_of(own.function, key=KEY),
+        shows_errors=shows_errors,
+        passed=tuple(block.variables),
+        hidden=hidden_texts(config.from_environment, block.args),
+    )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vapo.environments.chat_endpoint import MODEL, ChatCall, ChatEndpoint, observation_text
-from vapo.environments.episode_answers import MakeEpisode
+from vapo.environments.episode_code import MakeEpisode
 from vapo.environments.verifiers_package import (
     TASK,
     TOOLS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from vapo.rewards.answer_nodes import (
+from vapo.rewards.answer_text import (
     CLOSING,
     CONSTANTS,
     FUNCTIONS,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vapo.rewards.answer_expressions import parse_expression
-from vapo.rewards.answer_nodes import Node, NotUnderstoodError, number, symbols_of
-from vapo.rewards.answer_units import Unit
+from vapo.rewards.answer_text import Node, NotUnderstoodError, number, symbols_of
+from vapo.rewards.answer_words import Unit
 
 FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 

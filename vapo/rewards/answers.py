@@ -23,11 +23,13 @@ from vapo.rewards.answer_forms import (
     point_of,
     union_of,
 )
-from vapo.rewards.answer_nodes import (
+from vapo.rewards.answer_text import (
     GREEK,
     OR,
     Node,
     NotUnderstoodError,
+    as_written,
+    clean,
     enclosed,
     number,
     split,
@@ -35,10 +37,15 @@ from vapo.rewards.answer_nodes import (
     symbols_of,
     without_thousands,
 )
-from vapo.rewards.answer_text import as_written, clean
-from vapo.rewards.answer_units import named_unit, split_unit
 from vapo.rewards.answer_values import value_of, values_equal
-from vapo.rewards.answer_words import MAX_WORDS, choice, choice_with_text, number_in_words
+from vapo.rewards.answer_words import (
+    MAX_WORDS,
+    choice,
+    choice_with_text,
+    named_unit,
+    number_in_words,
+    split_unit,
+)
 from vapo.rewards.hostile_text import UnsafeTextError, check_latex
 
 MAX_ANSWER_CHARS = 500

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.judgement import Judgement, Verifier
+from vapo.rewards.verifiers import Judgement, Verifier
 from vapo.system.handed_functions import function_of
 from vapo.system.shown_text import beginning
 from vapo.system.user_functions import check_arguments, import_function

@@ -16,9 +16,9 @@ from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.environments.judged_responses import JudgedResponses, OnVerdict
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import make_environments
 from vapo.errors import UserError
-from vapo.rewards.model_judge import ModelJudge
+from vapo.rewards.reward_model import ModelJudge
 from vapo.rewards.text_judge import (
     TextJudge,
     rewards_by_source,

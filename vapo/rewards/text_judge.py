@@ -8,11 +8,16 @@ from typing import Any
 from vapo.config.data import source_name, sources_of
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
-from vapo.rewards.math_verify_package import check_math_verify
 from vapo.rewards.own_function import FUNCTION_KEY
 from vapo.rewards.verifier_code import VerifierCode
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
+from vapo.rewards.verifiers import (
+    MAX_RESPONSE_CHARS,
+    check_math_verify,
+    exact,
+    make_reasoning_gym,
+    make_regex,
+)
 from vapo.rewards.worker_pool import WAIT_S, OnReply, WorkerPool
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of

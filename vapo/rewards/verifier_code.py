@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.rewards.hostile_text import guarded, install
-from vapo.rewards.judgement import Judgement, Verifier
-from vapo.rewards.math_verify_package import import_package, make_math_verify
 from vapo.rewards.own_function import make_python
 from vapo.rewards.verifiers import (
+    Judgement,
+    Verifier,
     VoteTask,
     exact,
+    import_package,
     make_math,
+    make_math_verify,
     make_reasoning_gym,
     make_regex,
     math_vote_classes,

@@ -7,15 +7,37 @@ nothing here imports torch, so that a worker starts fast.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vapo.errors import UserError
-from vapo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Verifier
 from vapo.system.extras import install_command
+
+MAX_EXTRACTED_CHARS = 200
+"""Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verifier's answer. `reward` None stands for the configured correct / incorrect reward."""
+
+    is_correct: bool
+    reward: float | None = None
+    extracted: str | None = None
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Judges one response. May raise, hang or crash: it runs in a process of its own."""
+
+    def __call__(
+        self, response_text: str, answer: str, metadata: Mapping[str, Any]
+    ) -> Judgement: ...
+
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
@@ -139,3 +161,51 @@ def _compare(extracted: str | None, answer: str) -> Judgement:
     if not extracted:
         return Judgement(False)
     return Judgement(extracted == answer.strip(), extracted=extracted[:MAX_EXTRACTED_CHARS])
+
+
+def make_math_verify() -> Verifier:
+    """Make the verifier; the package is imported with the first response.
+
+    Raises: UserError: math-verify is not installed.
+    """
+    check_math_verify()
+
+    @lru_cache(maxsize=1024)
+    def parsed(reference: str) -> list[Any]:
+        from math_verify import parse
+
+        boxed = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+        found: list[Any] = parse(boxed, parsing_timeout=None)
+        return found
+
+    def math_verify(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
+        from math_verify import parse, verify
+
+        gold = parsed(answer.strip())
+        if not gold:
+            raise ValueError(f"math-verify does not understand the reference {answer!r:.80}")
+        found = parse(response_text, parsing_timeout=None)
+        if not found:
+            return Judgement(False)
+        is_correct = bool(verify(gold, found, timeout_seconds=None))
+        return Judgement(is_correct, extracted=str(found[-1])[:MAX_EXTRACTED_CHARS])
+
+    return math_verify
+
+
+def check_math_verify(key: str = "rewards.verifier") -> None:
+    """Raises: UserError: math-verify is not installed."""
+    if not _is_installed():
+        raise UserError(
+            f"{key} is math_verify, which is not installed: {install_command('math_verify')}"
+        )
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
+
+
+def import_package() -> None:
+    """Import it, which takes seconds that no verdict's time limit is for."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits being off
+    import math_verify  # noqa: F401
