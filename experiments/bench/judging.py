@@ -24,12 +24,13 @@ from all_responses import sample_all  # beside this file
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
+from vapo.environments.contract import Verdict
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
-from vapo.types import Prompt
+from vapo.types import Prompt, Rollout
 
 POLICY = str(Path(__file__).parents[2] / "models/state_tracking/policy")
 NUM_RESPONSES, ROWS, TOKENS = 64, 8, 120
@@ -56,6 +57,15 @@ class SlowSampler(TransformersSampler):
 
             stream.step = slow_step  # type: ignore[method-assign]
             yield stream
+
+
+def judge(scorer: Scorer, rollouts: list[Rollout]) -> None:
+    """Wait for all verdicts."""
+    verdicts: list[Verdict] = []
+    for rollout in rollouts:
+        scorer.submit(rollout, verdicts.append)
+    while len(verdicts) < len(rollouts):
+        scorer.pump(0.5)
 
 
 def main() -> None:
@@ -92,7 +102,7 @@ def main() -> None:
             times = [time.perf_counter()]
             rollouts = sample_all(sampler, tokenizer, prompts, seed=seed, **how)
             times.append(time.perf_counter())
-            scorer.score(rollouts)
+            judge(scorer, rollouts)
             times.append(time.perf_counter())
             player.play(prompts, seed=seed, **how)
             times.append(time.perf_counter())

@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.networks.critic import Critic
@@ -145,7 +145,7 @@ def _batches(lengths: Mapping[int, int]) -> Iterator[list[int]]:
 
 
 class ModelJudge:
-    """Scores above `threshold` are correct.
+    """Scores above the threshold are correct.
 
     It computes on the trainer's device, so it never runs beside the sampling: what waits is scored
     together, once there is nothing to sample or a whole batch of responses waits.
@@ -153,20 +153,18 @@ class ModelJudge:
     Raises: UserError: as `RewardModel`.
     """
 
-    def __init__(self, rewards: RewardConfig, path: str | None, threshold: float) -> None:
+    def __init__(self, rewards: RewardConfig) -> None:
+        assert isinstance(rewards, RewardModelVerifier)
         self.config, self.pool = rewards, None
-        self._model = RewardModel(path)
-        self._threshold = threshold
+        self._model = RewardModel(rewards.reward_model_path)
+        self._threshold = rewards.reward_model_threshold
         self._waiting: dict[int, tuple[Rollout, OnReply]] = {}
         self._numbers, self._enough = itertools.count(), math.inf
 
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask for a score, which `pump` hands out.
-
-        Returns: what withdraws the question.
-        """
+        """Ask for a score, which `pump` hands out; what is returned withdraws the question."""
         number = next(self._numbers)
         self._waiting[number] = rollout, on_reply
         self._enough = math.inf if num_responses is None else num_responses
@@ -180,13 +178,9 @@ class ModelJudge:
         self._waiting.clear()
         scores = self._model([rollout for rollout, _ in asked])
         for score, (_, on_reply) in zip(scores, asked, strict=True):
-            on_reply(self._reply(score))
-
-    def _reply(self, score: float | str) -> dict[str, Any]:
-        if isinstance(score, str):
-            return {"failure": score}
-        if not math.isfinite(score):
-            return {"failure": "nan"}
-        return {"is_correct": score > self._threshold, "reward": score}
+            if isinstance(score, str) or not math.isfinite(score):
+                on_reply({"failure": score if isinstance(score, str) else "nan"})
+            else:
+                on_reply({"is_correct": score > self._threshold, "reward": score})
 
     def close(self) -> None: ...
