@@ -31,7 +31,7 @@ def test_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_scorer_without_the_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vapo.rewards.verifiers._is_installed", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="math_verify, which is not installed"):
         scorer("math_verify")
 

@@ -13,7 +13,7 @@ from vapo.errors import UserError
 from vapo.system.handed_functions import function_of
 from vapo.system.process_protocol import UserCode, printable, reward_of, reward_problem
 from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments, import_function
+from vapo.system.user_functions import check_arguments
 
 KEY = "environment.function"
 
@@ -32,26 +32,18 @@ def user_class(
     Raises:
         UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
     """
-    if sent is None:
-        made = import_function(path, key=KEY, folder=folder)
-    else:
-        made = function_of(sent, path=path, key=KEY)
-    if isinstance(made, type):
-        for method, argument in _METHODS.items():
-            _check_method(made, method, argument, path)
+    made = function_of(path, sent, key=KEY, folder=folder)
+    for name, argument in _METHODS.items() if isinstance(made, type) else ():
+        method = getattr(made, name, None)
+        if not callable(method):
+            raise UserError(
+                f"{KEY}: {path} has no method {name}({argument}); an environment has reset(row) "
+                "and step(text): see docs/environments.md"
+            )
+        check_arguments(method, f"{KEY}: {path}.{name}", "self", argument)
     arguments = dict.fromkeys(args, "...")
     check_arguments(made, f"{KEY}: {path} with environment.args", **arguments)
     return functools.partial(made, **args)
-
-
-def _check_method(made: Callable[..., Any], name: str, argument: str, path: str) -> None:
-    method = getattr(made, name, None)
-    if not callable(method):
-        raise UserError(
-            f"{KEY}: {path} has no method {name}({argument}); an environment has reset(row) and "
-            "step(text): see docs/environments.md"
-        )
-    check_arguments(method, f"{KEY}: {path}.{name}", "self", argument)
 
 
 MAX_OBSERVATION_CHARS = 2**18
@@ -79,51 +71,49 @@ class EpisodeAnswers:
     def __call__(self, question: tuple[str, Any]) -> dict[str, Any]:
         asked, argument = question
         if asked == "step":
-            return _step_reply(self._episode.step(argument))
-        _seed(argument.get("seed"))
+            return _checked(self._episode.step(argument))
+        seed = argument.get("seed")
+        _seed(seed if isinstance(seed, int) else 0)
         self._episode = self._make()
-        return _checked(self._episode.reset(argument) or "", 0.0)
+        return _checked((self._episode.reset(argument) or "", 0.0))
 
     def close(self) -> None:
         """Call the environment's own `close()`."""
-        close = getattr(self._episode, "close", None)
-        if callable(close):
+        if callable(close := getattr(self._episode, "close", None)):
             close()
 
 
-def _seed(seed: Any) -> None:
+def _seed(seed: int) -> None:
     """Make what the environment draws a function of the row; a fork has its host's state."""
-    seed = seed if isinstance(seed, int) else 0
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _step_reply(answer: Any) -> dict[str, Any]:
+def _checked(answer: Any) -> dict[str, Any]:
+    """The fields of an answer `(observation, reward)`, or what is wrong with it."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        return {
-            "failure": "error: step(text) must return (observation or None, reward), it returned "
+        problem: str | None = (
+            "step(text) must return (observation or None, reward), it returned "
             f"{beginning(repr(answer), 80)}"
-        }
-    return _checked(*answer)
-
-
-def _checked(observation: Any, reward: Any) -> dict[str, Any]:
-    if observation is not None and not isinstance(observation, str):
-        return {"failure": f"error: an observation is text, this is {type(observation).__name__}"}
-    if observation is not None and len(observation) > MAX_OBSERVATION_CHARS:
-        return {
-            "failure": f"error: an observation of {len(observation)} characters; at most "
-            f"{MAX_OBSERVATION_CHARS} are taken"
-        }
-    if isinstance(reward, (str, bytes)):
-        return {
-            "failure": f"error: a reward is a finite number, this is {beginning(repr(reward), 80)}"
-        }
-    number = float(reward)
-    if (problem := reward_problem(number)) is not None:
+        )
         return {"failure": f"error: {problem}"}
-    return {"observation": observation, "reward": number}
+    observation, reward = answer
+    if observation is not None and not isinstance(observation, str):
+        problem = f"an observation is text, this is {type(observation).__name__}"
+    elif observation is not None and len(observation) > MAX_OBSERVATION_CHARS:
+        problem = (
+            f"an observation of {len(observation)} characters; at most {MAX_OBSERVATION_CHARS} are "
+            "taken"
+        )
+    elif isinstance(reward, (str, bytes)):
+        problem = f"a reward is a finite number, this is {beginning(repr(reward), 80)}"
+    else:
+        reward = float(reward)
+        problem = reward_problem(reward)
+    if problem is not None:
+        return {"failure": f"error: {problem}"}
+    return {"observation": observation, "reward": reward}
 
 
 @dataclass(frozen=True, kw_only=True)

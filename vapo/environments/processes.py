@@ -94,7 +94,6 @@ class ProcessEnvironments:
             self._failed.append(Reply(key, failure="timeout" if is_full else "crash"))
 
     def end(self, key: EpisodeKey) -> None:
-        """The episode is over, or given up; ended and unknown ones are ignored."""
         self.processes.end(key)
 
     def poll(self, timeout_s: float) -> list[Reply]:
@@ -108,7 +107,6 @@ class ProcessEnvironments:
         return replies
 
     def close(self) -> None:
-        """End everything that was started; a second call does nothing."""
         self.processes.close()
 
 
@@ -123,27 +121,21 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
         UserError: the class cannot be imported, lacks a method, or cannot be called with
             `environment.args`; the environment of the package verifiers cannot be loaded.
     """
-    block = config.environment.episode_options
-    return ProcessEnvironments(
-        _code(config, shows_errors=output is not None),
-        capacity=block.max_processes,
-        timeout_s=block.timeout_s,
-        output=output,
-    )
-
-
-def _code(config: FitConfig, *, shows_errors: bool) -> EpisodeCode:
     block = config.environment
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
     check_passed(block.variables, key="environment.variables")
-    own = block if isinstance(block, FunctionEnvironment) else None
-    return EpisodeCode(
-        kind="verifiers" if own is None else "function",
+    own = vars(block)  # a kind has options of its own
+    function = own.get("function")
+    code = EpisodeCode(
+        kind="verifiers" if function is None else "function",
         name=environment_name(block),
         args=block.args,
-        function_folder=None if own is None else own.function_folder,
-        function_bytes=None if own is None else bytes_of(own.function, key=KEY),
-        shows_errors=shows_errors,
+        function_folder=own.get("function_folder"),
+        function_bytes=bytes_of(function, key=KEY),
+        shows_errors=output is not None,
         passed=tuple(block.variables),
         hidden=hidden_texts(config.from_environment, block.args),
+    )
+    return ProcessEnvironments(
+        code, capacity=block.max_processes, timeout_s=block.timeout_s, output=output
     )

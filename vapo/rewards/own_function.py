@@ -11,7 +11,7 @@ from vapo.errors import UserError
 from vapo.rewards.verifiers import Judgement, Verifier
 from vapo.system.handed_functions import function_of
 from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments, import_function
+from vapo.system.user_functions import check_arguments
 
 FUNCTION_KEY = "rewards.function"
 RETURNS = "a bool, a number or (bool, number)"
@@ -38,10 +38,7 @@ def make_python(
     Raises:
         UserError: not importable, not a function, or one that is called in another way.
     """
-    if sent is None:
-        function = import_function(path, key=FUNCTION_KEY, folder=folder)
-    else:
-        function = function_of(sent, path=path, key=FUNCTION_KEY)
+    function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"
     check_parameters(_parameters(function), what)
     check_arguments(function, what, "response_text", "answer", "metadata")

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from vapo.config.data import source_name, sources_of
-from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, with_verifier
+from vapo.config.rewards import with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
 from vapo.rewards.own_function import FUNCTION_KEY
-from vapo.rewards.verifier_code import VerifierCode
+from vapo.rewards.verifier_code import Text, VerifierCode
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.verifiers import (
     MAX_RESPONSE_CHARS,
-    check_math_verify,
+    check_package,
     exact,
-    make_reasoning_gym,
     make_regex,
 )
 from vapo.rewards.worker_pool import WAIT_S, OnReply, WorkerPool
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
-
-Text = tuple[str, str, Mapping[str, Any]]
-"""Response text, reference answer, metadata."""
 
 
 class TextJudge:
@@ -53,7 +49,7 @@ class TextJudge:
             return lambda: None
         kept = dict(metadata) if self._needs_metadata else {}
         if self._output is not None:  # a host that replaces another prints its imports again
-            self.pool.wait_until_ready()
+            self.pool.processes.wait_until_ready()
             self._output.take()
         return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply).forget
 
@@ -77,17 +73,14 @@ class TextJudge:
 
 def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Verdict`: a failure is incorrect, with the configured reward."""
-    if "failure" in reply:
-        fields = {"is_correct": False, "reward": rewards.incorrect, "failure": reply["failure"]}
-        return {**fields, "extracted": None}
-    is_correct, reward = reply["is_correct"], reply.get("reward")
+    is_correct, reward = reply.get("is_correct", False), reply.get("reward")
     if reward is None:
         reward = rewards.correct if is_correct else rewards.incorrect
     return {
         "is_correct": is_correct,
         "reward": reward,
         "extracted": reply.get("extracted"),
-        "failure": None,
+        "failure": reply.get("failure"),
     }
 
 
@@ -105,24 +98,20 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
 
 def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:
     """Check the settings here, where it is cheap; a user's function only in a worker."""
-    pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
-    own = rewards if isinstance(rewards, PythonVerifier) else None
-    passed = () if own is None else tuple(own.function_variables)
+    own = vars(rewards)  # not every verifier has all options
+    function, passed = own.get("function"), tuple(own.get("function_variables", ()))
     check_passed(passed, key="rewards.function_variables")
-    if pattern is not None:
-        make_regex(pattern)
-    if rewards.verifier == "reasoning_gym":
-        make_reasoning_gym()
-    if rewards.verifier == "math_verify":
-        check_math_verify()
+    check_package(rewards.verifier)
+    if rewards.verifier == "regex":
+        make_regex(own["pattern"])
     code = VerifierCode(
-        is_shared=rewards.verifier != "python",  # a user's own module may open what it likes
+        is_shared=function is None,  # a user's own module may open what it likes
         kind=rewards.verifier,
-        pattern=pattern,
-        function=None if own is None else own.function,
-        function_folder=None if own is None else own.function_folder,
-        function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
-        percent=rewards.percent if isinstance(rewards, MathVerifier) else "either",
+        pattern=own.get("pattern"),
+        function=function,
+        function_folder=own.get("function_folder"),
+        function_bytes=bytes_of(function, key=FUNCTION_KEY),
+        percent=own.get("percent", "either"),
         correct=rewards.correct,
         shows_errors=output is not None,
         passed=passed,
@@ -134,6 +123,6 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         timeout_s=rewards.timeout_s,
         output=None if output is None else output.descriptor,
     )
-    if own is not None:
-        pool.wait_until_ready()
+    if function is not None:
+        pool.processes.wait_until_ready()
     return pool

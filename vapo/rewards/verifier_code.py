@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -15,8 +14,6 @@ from vapo.rewards.verifiers import (
     Judgement,
     Verifier,
     VoteTask,
-    exact,
-    import_package,
     make_math,
     make_math_verify,
     make_reasoning_gym,
@@ -25,8 +22,10 @@ from vapo.rewards.verifiers import (
 )
 from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
 
-Task = tuple[str, str, Mapping[str, Any]] | VoteTask
-"""Response text, answer, metadata; or a question of votes."""
+Text = tuple[str, str, Mapping[str, Any]]
+"""Response text, reference answer, metadata."""
+
+Task = Text | VoteTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,19 @@ class VerifierCode(UserCode):
 
     def imported(self) -> Callable[[], Answering]:
         """See `UserCode.imported`."""
-        verifier = self._verifier()
+        kinds: dict[str, Callable[[], Verifier]] = {
+            "regex": lambda: make_regex(self.pattern),
+            "math": lambda: make_math(self.percent),
+            "math_verify": make_math_verify,
+            "reasoning_gym": make_reasoning_gym,
+            "python": lambda: make_python(
+                self.function,
+                folder=self.function_folder,
+                sent=self.function_bytes,
+                correct=self.correct,
+            ),
+        }
+        verifier = kinds[self.kind]()
         # a user's own function may open files and start processes; ours have no reason to
         guard = nullcontext if self.kind == "python" else guarded
         install()
@@ -62,28 +73,6 @@ class VerifierCode(UserCode):
                 return _fields(verifier(*task))
 
         return lambda: answer
-
-    def _verifier(self) -> Verifier:
-        if self.kind == "exact":
-            return exact
-        if self.kind == "regex":
-            return make_regex(self.pattern)
-        if self.kind == "math":
-            return make_math(self.percent)
-        if self.kind == "math_verify":
-            verifier = make_math_verify()
-            import_package()
-            return verifier
-        if self.kind == "reasoning_gym":
-            verifier = make_reasoning_gym()
-            importlib.import_module("reasoning_gym")  # seconds, which no verdict's limit is for
-            return verifier
-        return make_python(
-            self.function,
-            folder=self.function_folder,
-            sent=self.function_bytes,
-            correct=self.correct,
-        )
 
     def checked(self, question: Task, fields: dict[str, Any]) -> dict[str, Any] | None:
         """See `UserCode.checked`: a judgement's fields, or the classes of votes."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.extras import install_command
@@ -30,14 +30,12 @@ class Judgement:
     extracted: str | None = None
 
 
-@runtime_checkable
-class Verifier(Protocol):
-    """Judges one response. May raise, hang or crash: it runs in a process of its own."""
+Verifier = Callable[[str, str, Mapping[str, Any]], Judgement]
+"""Judges one response, given with its answer and metadata. May raise, hang or crash: it runs in a
+process of its own."""
 
-    def __call__(
-        self, response_text: str, answer: str, metadata: Mapping[str, Any]
-    ) -> Judgement: ...
-
+_EXTRAS = {"math_verify": "math_verify", "reasoning_gym": "reasoning"}
+"""The packages that are verifiers, and what installs them."""
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
@@ -125,21 +123,12 @@ def make_reasoning_gym() -> Verifier:
 
     The answer is what the response's last `<answer>...</answer>` holds, else all of it.
 
-    Raises:
-        UserError: reasoning_gym is not installed.
+    Raises: UserError: reasoning_gym is not installed.
     """
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise UserError(
-            "rewards.verifier is reasoning_gym, which is not installed: "
-            f"{install_command('reasoning')}"
-        )
+    check_package("reasoning_gym")
+    import reasoning_gym  # takes seconds that no verdict's time limit is for
 
-    @lru_cache(maxsize=256)
-    def scorer(dataset: str) -> Callable[..., Any]:
-        import reasoning_gym
-
-        function: Callable[..., Any] = reasoning_gym.get_score_answer_fn(dataset)
-        return function
+    scorer = lru_cache(maxsize=256)(reasoning_gym.get_score_answer_fn)
 
     def score(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         if "reasoning_gym_dataset" not in metadata:
@@ -156,31 +145,27 @@ def make_reasoning_gym() -> Verifier:
     return score
 
 
-def _compare(extracted: str | None, answer: str) -> Judgement:
-    """Equality after stripping; an empty answer is never correct."""
-    if not extracted:
-        return Judgement(False)
-    return Judgement(extracted == answer.strip(), extracted=extracted[:MAX_EXTRACTED_CHARS])
-
-
 def make_math_verify() -> Verifier:
-    """Make the verifier; the package is imported with the first response.
+    """The verifier of the package math-verify, which is common in the field.
+
+    It parses LaTeX into SymPy's expressions, and plain expressions by SymPy's parser, which
+    evaluates code: the process that it runs in refuses any but bounded arithmetic
+    (`hostile_text`). Its own time limits are signals that interrupt SymPy anywhere and leave its
+    caches half written. They are off: the time limit of a verdict ends the process instead.
 
     Raises: UserError: math-verify is not installed.
     """
-    check_math_verify()
+    check_package("math_verify")
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits being off
+    from math_verify import parse, verify  # takes seconds that no verdict's time limit is for
 
     @lru_cache(maxsize=1024)
     def parsed(reference: str) -> list[Any]:
-        from math_verify import parse
-
         boxed = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
         found: list[Any] = parse(boxed, parsing_timeout=None)
         return found
 
     def math_verify(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        from math_verify import parse, verify
-
         gold = parsed(answer.strip())
         if not gold:
             raise ValueError(f"math-verify does not understand the reference {answer!r:.80}")
@@ -193,19 +178,15 @@ def make_math_verify() -> Verifier:
     return math_verify
 
 
-def check_math_verify(key: str = "rewards.verifier") -> None:
-    """Raises: UserError: math-verify is not installed."""
-    if not _is_installed():
-        raise UserError(
-            f"{key} is math_verify, which is not installed: {install_command('math_verify')}"
-        )
+def check_package(verifier: str, key: str = "rewards.verifier") -> None:
+    """Raises: UserError: the package that a verifier is, or needs, is not installed."""
+    extra = _EXTRAS.get(verifier)
+    if extra is not None and importlib.util.find_spec(verifier) is None:
+        raise UserError(f"{key} is {verifier}, which is not installed: {install_command(extra)}")
 
 
-def _is_installed() -> bool:
-    return importlib.util.find_spec("math_verify") is not None
-
-
-def import_package() -> None:
-    """Import it, which takes seconds that no verdict's time limit is for."""
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits being off
-    import math_verify  # noqa: F401
+def _compare(extracted: str | None, answer: str) -> Judgement:
+    """Equality after stripping; an empty answer is never correct."""
+    if not extracted:
+        return Judgement(False)
+    return Judgement(extracted == answer.strip(), extracted=extracted[:MAX_EXTRACTED_CHARS])

@@ -65,10 +65,6 @@ class WorkerPool:
         self._queue: deque[Question] = deque()
         self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
 
-    def wait_until_ready(self) -> None:
-        """Until the verifier is imported. Raises: UserError: it cannot be made."""
-        self.processes.wait_until_ready()
-
     def close(self) -> None:
         self.processes.close()
 
