@@ -35,10 +35,6 @@ def difference(left: Node, right: Node) -> Node:
     return Node("add", (left, Node("multiply", (number(-1), right))))
 
 
-def interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
-    return Form("bracket", (low, high), mark=brackets, label=label)
-
-
 def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
     """`x < 3` and `1 < x < 3` as intervals; any other inequality by its two sides.
 
@@ -53,9 +49,10 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
             end, label = Form("value", node=right), str(left.value)
             if relation in (">", r"\ge"):
                 low = "(" if relation == ">" else "["
-                return interval(end, Form("infinity"), low + ")", label)
+                return Form("bracket", (end, Form("infinity")), mark=low + ")", label=label)
             high = ")" if relation == "<" else "]"
-            return interval(Form("infinity", mark="-"), end, "(" + high, label)
+            low_end = Form("infinity", mark="-")
+            return Form("bracket", (low_end, end), mark="(" + high, label=label)
     if len(nodes) == 2:
         return Form("relation", node=difference(*nodes), mark=relations[0])
     if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
@@ -65,8 +62,8 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
             first, second = FLIPPED[second], FLIPPED[first]
         if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
             brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
-            ends = [Form("value", node=node) for node in (nodes[0], nodes[2])]
-            return interval(ends[0], ends[1], brackets, str(nodes[1].value))
+            ends = tuple(Form("value", node=node) for node in (nodes[0], nodes[2]))
+            return Form("bracket", ends, mark=brackets, label=str(nodes[1].value))
     raise NotUnderstoodError("a chain of relations")
 
 

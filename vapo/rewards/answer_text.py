@@ -97,10 +97,6 @@ FUNCTIONS = frozenset({
     r"\arctan", r"\sinh", r"\cosh", r"\tanh", r"\ln", r"\log", r"\exp",
 })  # fmt: skip
 CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
-_TOKEN = re.compile(
-    r"\s+|(?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))|(?P<command>\\[A-Za-z]+|\\.)|(?P<other>.)",
-    re.DOTALL,
-)
 _PIECE = re.compile(
     r"\\text\{[^{}]*\}|\\begin\{[a-zA-Z]*\}.*?\\end\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|.", re.DOTALL
 )
@@ -127,11 +123,6 @@ class Node:
     value: Fraction | str | None = None
 
 
-def tokens_of(text: str) -> list[str]:
-    """Numbers, commands and single characters; whitespace separates and is left out."""
-    return [match.group() for match in _TOKEN.finditer(text) if not match.group().isspace()]
-
-
 def number(value: Fraction | int) -> Node:
     return Node("number", value=Fraction(value))
 
@@ -148,6 +139,10 @@ def is_number(token: str) -> bool:
 
 def is_letter(token: str) -> bool:
     return len(token) == 1 and token.isascii() and token.isalpha()
+
+
+def is_name(token: str) -> bool:
+    return is_letter(token) or token in GREEK or token in CONSTANTS
 
 
 def is_word(token: str) -> bool:
@@ -202,16 +197,12 @@ def split_list(text: str) -> tuple[list[str], list[str]]:
 def enclosed(text: str) -> tuple[str, str, str] | None:
     """Opening bracket, inside and closing bracket, if one pair is around all of the text."""
     tokens = [(token, start) for token, start, depth in pieces(text) if depth == 0]
-    if len(tokens) != 2 or tokens[0][1] != 0:
-        return None
-    (opening, _), (closing, end) = tokens
-    if (
-        opening not in _OPENING_PIECES
-        or closing not in _CLOSING_PIECES
-        or end + len(closing) != len(text)
-    ):
-        return None
-    return opening, text[len(opening) : end].strip(), closing
+    if len(tokens) == 2:
+        (opening, start), (closing, end) = tokens
+        is_pair = opening in _OPENING_PIECES and closing in _CLOSING_PIECES
+        if is_pair and start == 0 and end + len(closing) == len(text):
+            return opening, text[len(opening) : end].strip(), closing
+    return None
 
 
 def without_thousands(text: str) -> str:

@@ -129,9 +129,8 @@ def _exact_root(base: Fraction, n: int) -> Fraction | None:
 
 
 def _whole_root(value: int, n: int) -> int | None:
-    if value == 0 or n == 2:
-        return next((root for root in (math.isqrt(value),) if root**2 == value), None)
-    root = int(mp.nint(mp.root(mp.mpf(value), n)))
+    is_exact = value == 0 or n == 2
+    root = math.isqrt(value) if is_exact else int(mp.nint(mp.root(mp.mpf(value), n)))
     return root if root**n == value else None
 
 

@@ -19,14 +19,17 @@ _SMALL = {word: index for index, word in enumerate(_ONES)} | {
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 MAX_WORDS = 12
 
-_CHOICE = re.compile(
-    r"(?:\\text\{ ?)?(?:[Cc]hoice|[Oo]ption|[Aa]nswer) ?(?:\} ?)?\(?(?P<letter>[A-J])\)? ?\}?"
+CHOICE = re.compile(
+    r"(?:\\text\{ ?)?(?:[Cc]hoice|[Oo]ption|[Aa]nswer) ?(?:\} ?)?\(?([A-J])\)? ?\}?"
 )
-_CHOICE_WITH_TEXT = re.compile(
-    r"(?:\\text\{ ?(?:\((?P<bracketed>[A-J])\)|(?P<plain>[A-J])[).]) ?\}"  # \textbf{(C)} 12
-    r"|\((?P<before_number>[A-J])\)(?= ?[0-9$])|(?P<point>[A-J])\.(?= [0-9$]))"  # (C) 12
-    r" ?(?P<rest>.+)"
+"""`Choice C` and `Option (C)`; the group is the letter."""
+
+CHOICE_WITH_TEXT = re.compile(
+    r"(?:\\text\{ ?(?:\(([A-J])\)|([A-J])[).]) ?\}"  # \textbf{(C)} 12
+    r"|\(([A-J])\)(?= ?[0-9$])|([A-J])\.(?= [0-9$]))"  # (C) 12, C. 12; (C) x is a product
+    r" ?(.+)"
 )
+"""One of the first groups is the letter, the last what follows it."""
 
 
 def number_in_words(text: str) -> int | None:
@@ -53,25 +56,6 @@ def number_in_words(text: str) -> int | None:
         else:
             return None
     return total + part if words else None
-
-
-def choice(text: str) -> str | None:
-    """The letter of `Choice C` and `Option (C)`."""
-    match = _CHOICE.fullmatch(text)
-    return match.group("letter") if match else None
-
-
-def choice_with_text(text: str) -> tuple[str, str] | None:
-    r"""The letter and what follows it: `\textbf{(C)}\ 12`, `(C) 12` and `C. 12`.
-
-    Without a number after it, `(C) x` is a product.
-    """
-    match = _CHOICE_WITH_TEXT.fullmatch(text)
-    if match is None:
-        return None
-    rest = match.group("rest")
-    letters = (match.group(name) for name in ("bracketed", "plain", "before_number", "point"))
-    return next(letter for letter in letters if letter), rest
 
 
 @dataclass(frozen=True)
@@ -130,40 +114,33 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
 
     Raises: NotUnderstoodError for words that are no unit.
     """
-    value, unit, scale = _split(text)
-    if unit is not None and unit.name.startswith("/"):
-        raise NotUnderstoodError("a rate of nothing")
-    return value, unit, scale
-
-
-def _split(text: str) -> tuple[str, Unit | None, int]:
     if money := re.fullmatch(r"(-?) ?\\?\$ ?(-?)(.*)", text):
-        value, unit, scale = _split(money.group(3))
+        value, unit, scale = split_unit(money[3])
         if unit is not None and unit.name.startswith("/"):  # $18 per day
             unit = Unit(DOLLARS.name + unit.name)
         elif unit not in (None, DOLLARS):
             raise NotUnderstoodError("an amount of money with another unit")
-        if money.group(1) and money.group(2):
+        if money[1] and money[2]:
             raise NotUnderstoodError("two signs")
-        return money.group(1) + money.group(2) + value, unit or DOLLARS, scale
+        return money[1] + money[2] + value, unit or DOLLARS, scale
     if text.endswith("%"):
         return text[:-1].strip(), PERCENT, 1
     if text.endswith(r"^\circ") and not _FUNCTION.search(text):
         return text.removesuffix(r"^\circ").strip(), DEGREES, 1
     if match := _TEXT.fullmatch(text):
-        value, words = match.group("value"), match.group("words").strip()
+        value, words = match["value"], match["words"].strip()
         if value.endswith(r"^\circ") and words in _TEMPERATURES:
             unit = Unit(DEGREES.name + words, may_be_added=False)
             return value.removesuffix(r"^\circ").strip(), unit, 1
-        return value, *named_unit(words, match.group("power"))
+        return value, *named_unit(words, match["power"])
     if match := _BARE.fullmatch(text):
         try:
-            unit, scale = named_unit(match.group("words"), match.group("power"))
+            unit, scale = named_unit(match["words"], match["power"])
         except NotUnderstoodError:
             return text, None, 1
         is_sure = unit is None or unit.may_be_added or unit.name in _SPECIAL
-        if is_sure and (len(match.group("words")) > 3 or _name(match.group("words")) in _SPELLINGS):
-            return match.group("value"), unit, scale
+        if is_sure and (len(match["words"]) > 3 or _name(match["words"]) in _SPELLINGS):
+            return match["value"], unit, scale
     return text, None, 1
 
 

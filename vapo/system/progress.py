@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Protocol, cast, runtime_checkable
+from typing import IO, Protocol, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -152,11 +151,8 @@ class Display:
 _RECENT_ITERATIONS = 5
 
 
-@runtime_checkable
-class Advance(Protocol):
-    """Reports that `n` more units of the running stage are done."""
-
-    def __call__(self, n: float = 1) -> None: ...
+Advance = Callable[[float], None]
+"""Reports that so many more units of the running stage are done."""
 
 
 class Stage(Protocol):
@@ -164,7 +160,7 @@ class Stage(Protocol):
 
     def __call__(
         self, name: str, total: float | None = None, unit: str = "items"
-    ) -> AbstractContextManager[Callable[[float], None]]: ...
+    ) -> AbstractContextManager[Advance]: ...
 
 
 class Progress:
@@ -218,14 +214,9 @@ class Progress:
             self._display.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         try:
-            if exc_type is None:
+            if raised is None:
                 self._close_iteration()
             elif self._position:
                 self.note(f"stopped in {self._position}")
@@ -267,7 +258,7 @@ class Progress:
         state = StageState(name, total, unit, started=reported_at)
         self._stages.append(state)
 
-        def advance(n: float = 1) -> None:
+        def advance(n: float) -> None:
             nonlocal reported_at
             state.done += n
             now = self._clock()
