@@ -140,9 +140,11 @@ class EpisodeCode(UserCode):
                 self.name, self.args, folder=self.function_folder, sent=self.function_bytes
             )
         else:
-            from vapo.environments.verifiers_episode import verifiers_episodes
+            from vapo.environments.verifiers_episode import VerifiersEpisode
+            from vapo.environments.verifiers_package import load_environment
 
-            make = verifiers_episodes(self.name, self.args)
+            environment = load_environment(self.name, self.args, key="environment.id")
+            make = functools.partial(VerifiersEpisode, environment)
         return functools.partial(EpisodeAnswers, make)
 
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:

@@ -165,10 +165,7 @@ class ProcessTree:
 
     def kill(self, number: int) -> None:
         """Kill its process and its group; `reap` then finds what else there is of it."""
-        pid = self._pids[number]
-        self._kill_group(pid)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill_with_group(self._pids[number])
 
     def reap(self) -> list[int]:
         """The processes that have ended since the last call, with what they started."""
