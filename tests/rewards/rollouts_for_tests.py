@@ -10,7 +10,7 @@ from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.rewards.scorer import Scorer
-from vapo.rewards.worker_pool import WAIT_S
+from vapo.rewards.text_judge import WAIT_S
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 HOSTILE = "tests.rewards.hostile_verifiers"

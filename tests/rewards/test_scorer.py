@@ -15,7 +15,7 @@ from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
-from vapo.rewards.shuffling import with_shuffled_verdicts
+from vapo.rewards.scorer import with_shuffled_verdicts
 
 DIGIT = r"(\d+)"
 

@@ -6,7 +6,7 @@ import pytest
 
 from vapo.errors import UserError
 from vapo.rewards.answer_extraction import last_boxed
-from vapo.rewards.own_function import make_python
+from vapo.rewards.verifier_code import make_python
 from vapo.rewards.verifiers import (
     MAX_EXTRACTED_CHARS,
     exact,

@@ -36,7 +36,7 @@ from vapo.errors import UserError, about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.sources import check_source
-from vapo.rewards.own_function import check_parameters
+from vapo.rewards.verifier_code import check_parameters
 from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint

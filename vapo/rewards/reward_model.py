@@ -18,7 +18,7 @@ from vapo.networks.loading import load_tokenizer, load_value_model, read_model_c
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
-from vapo.rewards.worker_pool import OnReply
+from vapo.rewards.text_judge import OnReply
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384

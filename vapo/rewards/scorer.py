@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from random import Random
 from typing import Any
 
 from vapo.config.environments import environment_name
@@ -222,6 +223,16 @@ def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
         effect,
         visible(first, keep=""),
     )
+
+
+def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
+    """The rollouts with each other's verdicts, of all sources together.
+
+    The negative control `rewards.shuffle`: rewards without a relation to the responses.
+    """
+    dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
+    Random(f"shuffle/{seed}").shuffle(dealt)
+    return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]
 
 
 class JudgedResponses:

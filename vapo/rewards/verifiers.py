@@ -1,6 +1,6 @@
 """The verifiers. Responses are hostile text: parsed, never evaluated or formatted.
 
-They run in worker processes (`vapo.rewards.worker_pool`), which enforce time and memory limits;
+They run in worker processes (`vapo.rewards.text_judge`), which enforce time and memory limits;
 nothing here imports torch, so that a worker starts fast.
 """
 

@@ -14,7 +14,7 @@ from vapo.config.algorithm import VineOptions
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.shuffling import with_shuffled_verdicts
+from vapo.rewards.scorer import with_shuffled_verdicts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import Filling, Group

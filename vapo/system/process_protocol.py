@@ -152,11 +152,11 @@ def reward_problem(reward: float) -> str | None:
     >>> reward_problem(1e39)
     'a reward is a number of at most 3.4e38, which float32 holds, this is 1e+39'
     """
-    if not math.isfinite(reward):
-        return f"a reward is a finite number, this is {reward!r}"
-    if not fits_float32(reward):
-        return f"a reward is a number of at most 3.4e38, which float32 holds, this is {reward!r}"
-    return None
+    if math.isfinite(reward) and fits_float32(reward):
+        return None
+    is_large = math.isfinite(reward)
+    what = "number of at most 3.4e38, which float32 holds" if is_large else "finite number"
+    return f"a reward is a {what}, this is {reward!r}"
 
 
 def fits_float32(number: float) -> bool:

@@ -39,7 +39,9 @@ def fork_supervised(control: int, channel: int) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     adopt_orphans()
-    trainer = _descriptor_of(os.getppid())
+    trainer: list[int] = []  # readable once it has ended, also while a fork of it lives on that
+    with suppress(OSError, AttributeError):  # holds a copy of the control pipe; on Linux
+        trainer = [os.pidfd_open(os.getppid())]
     supervisor, child = os.getpid(), os.fork()
     if child:
         os.close(channel)
@@ -70,17 +72,6 @@ def kill_with_group(process: int) -> None:
             os.killpg(group, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-
-
-def _descriptor_of(process: int) -> list[int]:
-    """A descriptor that can be read once that process has ended (Linux, else none).
-
-    The end of the control pipe says the same, but not while a process that the trainer forked
-    lives on and holds a copy of it.
-    """
-    with suppress(OSError, AttributeError):
-        return [os.pidfd_open(process)]
-    return []
 
 
 def _supervise(child: int, ending: list[int], woken: int) -> None:
