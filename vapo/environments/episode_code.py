@@ -23,14 +23,9 @@ _METHODS = {"reset": "row", "step": "text"}
 def user_class(
     path: str, args: Mapping[str, Any], *, folder: str | None = None, sent: bytes | None = None
 ) -> MakeEpisode:
-    """Import the class; each call of what is returned makes the object of one episode.
+    """Import the class (`function_of`); each call of what is returned makes one episode's object.
 
-    Args:
-        folder: of the config file that names it, looked into before the current folder.
-        sent: the class itself, where the process that trains has it in its own `__main__`.
-
-    Raises:
-        UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
+    Raises: UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
     """
     made = function_of(path, sent, key=KEY, folder=folder)
     for name, argument in _METHODS.items() if isinstance(made, type) else ():

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 SUPPORTED = "0.4"
 TASK = "verifiers_task"

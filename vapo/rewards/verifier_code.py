@@ -37,23 +37,16 @@ _ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label")
 
 
 def make_python(
-    path: str | None,
-    *,
-    folder: str | None = None,
-    sent: bytes | None = None,
-    correct: float = 1.0,
+    path: str | None, *, folder: str | None = None, sent: bytes | None = None, correct: float = 1.0
 ) -> Verifier:
     """A user's function `f(response_text, answer, metadata)`.
 
     Args:
-        path: as `package.module:function` or `folder/file.py:function`.
-        folder: of the config file that names it, looked into before the current folder.
-        sent: the function itself, where the process that trains has it in its own `__main__`.
+        path: as `package.module:function` or `folder/file.py:function`; see `function_of`.
         correct: a number that the function returns is its reward; from `correct` on the response
             is correct.
 
-    Raises:
-        UserError: not importable, not a function, or one that is called in another way.
+    Raises: UserError: not importable, not a function, or one that is called in another way.
     """
     function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 MAX_EXTRACTED_CHARS = 200
 """Longer extracted answers are cut in verdicts and tables (never in the comparison)."""

@@ -42,8 +42,10 @@ def function_of(
 ) -> Callable[..., Any]:
     """In the child: the function that its parent sent, else the one at the path.
 
-    Raises:
-        UserError: as `import_function`; or something that it uses cannot be imported here.
+    Args:
+        sent: where the parent has it in its own `__main__`.
+
+    Raises: UserError: as `import_function`; or something that it uses cannot be imported here.
     """
     if sent is None:
         return import_function(path, key=key, folder=folder)
