@@ -118,8 +118,6 @@ def _bits(node: ast.AST) -> float:
 
 
 def _bits_of_constant(value: object) -> float:
-    if isinstance(value, bool) or value is None:
-        return 1.0
     if isinstance(value, int):
         return float(max(value.bit_length(), 1))
     if isinstance(value, float):

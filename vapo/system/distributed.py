@@ -42,8 +42,13 @@ def check_launch(trainer: TrainerConfig) -> None:
         launcher, count, per_host = "torchrun", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     elif SLURMEnvironment.detect():
         launcher, count, per_host = "SLURM", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"
-    else:
-        _check_master_port(trainer)
+    else:  # Lightning starts the processes, which meet at MASTER_PORT, or else at a free port
+        port = os.environ.get("MASTER_PORT", "")
+        if trainer.devices * trainer.num_nodes > 1 and port and is_main_process():
+            fix = "set MASTER_PORT to a free port, or unset it where there is one host"
+            if not port.isdigit():
+                raise UserError(f"MASTER_PORT is {port!r}, not a port; {fix}")
+            check_port("", int(port), fix=fix)
         return
     world = int(os.environ[count])
     local = os.environ.get(per_host, "")
@@ -56,17 +61,6 @@ def check_launch(trainer: TrainerConfig) -> None:
         f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}: set trainer.devices="
         f"{devices} trainer.num_nodes={max(world // max(devices, 1), 1)}{strategy}"
     )
-
-
-def _check_master_port(trainer: TrainerConfig) -> None:
-    """Lightning starts the processes, which meet at MASTER_PORT, or else at a free port."""
-    port = os.environ.get("MASTER_PORT", "")
-    if trainer.devices * trainer.num_nodes == 1 or not port or not is_main_process():
-        return
-    fix = "set MASTER_PORT to a free port, or unset it where there is one host"
-    if not port.isdigit():
-        raise UserError(f"MASTER_PORT is {port!r}, not a port; {fix}")
-    check_port("", int(port), fix=fix)
 
 
 T = TypeVar("T")

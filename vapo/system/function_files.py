@@ -7,7 +7,6 @@ processes that judge. What cannot be told from the text is left to it.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.system.user_functions import hint
 
 _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""
@@ -34,17 +34,14 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     where, _, name = path.rpartition(":")
     what = f"{key}: cannot import {path}"
     folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
-    if where.endswith(".py"):
-        file: Path | None = _file(where, folders, what)
-    else:
-        file = _module_file(where, folders, what)
+    file = (_file if where.endswith(".py") else _module_file)(where, folders, what)
     if file is None:
         return None
     names = names_in(file, what)
     first = name.partition(".")[0]
     if names is not None and first not in names:
-        functions = sorted(own for own in names if not own.startswith("_"))
-        raise UserError(f"{what}: {file} has no {first}{_hint(first, functions)}")
+        functions = {own: own for own in sorted(names) if not own.startswith("_")}
+        raise UserError(f"{what}: {file} has no {first}{hint(first, functions)}")
     return _parameters(file, name, what)
 
 
@@ -141,9 +138,4 @@ def _text(file: Path, what: str) -> str:
 
 def _near(name: str, folders: list[str]) -> str:
     files = [f.name for folder in folders for f in sorted(Path(folder).glob("*.py"))]
-    return _hint(f"{Path(name).stem}.py", files)
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return hint(f"{Path(name).stem}.py", {file: file for file in files})
