@@ -40,8 +40,7 @@ class ProcessEnvironments:
         timeout_s: time limit of one reset or step.
         output: file descriptor to which the environments print; None: that is discarded.
 
-    Raises:
-        UserError: what the code names cannot be imported or called.
+    Raises: UserError: what the code names cannot be imported or called.
     """
 
     gives_verdicts = False
@@ -78,8 +77,7 @@ class ProcessEnvironments:
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         """Give the episode what the policy wrote in its turn.
 
-        Raises:
-            ValueError: the episode is not open, or has not answered the last question.
+        Raises: ValueError: the episode is not open, or has not answered the last question.
         """
         if key not in self.processes or self.processes.num_asked(key):
             raise ValueError(f"episode {key} is not waiting for a turn")

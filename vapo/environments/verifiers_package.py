@@ -45,8 +45,7 @@ def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any
     An agent's program is our chat (`verifiers_harness`) and runs on this machine, unless the
     environment or `args` says otherwise.
 
-    Raises:
-        UserError: it is not installed, or does not take `args`.
+    Raises: UserError: it is not installed, or does not take `args`.
     """
     check_installed(key)
     from verifiers.v1.utils import loaders

@@ -53,8 +53,7 @@ class Scorer(AbstractContextManager["Scorer"]):
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
 
-    Raises:
-        UserError: a setting is missing or unusable, or a verifier cannot be imported.
+    Raises: UserError: a setting is missing or unusable, or a verifier cannot be imported.
     """
 
     def __init__(

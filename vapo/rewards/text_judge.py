@@ -190,8 +190,7 @@ class TextJudge:
         output: where the verifier's own prints and tracebacks go; None: they are discarded. With
             one, what is printed between two calls, while a process starts, is left out.
 
-    Raises:
-        UserError: a setting is unusable, or a user's function cannot be imported.
+    Raises: UserError: a setting is unusable, or a user's function cannot be imported.
     """
 
     def __init__(self, rewards: RewardConfig, output: VerifierOutput | None = None) -> None:

@@ -49,8 +49,7 @@ def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judge
 def make_regex(pattern: str | None) -> Verifier:
     """The first group of the pattern's last match, stripped, equals the answer.
 
-    Raises:
-        UserError: no pattern, it does not compile, or it has no group.
+    Raises: UserError: no pattern, it does not compile, or it has no group.
     """
     if not pattern:
         raise UserError("rewards.pattern is not set: verifier `regex` needs it")

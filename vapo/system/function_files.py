@@ -28,8 +28,7 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     Args:
         folder: looked into beside Python's own path and the current folder.
 
-    Raises:
-        UserError: no such module or file, or no such name in it; names what is most alike.
+    Raises: UserError: no such module or file, or no such name in it; names what is most alike.
     """
     where, _, name = path.rpartition(":")
     what = f"{key}: cannot import {path}"

@@ -245,8 +245,7 @@ def check_arguments(function: Callable[..., Any], what: str, *args: str, **kwarg
         what: the key and the function, for the message.
         args: the positional arguments' names, for the message.
 
-    Raises:
-        UserError: it does not.
+    Raises: UserError: it does not.
     """
     try:
         inspect.signature(function).bind(*args, **kwargs)
