@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
             found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
 
     split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
-    scorer = Scorer(config.rewards, max_response_tokens=options.response_tokens)
+    scorer = Scorer(config)
     inputs = Inputs(tokenizer, split)
     sampling = Sampling(config, inputs, scorer, progress, make_sampler=endless)
     parts = training_parts(module, sampling, progress=progress, critic_dir=None)

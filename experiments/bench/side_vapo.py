@@ -105,7 +105,7 @@ def main() -> None:
     sampling = Sampling(
         config,
         Inputs(tokenizer, split),
-        Scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        Scorer(config),
         progress,
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,

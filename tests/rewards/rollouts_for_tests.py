@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from vapo.config.kinds import make
-from vapo.config.schema import RewardConfig
+from vapo.config.schema import DataConfig, FitConfig, RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.text_judge import WAIT_S
@@ -18,6 +18,13 @@ HOSTILE = "tests.rewards.hostile_verifiers"
 
 class BatchScorer(Scorer):
     """As the loop of a run asks it, without an engine."""
+
+    def __init__(
+        self, rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
+    ) -> None:
+        config = FitConfig(rewards=rewards, data=data or DataConfig())
+        config.rollouts.max_response_tokens = max_response_tokens
+        super().__init__(config)
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None

@@ -20,7 +20,7 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
@@ -100,7 +100,7 @@ def train(
     tokenizer, prompts = inputs.tokenizer, inputs.prompts
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),

@@ -24,7 +24,7 @@ from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.studies.gates.answer_now import answer_token_ids
@@ -59,7 +59,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, "gates"),

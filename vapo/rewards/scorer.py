@@ -15,7 +15,7 @@ from typing import Any
 
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import DataConfig, FitConfig, RewardConfig
+from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments, EpisodeKey, Reply, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -39,32 +39,26 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(AbstractContextManager["Scorer"]):
-    """What answers a policy's turns: the configured verifier, which judges a response, or the
-    environment. With `data`, each source of a mixture has a verifier of its own.
+    """What answers a policy's turns: the config's verifier, which judges a response, or its
+    environment. Each source of a mixture has a verifier of its own.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
     `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
-    With `episodes` these have their rewards from that config's environment, and no verifier is
-    asked; it is started at once.
+    Episodes have their rewards from the environment, which is started at once, and no verifier is
+    asked.
 
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
 
-    Raises: UserError: a setting is missing or unusable, or a verifier cannot be imported.
+    Raises: UserError: a setting is missing or unusable, a verifier cannot be imported; and as
+        `make_environments`.
     """
 
-    def __init__(
-        self,
-        rewards: RewardConfig,
-        *,
-        max_response_tokens: int,
-        data: DataConfig | None = None,
-        output: VerifierOutput | None = None,
-        episodes: FitConfig | None = None,
-    ) -> None:
+    def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
+        rewards, max_response_tokens = config.rewards, config.rollouts.max_response_tokens
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
         if overlong.soft_punishment and ramp_tokens > max_response_tokens:
@@ -75,22 +69,22 @@ class Scorer(AbstractContextManager["Scorer"]):
         self.judges: list[Judge] = []
         self._warns = output is None  # else every failure is shown beside its response
         self._environments: Environments | None = None
-        if episodes is not None:
-            self._name = f"environment {environment_name(episodes.environment)}"
+        if config.environment.is_used:
+            self._name = f"environment {environment_name(config.environment)}"
             descriptor = None if output is None else output.descriptor
-            self._start_environments = partial(make_environments, episodes, output=descriptor)
+            self._start_environments = partial(make_environments, config, output=descriptor)
             self._environments = self._start_environments()
             return
-        by_source = {} if data is None else rewards_by_source(rewards, data)
+        by_source = rewards_by_source(rewards, config.data)
         if all(own is rewards for own in by_source.values()):
             by_source = {"": rewards}
         self.by_source: dict[str, Judge] = {}
         try:
-            for source, config in by_source.items():
-                same = [judge for judge in self.judges if judge.config == config]
+            for source, own in by_source.items():
+                same = [judge for judge in self.judges if judge.config == own]
                 if not same:
-                    is_model = isinstance(config, RewardModelVerifier)
-                    same = [ModelJudge(config) if is_model else TextJudge(config, output)]
+                    is_model = isinstance(own, RewardModelVerifier)
+                    same = [ModelJudge(own) if is_model else TextJudge(own, output)]
                     self.judges += same
                 self.by_source[source] = same[0]
         except BaseException:
@@ -189,20 +183,6 @@ class Scorer(AbstractContextManager["Scorer"]):
             rows = [i for i, r in enumerate(rollouts) if self._judge_of(r.prompt.source) is judge]
             if rows:
                 yield judge, rows
-
-
-def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
-    """The scorer of a run: its verifiers, or its environment.
-
-    Raises: UserError as `Scorer`, and as `make_environments`.
-    """
-    return Scorer(
-        config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-        data=config.data,
-        output=output,
-        episodes=config if config.environment.is_used else None,
-    )
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
