@@ -230,9 +230,7 @@ def _boxes(text: str) -> list[Box]:
     response was cut inside its answer.
     """
     openings: list[tuple[int, int] | None] = []  # of open braces: where a box and its content begin
-    found: list[
-        tuple[int, int, int, int]
-    ] = []  # a box's begin and end, its content's begin and end
+    found: list[tuple[int, int, int, int]] = []  # where a box and its content begin and end
     last, is_last_whole = -1, False
     for match in _BOX.finditer(text):
         token = match.group()

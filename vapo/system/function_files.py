@@ -36,18 +36,19 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     file = (_file if where.endswith(".py") else _module_file)(where, folders, what)
     if file is None:
         return None
-    names = names_in(file, what)
-    first = name.partition(".")[0]
-    if names is not None and first not in names:
+    text = _text(file, what)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise UserError(f"{what}: {place} is not Python: {reason}") from None
+    names, first = set(_bound(tree)), name.partition(".")[0]
+    may_have_others = "*" in names or any(word in text for word in _OPEN)
+    if first not in names and not may_have_others:
         functions = {own: own for own in sorted(names) if not own.startswith("_")}
         raise UserError(f"{what}: {file} has no {first}{hint(first, functions)}")
-    return _parameters(file, name, what)
-
-
-def _parameters(file: Path, name: str, what: str) -> list[str] | None:
-    """Of the one `def` of this name at the module's top level, without a decorator."""
-    body = ast.parse(_text(file, what)).body
-    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == name]
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
     if len(found) != 1 or found[0].decorator_list:
         return None
     arguments = found[0].args
@@ -95,24 +96,6 @@ def _check_no_submodule(parent: ModuleSpec, name: str, what: str) -> None:
             return
     where = ", ".join(places) or parent.origin
     raise UserError(f"{what}: {parent.name} ({where}) has no module {name}{_near(name, places)}")
-
-
-def names_in(file: Path, what: str) -> set[str] | None:
-    """The names that a module's text binds; None where it may bind others.
-
-    Raises: UserError: it is no Python.
-    """
-    text = _text(file, what)
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
-        reason = error.msg if isinstance(error, SyntaxError) else error
-        raise UserError(f"{what}: {place} is not Python: {reason}") from None
-    if any(word in text for word in _OPEN):
-        return None
-    bound = set(_bound(tree))
-    return None if "*" in bound else bound
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
