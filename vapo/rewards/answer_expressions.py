@@ -12,7 +12,6 @@ from fractions import Fraction
 from vapo.rewards.answer_text import (
     CLOSING,
     CONSTANTS,
-    FUNCTIONS,
     GREEK,
     Node,
     NotUnderstoodError,
@@ -22,6 +21,7 @@ from vapo.rewards.answer_text import (
     is_word,
     number,
 )
+from vapo.rewards.answer_values import FUNCTIONS
 
 MAX_DEPTH = 40
 _TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\[A-Za-z]+|\\.|\S", re.DOTALL)

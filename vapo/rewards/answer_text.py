@@ -92,10 +92,6 @@ GREEK = frozenset({
     r"\omega", r"\Gamma", r"\Delta", r"\Theta", r"\Lambda", r"\Xi", r"\Pi", r"\Sigma",
     r"\Phi", r"\Psi", r"\Omega", r"\ell",
 })  # fmt: skip
-FUNCTIONS = frozenset({
-    r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc", r"\arcsin", r"\arccos",
-    r"\arctan", r"\sinh", r"\cosh", r"\tanh", r"\ln", r"\log", r"\exp",
-})  # fmt: skip
 CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _PIECE = re.compile(
     r"\\text\{[^{}]*\}|\\begin\{[a-zA-Z]*\}.*?\\end\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|.", re.DOTALL

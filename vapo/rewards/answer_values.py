@@ -208,6 +208,8 @@ INEXACT: Mapping[str, Callable[..., Number]] = {
     **{f"arc{name}": _of_mpmath(f"a{name}") for name in ("sin", "cos", "tan")},
     "exp": _exp, "ln": _ln, "log": _log, "degrees": lambda value: value * mp.pi / 180,
 }  # fmt: skip
+FUNCTIONS = frozenset("\\" + name for name in INEXACT if name != "degrees")
+"""As LaTeX has them."""
 
 
 NUM_POINTS = 6
