@@ -40,30 +40,25 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
 
     Raises: NotUnderstoodError for a chain that is no interval.
     """
-    nodes = [parse_expression(part) for part in parts]
-    if len(nodes) == 2 and list(relations) != [r"\ne"]:
-        (left, right), (relation,) = nodes, relations
-        if right.kind == "symbol" and not symbols_of(left):
-            (left, right), relation = (right, left), FLIPPED[relation]
-        if left.kind == "symbol" and not symbols_of(right):
-            end, label = Form("value", node=right), str(left.value)
-            if relation in (">", r"\ge"):
-                low = "(" if relation == ">" else "["
-                return Form("bracket", (end, Form("infinity")), mark=low + ")", label=label)
-            high = ")" if relation == "<" else "]"
-            low_end = Form("infinity", mark="-")
-            return Form("bracket", (low_end, end), mark="(" + high, label=label)
+    nodes, names = [parse_expression(part) for part in parts], list(relations)
+    relation = Form("relation", node=difference(*nodes[:2]), mark=names[0])
+    if set(names) <= {">", r"\ge"}:
+        nodes, names = nodes[::-1], [FLIPPED[name] for name in reversed(names)]
+    if len(nodes) <= 3 and set(names) <= {"<", r"\le"}:
+        for at in range(len(nodes) - 2, 2):  # where the symbol is: in the middle of three
+            if nodes[at].kind != "symbol" or any(map(symbols_of, nodes[:at] + nodes[at + 1 :])):
+                continue
+            ends, brackets = [Form("infinity", mark="-"), Form("infinity")], ["(", ")"]
+            if at > 0:
+                ends[0] = Form("value", node=nodes[at - 1])
+                brackets[0] = "(" if names[at - 1] == "<" else "["
+            if at < len(names):
+                ends[1] = Form("value", node=nodes[at + 1])
+                brackets[1] = ")" if names[at] == "<" else "]"
+            label = str(nodes[at].value)
+            return Form("bracket", tuple(ends), mark="".join(brackets), label=label)
     if len(nodes) == 2:
-        return Form("relation", node=difference(*nodes), mark=relations[0])
-    if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
-        first, second = relations
-        if first in (">", r"\ge") and second in (">", r"\ge"):
-            nodes.reverse()
-            first, second = FLIPPED[second], FLIPPED[first]
-        if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
-            brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
-            ends = tuple(Form("value", node=node) for node in (nodes[0], nodes[2]))
-            return Form("bracket", ends, mark=brackets, label=str(nodes[1].value))
+        return relation
     raise NotUnderstoodError("a chain of relations")
 
 

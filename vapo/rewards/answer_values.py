@@ -235,16 +235,11 @@ def constant_ratio(first: Node, second: Node) -> Number | None:
     Raises: UnsafeTextError for what is too large to compute.
     """
     pairs = _values(first, second)
-    ratio = None
-    for a, b in pairs:
-        if numbers_equal(a, Fraction(0)) or numbers_equal(b, Fraction(0)):
-            return None
-        own = a / b
-        if ratio is None:
-            ratio = own
-        elif not numbers_equal(ratio, own):
-            return None
-    return None if ratio is None or isinstance(ratio, mp.mpc) else ratio
+    if not pairs or any(numbers_equal(value, Fraction(0)) for pair in pairs for value in pair):
+        return None
+    ratio, *others = (a / b for a, b in pairs)
+    is_constant = all(numbers_equal(ratio, other) for other in others)
+    return ratio if is_constant and not isinstance(ratio, mp.mpc) else None
 
 
 def value_of(node: Node) -> Number | None:
