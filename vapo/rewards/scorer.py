@@ -15,7 +15,7 @@ from typing import Any
 
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import FitConfig
+from vapo.config.schema import FitConfig, RewardConfig
 from vapo.environments.contract import Environments, EpisodeKey, Reply, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -112,10 +112,7 @@ class Scorer(AbstractContextManager["Scorer"]):
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
-
-        def on_reply(reply: dict[str, Any]) -> None:
-            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
-
+        on_reply = partial(_hand_out, judge.config, on_verdict)
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
         return judge.submit((rollout.response_text, prompt.answer, prompt.metadata), on_reply)
@@ -183,6 +180,10 @@ class Scorer(AbstractContextManager["Scorer"]):
             rows = [i for i, r in enumerate(rollouts) if self._judge_of(r.prompt.source) is judge]
             if rows:
                 yield judge, rows
+
+
+def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
+    on_verdict(Verdict(**verdict_fields(config, reply)))
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
