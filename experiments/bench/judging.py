@@ -24,13 +24,12 @@ from all_responses import sample_all  # beside this file
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
-from vapo.environments.contract import Verdict
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
-from vapo.types import Prompt, Rollout
+from vapo.types import Prompt
 
 POLICY = str(Path(__file__).parents[2] / "models/state_tracking/policy")
 NUM_RESPONSES, ROWS, TOKENS = 64, 8, 120
@@ -57,15 +56,6 @@ class SlowSampler(TransformersSampler):
 
             stream.step = slow_step  # type: ignore[method-assign]
             yield stream
-
-
-def judge(scorer: Scorer, rollouts: list[Rollout]) -> None:
-    """Wait for all verdicts."""
-    verdicts: list[Verdict] = []
-    for rollout in rollouts:
-        scorer.submit(rollout, verdicts.append)
-    while len(verdicts) < len(rollouts):
-        scorer.pump(0.5)
 
 
 def main() -> None:
@@ -102,7 +92,7 @@ def main() -> None:
             times = [time.perf_counter()]
             rollouts = sample_all(sampler, tokenizer, prompts, seed=seed, **how)
             times.append(time.perf_counter())
-            judge(scorer, rollouts)
+            scorer.score(rollouts)
             times.append(time.perf_counter())
             player.play(prompts, seed=seed, **how)
             times.append(time.perf_counter())

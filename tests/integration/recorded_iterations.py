@@ -9,12 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.integration.commands import ROOT
-from tests.rewards.rollouts_for_tests import BatchScorer
 from vapo import cli
 from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
@@ -92,10 +92,9 @@ def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: i
 def continuer_of(config: FitConfig) -> Iterator[Continuer]:
     """What samples on from prefixes by the policy that the run starts from, in this process."""
     tokenizer = load_tokenizer(config.actor.path)
-    most = config.rollouts.max_response_tokens
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        BatchScorer(config.rewards, max_response_tokens=most, data=config.data) as scorer,
+        Scorer(config) as scorer,
     ):
         stage = Progress(enabled=False).stage
         settings = sampling_settings(config.rollouts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.judged import verdict_of
-from tests.rewards.rollouts_for_tests import HOSTILE, BatchScorer, hostile, rollout, scorer
+from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.environments.contract import Verdict
@@ -116,7 +116,7 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
 )
 def test_bad_settings_are_refused_when_made(fields: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        BatchScorer(make(RewardConfig, **fields), max_response_tokens=100)
+        scorer_of(make(RewardConfig, **fields), max_response_tokens=100)
 
 
 def test_failures_are_logged(caplog: pytest.LogCaptureFixture):

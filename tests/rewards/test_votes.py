@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
-from tests.rewards.rollouts_for_tests import BatchScorer, hostile, rollout, scorer
+from tests.rewards.rollouts_for_tests import hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.schema import (
     DataConfig,
@@ -20,6 +20,7 @@ from vapo.config.schema import (
 )
 from vapo.evaluation import evaluate, majority_is_correct
 from vapo.rewards.answer_equality import vote_classes
+from vapo.rewards.scorer import Scorer
 from vapo.types import Prompt
 
 DIGIT = r"(\d+)"
@@ -33,16 +34,12 @@ SPLIT = [
 """The right answer, 3, is given twice; the same wrong one three times, in three spellings."""
 
 
-def votes_of(
-    judge: BatchScorer, texts: list[str], answer: str, group_size: int
-) -> list[int | None]:
+def votes_of(judge: Scorer, texts: list[str], answer: str, group_size: int) -> list[int | None]:
     rollouts = [rollout(text, answer) for text in texts]
     return judge.votes(judge.score(rollouts), group_size=group_size)
 
 
-def evaluated(
-    judge: BatchScorer, *texts: str, sources: tuple[str, ...] = ("",)
-) -> dict[str, float]:
+def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> dict[str, float]:
     """Metrics of prompts whose responses are the words of `texts`; the answer is 42."""
     pairs = zip(texts, [*sources, *sources][: len(texts)], strict=True)
     prompts = [Prompt(f"p{i}", t, (2,), "42", source=s) for i, (t, s) in enumerate(pairs)]
@@ -131,7 +128,7 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     }
     data = DataConfig(train=make(SourceConfig, kind="mixture", sources=sources))
     rewards = make(RewardConfig, verifier="exact", num_workers=1)
-    with BatchScorer(rewards, max_response_tokens=9, data=data) as judge:
+    with scorer_of(rewards, max_response_tokens=9, data=data) as judge:
         metrics = evaluated(judge, "42 42 41", "42 42 41", sources=("own", "plain"))
     assert "eval/maj_at_k" not in metrics
     assert "eval_own/maj_at_k" not in metrics

@@ -20,7 +20,7 @@ from vapo.environments.contract import Environments, EpisodeKey, Reply, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.rewards.reward_model import ModelJudge
-from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.system.shown_text import visible
@@ -121,6 +121,29 @@ class Scorer(AbstractContextManager["Scorer"]):
         """Hand out the verdicts that have come; waits at most so long for the first."""
         for judge in self.judges:
             judge.pump(timeout_s)
+
+    def score(
+        self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
+    ) -> list[Rollout]:
+        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
+        found: dict[int, Verdict] = {}
+
+        def on_verdict(row: int, verdict: Verdict) -> None:
+            found[row] = verdict
+            advance(1)
+
+        withdrawals = [
+            self.submit(rollout, partial(on_verdict, row)) for row, rollout in enumerate(rollouts)
+        ]
+        try:
+            while len(found) < len(rollouts):
+                self.pump(WAIT_S)
+        finally:
+            for withdraw in withdrawals:
+                withdraw()
+        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
+        self.check(judged)
+        return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         """Warn of responses of a batch that a verifier, or their environment, failed on.

@@ -55,7 +55,9 @@ class Host:
     has ended, and is killed.
     """
 
-    def __init__(self, channel: socket.socket, code: UserCode, make: Callable[[], Answering]):
+    def __init__(
+        self, channel: socket.socket, code: UserCode, make: Callable[[], Answering]
+    ) -> None:
         self._channel, self._code, self._make = channel, code, make
         self._host = os.getpid()
         self._pids: dict[int, int] = {}
