@@ -13,7 +13,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-starting_files = runpy.run_path(str(ROOT / "vapo/system/starting_files.py"))
+starting_files = runpy.run_path(str(ROOT / "vapo/system/installation.py"))
 
 
 class BuildWithStartingFiles(build_py):

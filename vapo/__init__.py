@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from vapo.config import FitConfig
     from vapo.errors import UserError
-    from vapo.system.version import __version__
+    from vapo.system.installation import __version__
     from vapo.training.datamodule import RolloutDataModule
     from vapo.training.module import VapoModule
 
@@ -47,7 +47,7 @@ _ELSEWHERE = {
     "RolloutDataModule": "vapo.training.datamodule",
     "UserError": "vapo.errors",
     "VapoModule": "vapo.training.module",
-    "__version__": "vapo.system.version",
+    "__version__": "vapo.system.installation",
 }
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from vapo.commands.command_line import Command, command_hint, split_overrides
 from vapo.commands.command_table import COMMANDS
 from vapo.errors import StoppedRun, StopRequested, UserError
-from vapo.system.main_process import is_main_process
+from vapo.system.installation import __version__
+from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
 from vapo.system.shown_text import say
-from vapo.system.signals import ending_signals, stop_in_good_order
-from vapo.system.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,8 @@ from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
 from vapo.system.distributed import rank, sum_over_ranks, world_size
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.types import FinishReason, Prompt, Rollout
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts

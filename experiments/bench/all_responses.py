@@ -26,6 +26,6 @@ def sample_all(
 ) -> list[Rollout]:
     """Compare each response with its prompt's answer: no verifier's process is needed."""
     config = FitConfig(rewards=make(RewardConfig, verifier="exact"))
-    scorer = Scorer(config.rewards, max_response_tokens=settings.max_response_tokens)
+    scorer = Scorer(config)
     player = Player(config, sampler, scorer, tokenizer)
     return player.play(prompts, group_size=group_size, settings=settings, seed=seed)

@@ -28,10 +28,9 @@ from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Environments
-from vapo.environments.data_row import data_row
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import data_row, make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
@@ -130,7 +129,7 @@ def main() -> None:
         max_concurrent_sequences=arguments.at_once,
         device="cpu",
     )
-    scorer = scorer_of(config)
+    scorer = Scorer(config)
     player = Player(config, engine, scorer, tokenizer)
 
     def ours() -> int:

@@ -86,7 +86,7 @@ def main() -> None:
         )
     )
     ratios = []
-    with Scorer(config.rewards, max_response_tokens=TOKENS) as scorer:
+    with Scorer(config) as scorer:
         player = Player(config, sampler, scorer, tokenizer)
         for seed in range(options.repeats):
             times = [time.perf_counter()]

@@ -30,8 +30,8 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
 from vapo.training.datamodule import actor_access
 from vapo.training.module import VapoModule
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
             found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
 
     split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
-    scorer = Scorer(config.rewards, max_response_tokens=options.response_tokens)
+    scorer = Scorer(config)
     inputs = Inputs(tokenizer, split)
     sampling = Sampling(config, inputs, scorer, progress, make_sampler=endless)
     parts = training_parts(module, sampling, progress=progress, critic_dir=None)

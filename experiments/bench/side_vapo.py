@@ -24,8 +24,8 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.source import RolloutSource
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.training.callbacks.recording import Recording
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, training_parts
@@ -105,7 +105,7 @@ def main() -> None:
     sampling = Sampling(
         config,
         Inputs(tokenizer, split),
-        Scorer(config.rewards, max_response_tokens=settings["response_tokens"]),
+        Scorer(config),
         progress,
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,

@@ -33,8 +33,8 @@ from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_watched
-from vapo.system.atomic_files import write_text
-from vapo.system.devices import set_threads
+from vapo.system.files import write_text
+from vapo.system.libraries import set_threads
 from vapo.training.datamodule import iteration_of
 from vapo.training.heldout_critic import evaluated_returns
 

@@ -30,7 +30,7 @@ def test_everything_is_printed_without_what_a_terminal_acts_on() -> None:
         for node in nodes(path)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
     }
-    assert printing == {"system/shown_text.py", "system/child_process.py"}
+    assert printing == {"system/shown_text.py", "system/process_protocol.py"}
 
 
 def test_only_resolve_reads_enabled() -> None:

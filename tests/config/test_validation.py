@@ -12,7 +12,7 @@ from vapo.config import RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.config.validation import RULES
 from vapo.errors import UserError
-from vapo.system.devices import pick_device
+from vapo.system.libraries import pick_device
 
 CRITIC_FREE = (
     "components.value_pretraining.enabled=false",

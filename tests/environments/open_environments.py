@@ -11,8 +11,7 @@ from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import EpisodeKey, Reply
-from vapo.environments.processes import ProcessEnvironments
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import ProcessEnvironments, make_environments
 
 HOSTILE = "tests.environments.hostile_environments"
 

@@ -11,8 +11,7 @@ import pytest
 from tests.config.fits import fit_config
 from tests.environments.open_environments import HOSTILE, play
 from vapo.config import FitConfig
-from vapo.environments.processes import ProcessEnvironments
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import ProcessEnvironments, make_environments
 from vapo.errors import UserError
 
 SECRET = "c0ffee-and-more"

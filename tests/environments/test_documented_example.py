@@ -15,8 +15,7 @@ from vapo import cli
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.environments.contract import Reply
-from vapo.environments.processes import ProcessEnvironments
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import ProcessEnvironments, make_environments
 
 PAGE = "docs/environments.md"
 

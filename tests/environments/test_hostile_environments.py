@@ -17,8 +17,7 @@ from tests.environments.open_environments import environments, next_replies, pla
 from tests.rewards.hostile_verifiers import GARBAGE
 from tests.rewards.processes import ends, is_running
 from vapo.environments.contract import Reply
-from vapo.environments.episode_answers import MAX_OBSERVATION_CHARS
-from vapo.environments.episode_code import EpisodeCode
+from vapo.environments.episode_code import MAX_OBSERVATION_CHARS, EpisodeCode
 from vapo.environments.processes import ProcessEnvironments
 from vapo.system.process_protocol import read_reply
 from vapo.system.user_processes import GARBLED

@@ -19,8 +19,7 @@ from vapo.config.kinds import make
 from vapo.config.schema import FitConfig
 from vapo.environments.chat_endpoint import ChatCall, ChatEndpoint
 from vapo.environments.contract import Reply
-from vapo.environments.processes import ProcessEnvironments
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import ProcessEnvironments, make_environments
 from vapo.errors import UserError
 from vapo.prompts.rows import Row
 from vapo.prompts.sources import read_rows

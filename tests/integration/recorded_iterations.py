@@ -92,10 +92,9 @@ def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: i
 def continuer_of(config: FitConfig) -> Iterator[Continuer]:
     """What samples on from prefixes by the policy that the run starts from, in this process."""
     tokenizer = load_tokenizer(config.actor.path)
-    most = config.rollouts.max_response_tokens
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        Scorer(config.rewards, max_response_tokens=most, data=config.data) as scorer,
+        Scorer(config) as scorer,
     ):
         stage = Progress(enabled=False).stage
         settings = sampling_settings(config.rollouts)

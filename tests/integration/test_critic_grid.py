@@ -21,7 +21,7 @@ from tests.tiny_model import save_tiny_folder
 from vapo.config import FitConfig
 from vapo.config.networks import LoraConfig
 from vapo.config.validation import first_problem
-from vapo.system.quiet import quiet_libraries
+from vapo.system.libraries import quiet_libraries
 from vapo.training.module import VapoModule
 
 NO_CLIP_HIGHER = {"components.clip_higher.enabled": False}

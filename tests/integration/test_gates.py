@@ -157,7 +157,7 @@ class Start(Callback):
 def setting() -> Any:
     config = load_config(FitConfig, STATE_TRACKING, [*SMALL, "critic.minibatch_size=8"])
     tokenizer = load_tokenizer(config.actor.path)
-    with Scorer(config.rewards, max_response_tokens=32, data=config.data) as scorer:
+    with Scorer(config) as scorer:
         inputs = Inputs(tokenizer, load_prompts(config.data, tokenizer))
         yield ProbeSetting(config, inputs, scorer, Progress(enabled=False))
 

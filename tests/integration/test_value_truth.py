@@ -32,7 +32,7 @@ from vapo.diagnostics.value_truth.measure import known_figures, measure_truth, w
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.networks.forward_passes import evaluate_rollouts
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 
 SMALL_TRUTH = [
     "value_truth.num_responses=6",

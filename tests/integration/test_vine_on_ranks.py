@@ -21,7 +21,7 @@ from tests.integration.recorded_iterations import (
 )
 from tests.systems import estimated, system_config
 from vapo.rollouts.step_values import with_step_values
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 SMALL = [

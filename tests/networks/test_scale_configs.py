@@ -18,7 +18,7 @@ from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.meta_device import empty_model
 from vapo.studies.memory.estimate import GIB
-from vapo.system.sharding import shard
+from vapo.system.distributed import shard
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ROOT / "models/shapes"

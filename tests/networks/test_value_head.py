@@ -26,7 +26,7 @@ from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.value_head import KEY
 from vapo.runs.compatibility import parameters_of
-from vapo.system.sharding import reshard
+from vapo.system.distributed import reshard
 from vapo.training.optimizers import make_optimizer
 
 __all__ = ["one_process"]

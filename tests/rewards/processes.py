@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from vapo.rewards.worker_pool import WorkerPool
+from vapo.rewards.text_judge import WorkerPool
 
 
 def ends(pid: int, within_s: float = 5) -> bool:

@@ -1,11 +1,11 @@
-"""Rollouts that hold only what a verifier reads."""
+"""Rollouts that hold only what a verifier reads, and the scorers that judge them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vapo.config.kinds import make
-from vapo.config.schema import RewardConfig
+from vapo.config.schema import DataConfig, FitConfig, RewardConfig
 from vapo.rewards.scorer import Scorer
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -17,8 +17,16 @@ def rollout(text: str, answer: str = "42", **metadata: Any) -> Rollout:
     return Rollout(prompt, (1,), text, (0.0,), FinishReason.STOP, (Turn(0, 1),))
 
 
+def scorer_of(
+    rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
+) -> Scorer:
+    config = FitConfig(rewards=rewards, data=data or DataConfig())
+    config.rollouts.max_response_tokens = max_response_tokens
+    return Scorer(config)
+
+
 def scorer(verifier: str, **fields: Any) -> Scorer:
-    return Scorer(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
+    return scorer_of(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
 
 
 def hostile(function: str, **fields: Any) -> Scorer:

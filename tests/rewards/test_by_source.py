@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.rewards.rollouts_for_tests import rollout
+from tests.rewards.rollouts_for_tests import rollout, scorer_of
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig, SourceConfig
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
 from vapo.rewards.text_judge import rewards_by_source
 from vapo.types import Rollout
 
@@ -47,7 +46,7 @@ def test_each_source_has_its_verifier_and_the_order_stays() -> None:
         of("also_plain", "41"),
         of("marked", "=42 =41"),
     ]
-    with Scorer(rewards, max_response_tokens=9, data=data()) as scorer:
+    with scorer_of(rewards, max_response_tokens=9, data=data()) as scorer:
         assert len(scorer.judges) == 2  # one setting, one pool
         verdicts = scorer.score(rollouts, advance=advanced.append)
     assert [v.is_correct for v in verdicts] == [True, True, False, False, False, False]
@@ -61,7 +60,7 @@ def test_sources_without_a_verifier_of_their_own_share_one() -> None:
     plain = DataConfig(train=make(SourceConfig, path="a"))
     assert rewards_by_source(rewards, plain) == {"": rewards}
     for given in (None, plain):
-        with Scorer(rewards, max_response_tokens=9, data=given) as scorer:
+        with scorer_of(rewards, max_response_tokens=9, data=given) as scorer:
             assert [judge.config for judge in scorer.judges] == [rewards]
 
 
@@ -76,7 +75,7 @@ def test_the_held_out_source_of_its_own_has_the_general_verifier() -> None:
 
 def test_a_bad_verifier_of_one_source_stops_the_run_before_it() -> None:
     with pytest.raises(UserError, match="cannot import no_such_module:f"):
-        Scorer(
+        scorer_of(
             make(RewardConfig, verifier="exact", num_workers=1),
             max_response_tokens=9,
             data=data(function="no_such_module:f"),

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import ROOT, STATE_TRACKING
-from tests.rewards.rollouts_for_tests import rollout
+from tests.rewards.rollouts_for_tests import rollout, scorer_of
 from vapo import cli
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import load_prompts
-from vapo.rewards.scorer import Scorer
 
 FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml", "my_responses.jsonl")
 
@@ -59,7 +58,7 @@ def test_ten_problems_and_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for first, second in re.findall(r"[a-z](\d)(\d)", prompt.text):
             position = {int(first): int(second), int(second): int(first)}.get(position, position)
         assert prompt.answer == str(position), "the page's answers are right"
-    with Scorer(
+    with scorer_of(
         config.rewards, max_response_tokens=config.rollouts.max_response_tokens, data=config.data
     ) as scorer:
         prompt = split.train[0]

@@ -24,7 +24,7 @@ from tests.rewards.adversarial_scores import (
 )
 from tests.rewards.rollouts_for_tests import scorer
 from vapo.errors import UserError
-from vapo.rewards.reward_model import RewardModel
+from vapo.rewards.reward_model import ModelJudge
 from vapo.types import FinishReason, Rollout
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -62,7 +62,7 @@ def test_the_attacks_work_on_one_that_reads_special_tokens(
 ) -> None:
     """Negative control: the same texts, as a tokenizer reads them that is asked for no more."""
     monkeypatch.setattr(
-        RewardModel, "_encode", lambda self, prompt, response: self._tokenize(prompt + response)
+        ModelJudge, "_encode", lambda self, prompt, response: self._tokenize(prompt + response)
     )
     run = scored(folder, list(score_cases(60, seed=1)))
     assert len(run.wrong) > 10
@@ -90,13 +90,13 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenized: list[int] = []
-    tokenize = RewardModel._tokenize
+    tokenize = ModelJudge._tokenize
 
-    def watched(self: RewardModel, text: str, **options: bool) -> list[int]:
+    def watched(self: ModelJudge, text: str, **options: bool) -> list[int]:
         tokenized.append(len(text))
         return tokenize(self, text, **options)
 
-    monkeypatch.setattr(RewardModel, "_tokenize", watched)
+    monkeypatch.setattr(ModelJudge, "_tokenize", watched)
     began = time.perf_counter()
     long, fits = score(
         folder, ScoreCase("2+3=", "<eos>" * 2_000_000, STOP), ScoreCase("2+3=", "5", STOP)
@@ -110,10 +110,10 @@ def test_a_text_that_cannot_fit_is_not_even_tokenized(
 def test_a_score_that_is_no_number_is_a_failure(
     folder: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    def call(self: RewardModel, rollouts: Any) -> list[float | str]:
+    def call(self: ModelJudge, rollouts: Any) -> list[float | str]:
         return [0.5, value]
 
-    monkeypatch.setattr(RewardModel, "__call__", call)
+    monkeypatch.setattr(ModelJudge, "_scores", call)
     case = ScoreCase("2+3=", "5", STOP)
     good, bad = score(folder, case, case, incorrect=-0.25)
     assert (good.is_correct, good.reward, good.failure) == (True, 0.5, None)
@@ -156,10 +156,10 @@ def test_texts_begin_with_the_start_token_of_tokenizers_that_have_one(
 def test_a_special_token_that_the_tokenizer_makes_of_letters_anyway_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tokenize(self: RewardModel, text: str, **options: bool) -> list[int]:
+    def tokenize(self: ModelJudge, text: str, **options: bool) -> list[int]:
         return [IDS["<eos>"] if "<eos>" in text else IDS["a"]]
 
-    monkeypatch.setattr(RewardModel, "_tokenize", tokenize)
+    monkeypatch.setattr(ModelJudge, "_tokenize", tokenize)
     bad, good = score(folder, ScoreCase("2+3=", "<eos>", LENGTH), ScoreCase("2+3=", "5", LENGTH))
     assert (bad.failure, good.failure) == ("special tokens", None)
 

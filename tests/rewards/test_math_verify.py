@@ -11,7 +11,7 @@ from vapo.config import FitConfig
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.rewards.math_verify_package import make_math_verify
+from vapo.rewards.verifiers import make_math_verify
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 
@@ -31,7 +31,7 @@ def test_missing_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_scorer_without_the_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vapo.rewards.math_verify_package._is_installed", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="math_verify, which is not installed"):
         scorer("math_verify")
 

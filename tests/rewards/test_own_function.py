@@ -10,8 +10,8 @@ import pytest
 
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.errors import UserError
-from vapo.rewards.judgement import Judgement
-from vapo.rewards.own_function import judgement_of, make_python
+from vapo.rewards.verifier_code import judgement_of, make_python
+from vapo.rewards.verifiers import Judgement
 
 TRL = """\
 def accuracy(prompts, completions, solution, **kwargs):
@@ -103,7 +103,7 @@ def test_the_lines_for_other_frameworks_work_as_they_are_told(
 
 
 def test_trl_columns_are_lists_of_one():
-    from vapo.rewards.own_function import check_parameters
+    from vapo.rewards.verifier_code import check_parameters
 
     with pytest.raises(UserError) as error:
         check_parameters(["completions", "answer", "difficulty"], "rewards.function mine:f")

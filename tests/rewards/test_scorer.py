@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from tests.judged import verdict_of
-from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer
+from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
-from vapo.rewards.shuffling import with_shuffled_verdicts
+from vapo.rewards.scorer import with_shuffled_verdicts
 
 DIGIT = r"(\d+)"
 
@@ -117,7 +116,7 @@ def test_shuffled_verdicts_are_a_seeded_permutation():
 )
 def test_bad_settings_are_refused_when_made(fields: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        Scorer(make(RewardConfig, **fields), max_response_tokens=100)
+        scorer_of(make(RewardConfig, **fields), max_response_tokens=100)
 
 
 def test_failures_are_logged(caplog: pytest.LogCaptureFixture):

@@ -6,9 +6,9 @@ import pytest
 
 from vapo.errors import UserError
 from vapo.rewards.answer_extraction import last_boxed
-from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
-from vapo.rewards.own_function import make_python
+from vapo.rewards.verifier_code import make_python
 from vapo.rewards.verifiers import (
+    MAX_EXTRACTED_CHARS,
     exact,
     make_math,
     make_reasoning_gym,

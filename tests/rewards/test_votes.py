@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
-from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
+from tests.rewards.rollouts_for_tests import hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.schema import (
     DataConfig,
@@ -128,7 +128,7 @@ def test_a_mixture_has_the_majority_of_the_sources_that_extract_answers(
     }
     data = DataConfig(train=make(SourceConfig, kind="mixture", sources=sources))
     rewards = make(RewardConfig, verifier="exact", num_workers=1)
-    with Scorer(rewards, max_response_tokens=9, data=data) as judge:
+    with scorer_of(rewards, max_response_tokens=9, data=data) as judge:
         metrics = evaluated(judge, "42 42 41", "42 42 41", sources=("own", "plain"))
     assert "eval/maj_at_k" not in metrics
     assert "eval_own/maj_at_k" not in metrics

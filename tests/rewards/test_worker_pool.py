@@ -214,7 +214,7 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     script.write_text(
         "from vapo.config.schema import RewardConfig\n"
         "from vapo.rewards.verifier_code import VerifierCode\n"
-        "from vapo.rewards.worker_pool import WorkerPool\n"
+        "from vapo.rewards.text_judge import WorkerPool\n"
         "code = VerifierCode(kind='regex', pattern='(x)')\n"
         "pool = WorkerPool(code, num_workers=1, timeout_s=5.0)\n"
         "pool.run([('x', 'x', {})], lambda i, reply: print(reply['is_correct']))\n"

@@ -12,8 +12,7 @@ from tests.judged import not_judged
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.environments.contract import Environments, Verdict
-from vapo.environments.judged_responses import JudgedResponses, OnVerdict
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import JudgedResponses, OnVerdict, Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.types import Prompt, Rollout

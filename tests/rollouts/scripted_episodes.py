@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.tiny_model import tiny_tokenizer
 from vapo.environments.contract import EpisodeKey, Reply
-from vapo.environments.data_row import data_row
+from vapo.environments.processes import data_row
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.types import Prompt
 

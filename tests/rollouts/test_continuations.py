@@ -44,7 +44,7 @@ def continued(
     k: int,
     most: int,
 ) -> Continuations:
-    with Scorer(config.rewards, max_response_tokens=most, data=config.data) as scorer:
+    with Scorer(config) as scorer:
         settings = SamplingSettings(max_response_tokens=most)
         player = Player(config, sampler, scorer, tokenizer)
         continuer = Continuer(config, settings, player, no_stage)

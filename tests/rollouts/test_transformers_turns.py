@@ -34,7 +34,7 @@ from vapo.rollouts.engines.transformers.detached import DetachedTransformersSamp
 from vapo.rollouts.engines.transformers.kv_cache import RoomyLayer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
-from vapo.system.sharding import gathered, shard
+from vapo.system.distributed import gathered, shard
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def _find(place: str) -> tuple[Any, str]:
     from vapo.rollouts.collection import RolloutCollection
     from vapo.rollouts.kept_rollouts import KeptRollouts
     from vapo.runs import checkpoint_saving, manifests
-    from vapo.system import atomic_files as durable
+    from vapo.system import files as durable
     from vapo.training.callbacks.checkpointing import Checkpointing
     from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule

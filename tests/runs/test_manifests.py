@@ -20,7 +20,7 @@ from vapo.runs.manifests import (
     sound_checkpoint,
     verify,
 )
-from vapo.system.atomic_files import point_link
+from vapo.system.files import point_link
 
 NUM_PLACES = 25
 

@@ -61,10 +61,10 @@ def test_a_count_that_is_reported_is_a_safe_point_too() -> None:
     with Stopping(60.0) as stopping, Progress(enabled=False) as progress:
         progress.poll = stopping.poll
         with progress.stage("rollout") as advance:
-            advance()
+            advance(1)
             os.kill(os.getpid(), signal.SIGTERM)
             with pytest.raises(StopRequested):
-                advance()
+                advance(1)
 
 
 def ended_alone(signals: list[int], grace: float) -> tuple[int, str]:

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from tests.config.fits import ROOT
-from vapo.system import extras
+from vapo.system import installation as extras
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 

@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from vapo.system.main_process import is_main_process
-from vapo.system.progress import Progress
-from vapo.system.progress_display import StageState, describe_speed, format_seconds
+from vapo.system.process import is_main_process
+from vapo.system.progress import Progress, StageState, describe_speed, format_seconds
 from vapo.types import Phase
 
 

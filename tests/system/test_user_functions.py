@@ -19,8 +19,8 @@ from vapo.config.loading import compose, from_yaml
 from vapo.config.rewards import PythonVerifier
 from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
+from vapo.rewards.text_judge import WorkerPool
 from vapo.rewards.verifier_code import VerifierCode
-from vapo.rewards.worker_pool import WorkerPool
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
 from vapo.system import user_functions
@@ -218,7 +218,7 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
     script = """
         import math
         from vapo.rewards.verifier_code import VerifierCode
-        from vapo.rewards.worker_pool import WorkerPool
+        from vapo.rewards.text_judge import WorkerPool
         from vapo.system.handed_functions import bytes_of
         from vapo.system.user_functions import function_path
 

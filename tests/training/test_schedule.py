@@ -12,7 +12,7 @@ from tests.runs.comparing import assert_same
 from tests.systems import system_config
 from tests.training.test_iteration import make_runner
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.optimizers import make_scheduler, set_learning_rate
 from vapo.training.schedule import common_minibatches, num_steps, passes, phases_differ

@@ -38,10 +38,9 @@ from vapo.studies.critics.report import (
 from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
-from vapo.system.atomic_files import sha256, write_text, write_whole
-from vapo.system.devices import set_threads
+from vapo.system.files import sha256, write_text, write_whole
+from vapo.system.libraries import quiet_libraries, set_threads
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger

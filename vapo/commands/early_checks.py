@@ -36,14 +36,13 @@ from vapo.errors import UserError, about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.sources import check_source
-from vapo.rewards.math_verify_package import check_math_verify
-from vapo.rewards.own_function import check_parameters
-from vapo.rewards.verifiers import make_reasoning_gym
+from vapo.rewards.verifier_code import check_parameters
+from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
 from vapo.runs.summary import check_output_dir
+from vapo.system.files import why_not_writable
 from vapo.system.function_files import check_function
-from vapo.system.writable import why_not_writable
 from vapo.tracking.stores import check_writable, locate_store
 
 Config = FitConfig | SftConfig | RewardModelConfig
@@ -211,10 +210,8 @@ def check_functions(config: Config) -> None:
         elif isinstance(block, RewardModelVerifier):
             with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
-        elif block.verifier == "reasoning_gym":
-            make_reasoning_gym()
-        elif block.verifier == "math_verify":
-            check_math_verify(f"{key}.verifier")
+        else:
+            check_package(block.verifier, f"{key}.verifier")
     if not isinstance(config, FitConfig):
         return
     for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):

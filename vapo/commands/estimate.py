@@ -18,7 +18,7 @@ from vapo.networks.loading import check_supported, keep_first_layers, read_model
 from vapo.networks.precision import expected_precision
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
-from vapo.system.quiet import quiet_libraries
+from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
 
 # what CUDA, its libraries and NCCL take before the first tensor; not measured here

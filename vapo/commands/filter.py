@@ -14,9 +14,9 @@ from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig
 from vapo.prompts.load import PromptSplit
 from vapo.rollouts.engines.contract import sampling_settings
+from vapo.system.libraries import quiet_libraries
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.types import Prompt
 

@@ -20,7 +20,7 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
@@ -36,7 +36,7 @@ from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import leave_together
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
 from vapo.tracking.also import check_also
@@ -100,7 +100,7 @@ def train(
     tokenizer, prompts = inputs.tokenizer, inputs.prompts
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),

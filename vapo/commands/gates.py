@@ -24,7 +24,7 @@ from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.studies.gates.answer_now import answer_token_ids
@@ -33,9 +33,9 @@ from vapo.studies.gates.probes import ProbeSetting
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, sample_start
-from vapo.system.atomic_files import write_text, write_whole
+from vapo.system.files import write_text, write_whole
+from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
@@ -59,7 +59,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, "gates"),

@@ -20,7 +20,7 @@ from vapo.prompts.rows import Row
 from vapo.prompts.sources import read_rows
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.system.json_lines import read_line
+from vapo.system.files import read_line
 
 
 @dataclass(frozen=True)

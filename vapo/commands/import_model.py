@@ -15,7 +15,7 @@ from vapo.networks.importing import (
     read_source,
     write_folder,
 )
-from vapo.system.quiet import quiet_libraries
+from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.system.files import why_not_writable
+from vapo.system.installation import file_names, root
 from vapo.system.shown_text import say
-from vapo.system.starting_files import file_names, root
-from vapo.system.writable import why_not_writable
 
 _README = """\
 # A folder for vapo

@@ -19,8 +19,7 @@ from vapo.config.rewards import verifier_settings
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
-from vapo.system.atomic_files import write_text
-from vapo.system.file_locks import try_lock
+from vapo.system.files import try_lock, write_text
 from vapo.types import Prompt, Rollout
 
 

@@ -31,10 +31,9 @@ from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
 from vapo.rollouts.player import Player
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.libraries import pick_device, quiet_libraries, set_threads
+from vapo.system.process import derive_seed
 from vapo.system.progress import Stage
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,

@@ -40,10 +40,10 @@ from vapo.rollouts.rollout_file import (
     rollout_table,
     write_table,
 )
-from vapo.system.atomic_files import write_text
+from vapo.system.files import write_text
+from vapo.system.libraries import quiet_libraries
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.types import Prompt
 

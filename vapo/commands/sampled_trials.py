@@ -14,14 +14,14 @@ from vapo.commands.trials import Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
-from vapo.rewards.scorer import Scorer, scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
+from vapo.system.libraries import quiet_libraries
+from vapo.system.process import derive_seed
 from vapo.types import Prompt, Rollout
 
 
@@ -44,7 +44,7 @@ class TriedPolicy:
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
     quiet_libraries()
-    return scorer_of(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
+    return Scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
 def load_tried(config: FitConfig, num: int) -> TriedPolicy:

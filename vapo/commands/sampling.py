@@ -14,11 +14,11 @@ from vapo.config.written import to_yaml
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.libraries import pick_device, set_threads
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 
@@ -65,7 +65,7 @@ def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iter
     """Load the config's policy, start its engine and what judges, and play with them."""
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
     ):
         yield Player(config, sampler, scorer, tokenizer)
 

@@ -14,7 +14,7 @@ from vapo.networks.loading import read_model_config
 from vapo.networks.precision import settle_precision
 from vapo.rollouts.engines.vllm.colocated import check_options
 from vapo.rollouts.engines.vllm_server.command import serve_command, serve_environment
-from vapo.system.devices import pick_device
+from vapo.system.libraries import pick_device
 from vapo.system.ports import check_port
 from vapo.system.shown_text import say
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, SftConfig
-from vapo.environments.selection import make_environments
+from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
 from vapo.networks.actor import Actor
@@ -28,10 +28,9 @@ from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
 from vapo.rollouts.player import Player
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.libraries import pick_device, quiet_libraries, set_threads
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
 

@@ -13,9 +13,8 @@ from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.stored_rollouts import open_stored
-from vapo.system.devices import pick_device, set_threads
 from vapo.system.distributed import check_launch
-from vapo.system.quiet import quiet_libraries
+from vapo.system.libraries import pick_device, quiet_libraries, set_threads
 from vapo.training.parts import Inputs
 
 

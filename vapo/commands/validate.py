@@ -34,16 +34,16 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
+from vapo.system.libraries import quiet_libraries
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
-from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.types import RolloutBatch
 
@@ -109,7 +109,7 @@ def sample_heldout(
     measured, budget = None, config.rollouts.max_response_tokens
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
     ):
         player = Player(config, sampler, scorer, tokenizer)
         result = evaluate(

@@ -23,6 +23,7 @@ from typing import Any
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
 
+_JSON = "application/json"
 _MAX_BODY_BYTES = 2**28
 _POLL_S = 0.02  # so long does it take to close
 
@@ -40,11 +41,7 @@ class ChatCall:
 
 
 class _RefusedCall(Exception):
-    """Not a call of the environment's; with the status that says why."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        self.status = status
-        super().__init__(reason)
+    """Not a call of the environment's: the status, and the reason."""
 
 
 class ChatEndpoint:
@@ -75,16 +72,10 @@ class ChatEndpoint:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self._host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.base_url = f"http://{self._host}/v1"
         serve = self._server.serve_forever
         threading.Thread(target=serve, args=(_POLL_S,), daemon=True).start()
-
-    @property
-    def base_url(self) -> str:
-        return f"http://{self._host}/v1"
-
-    @property
-    def _host(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
 
     def answer(self, text: str) -> None:
         """Give the open call the text that the model wrote."""
@@ -100,9 +91,7 @@ class ChatEndpoint:
             if not self._is_busy.acquire(blocking=False):
                 raise _RefusedCall(409, "one call at a time")
         except _RefusedCall as refused:
-            handler.close_connection = True  # its body may be there unread
-            error = json.dumps({"error": str(refused)}).encode()
-            _send(handler, refused.status, "application/json", error)
+            handler.send_error(*refused.args)  # and hang up: its body may be there unread
             return
         try:
             session = handler.headers.get(SESSION_HEADER, "")
@@ -110,10 +99,14 @@ class ChatEndpoint:
             message = assistant_message(self._answers.get(), has_tools=bool(body.get("tools")))
         finally:
             self._is_busy.release()
-        if body.get("stream"):
-            _send(handler, 200, "text/event-stream", _events(message))
-        else:
-            _send(handler, 200, "application/json", json.dumps(_completion(message)).encode())
+        is_stream = bool(body.get("stream"))
+        answer = json.dumps(_completion(message, is_stream=is_stream))
+        sent = (f"data: {answer}\n\ndata: [DONE]\n\n" if is_stream else answer).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream" if is_stream else _JSON)
+        handler.send_header("Content-Length", str(len(sent)))
+        handler.end_headers()
+        handler.wfile.write(sent)
 
     def _body(self, handler: BaseHTTPRequestHandler) -> dict[str, Any]:
         """What a call asks. Raises: _RefusedCall: it is none, or not the environment's."""
@@ -125,24 +118,20 @@ class ChatEndpoint:
             raise _RefusedCall(401, "not the key of this endpoint")
         if not handler.path.endswith("/chat/completions"):
             raise _RefusedCall(404, "only chat completions")
-        if headers.get_content_type() != "application/json":
-            raise _RefusedCall(415, "the body must be application/json")
+        if headers.get_content_type() != _JSON:
+            raise _RefusedCall(415, f"the body must be {_JSON}")
         length = headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or int(length) > _MAX_BODY_BYTES:
             raise _RefusedCall(413, f"a body needs its length, at most {_MAX_BODY_BYTES} bytes")
         try:
             body = json.loads(handler.rfile.read(int(length)))
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict) or not _are_messages(body.get("messages")):
+            is_list = isinstance(body["messages"], list)
+            is_call = is_list and all(isinstance(m["role"], str) for m in body["messages"])
+        except (ValueError, TypeError, LookupError, RecursionError):
+            is_call = False
+        if not is_call:
             raise _RefusedCall(400, "the body is no chat completion")
         return body
-
-
-def _are_messages(messages: Any) -> bool:
-    return isinstance(messages, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
-    )
 
 
 def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
@@ -171,50 +160,31 @@ def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
 def _tool_call(text: str, index: int) -> dict[str, Any] | None:
     try:
         call = json.loads(text)
-    except (ValueError, RecursionError):
+        name = call["name"]
+    except (ValueError, LookupError, RecursionError):
         return None
-    if not isinstance(call.get("name"), str):
+    if not isinstance(name, str):
         return None
     arguments = call.get("arguments", {})
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {
         "id": f"call_{index}",
         "type": "function",
-        "function": {"name": call["name"], "arguments": written},
+        "function": {"name": name, "arguments": written},
     }
 
 
-def _choice(message: dict[str, Any], key: str) -> dict[str, Any]:
-    reason = "tool_calls" if "tool_calls" in message else "stop"
-    return {"index": 0, key: message, "finish_reason": reason}
-
-
-def _completion(message: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": "policy",
-        "object": "chat.completion",
-        "created": 0,
-        "model": MODEL,
-        "choices": [_choice(message, "message")],
+def _completion(message: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if calls and is_stream:
+        message = {**message, "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)]}
+    choice = {
+        "index": 0,
+        "delta" if is_stream else "message": message,
+        "finish_reason": "tool_calls" if calls else "stop",
     }
-
-
-def _events(message: dict[str, Any]) -> bytes:
-    calls = [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", []))]
-    delta = {**message, **({"tool_calls": calls} if calls else {})}
-    chunk = _completion(message) | {
-        "object": "chat.completion.chunk",
-        "choices": [_choice(delta, "delta")],
-    }
-    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
-
-
-def _send(handler: BaseHTTPRequestHandler, status: int, kind: str, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+    kind = "chat.completion.chunk" if is_stream else "chat.completion"
+    return {"id": "policy", "object": kind, "created": 0, "model": MODEL, "choices": [choice]}
 
 
 def observation_text(messages: Sequence[dict[str, Any]]) -> str:

@@ -66,7 +66,6 @@ class Environments(Protocol):
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
         """Begin an episode on a row of the data."""
-        ...
 
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         """Give the episode what the policy wrote in its turn.
@@ -74,26 +73,20 @@ class Environments(Protocol):
         Args:
             has_ended: whether the policy ended it; only of `gives_verdicts` others are asked for.
         """
-        ...
 
     def end(self, key: EpisodeKey) -> None:
         """The episode is over, or given up; ended and unknown ones are ignored."""
-        ...
 
     def poll(self, timeout_s: float) -> list[Reply]:
         """The replies that have come; waits at most so long for the first, 0: not at all."""
-        ...
 
     @property
     def gives_verdicts(self) -> bool:
         """Whether an episode is one turn, and the reply to it a verdict."""
-        ...
 
     @property
     def capacity(self) -> int:
         """How many episodes may be open at a time."""
-        ...
 
     def close(self) -> None:
         """End everything that was started; a second call does nothing."""
-        ...

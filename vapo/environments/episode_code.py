@@ -1,16 +1,114 @@
-"""What a host imports for environments, and what an answer of an episode's process has in it."""
+"""What a host imports for environments, and what the process of one episode does with it."""
 
 from __future__ import annotations
 
 import functools
+import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from vapo.environments.episode_answers import MAX_OBSERVATION_CHARS, EpisodeAnswers
-from vapo.environments.user_class import user_class
-from vapo.system.child_process import printable
-from vapo.system.process_protocol import UserCode, reward_of
+from vapo.errors import UserError
+from vapo.system.handed_functions import function_of
+from vapo.system.process_protocol import UserCode, printable, reward_of, reward_problem
+from vapo.system.shown_text import beginning
+from vapo.system.user_functions import check_arguments
+
+KEY = "environment.function"
+
+_METHODS = {"reset": "row", "step": "text"}
+
+
+def user_class(
+    path: str, args: Mapping[str, Any], *, folder: str | None = None, sent: bytes | None = None
+) -> MakeEpisode:
+    """Import the class (`function_of`); each call of what is returned makes one episode's object.
+
+    Raises: UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
+    """
+    made = function_of(path, sent, key=KEY, folder=folder)
+    for name, argument in _METHODS.items() if isinstance(made, type) else ():
+        method = getattr(made, name, None)
+        if not callable(method):
+            raise UserError(
+                f"{KEY}: {path} has no method {name}({argument}); an environment has reset(row) "
+                "and step(text): see docs/environments.md"
+            )
+        check_arguments(method, f"{KEY}: {path}.{name}", "self", argument)
+    arguments = dict.fromkeys(args, "...")
+    check_arguments(made, f"{KEY}: {path} with environment.args", **arguments)
+    return functools.partial(made, **args)
+
+
+MAX_OBSERVATION_CHARS = 2**18
+"""A longer observation is a failure of its episode: it is no text for a policy to read."""
+
+
+class Episode(Protocol):
+    """An environment in one episode: a user's own object, or an adapter's. May have `close()`."""
+
+    def reset(self, row: dict[str, Any]) -> str | None: ...
+
+    def step(self, text: str) -> tuple[str | None, float]: ...
+
+
+MakeEpisode = Callable[[], Episode]
+
+
+class EpisodeAnswers:
+    """Answers `("reset", row)` and then each `("step", text)`; see `Answering`."""
+
+    def __init__(self, make: MakeEpisode) -> None:
+        self._make = make
+        self._episode: Any = None
+
+    def __call__(self, question: tuple[str, Any]) -> dict[str, Any]:
+        asked, argument = question
+        if asked == "step":
+            return _checked(self._episode.step(argument))
+        seed = argument.get("seed")
+        _seed(seed if isinstance(seed, int) else 0)
+        self._episode = self._make()
+        return _checked((self._episode.reset(argument) or "", 0.0))
+
+    def close(self) -> None:
+        """Call the environment's own `close()`."""
+        if callable(close := getattr(self._episode, "close", None)):
+            close()
+
+
+def _seed(seed: int) -> None:
+    """Make what the environment draws a function of the row; a fork has its host's state."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _checked(answer: Any) -> dict[str, Any]:
+    """The fields of an answer `(observation, reward)`, or what is wrong with it."""
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        problem: str | None = (
+            "step(text) must return (observation or None, reward), it returned "
+            f"{beginning(repr(answer), 80)}"
+        )
+        return {"failure": f"error: {problem}"}
+    observation, reward = answer
+    if observation is not None and not isinstance(observation, str):
+        problem = f"an observation is text, this is {type(observation).__name__}"
+    elif observation is not None and len(observation) > MAX_OBSERVATION_CHARS:
+        problem = (
+            f"an observation of {len(observation)} characters; at most {MAX_OBSERVATION_CHARS} are "
+            "taken"
+        )
+    elif isinstance(reward, (str, bytes)):
+        problem = f"a reward is a finite number, this is {beginning(repr(reward), 80)}"
+    else:
+        reward = float(reward)
+        problem = reward_problem(reward)
+    if problem is not None:
+        return {"failure": f"error: {problem}"}
+    return {"observation": observation, "reward": reward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +135,11 @@ class EpisodeCode(UserCode):
                 self.name, self.args, folder=self.function_folder, sent=self.function_bytes
             )
         else:
-            from vapo.environments.verifiers_episode import verifiers_episodes
+            from vapo.environments.verifiers_episode import VerifiersEpisode
+            from vapo.environments.verifiers_package import load_environment
 
-            make = verifiers_episodes(self.name, self.args)
+            environment = load_environment(self.name, self.args, key="environment.id")
+            make = functools.partial(VerifiersEpisode, environment)
         return functools.partial(EpisodeAnswers, make)
 
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:

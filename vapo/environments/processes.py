@@ -1,15 +1,35 @@
-"""Environments in processes of their own: one for each open episode."""
+"""Environments in processes of their own, one for each open episode."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from vapo.environments.contract import EpisodeKey, Reply
-from vapo.environments.data_row import data_row
+from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, environment_name
+from vapo.config.schema import FitConfig
+from vapo.environments.contract import Environments, EpisodeKey, Reply
+from vapo.environments.episode_code import KEY, EpisodeCode
+from vapo.system.credentials import check_passed, hidden_texts
+from vapo.system.handed_functions import bytes_of
+from vapo.system.process import derive_seed
 from vapo.system.process_protocol import Order, UserCode
 from vapo.system.user_processes import UserProcesses
 from vapo.types import Prompt
+
+
+def data_row(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
+
+    The same for every episode of the prompt, in training and evaluation of every run.
+    """
+    return {
+        **prompt.record,
+        **prompt.metadata,
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "id": prompt.prompt_id,
+        "seed": derive_seed(0, "environment", prompt.source, prompt.prompt_id) % 2**31,
+    }
 
 
 class ProcessEnvironments:
@@ -20,8 +40,7 @@ class ProcessEnvironments:
         timeout_s: time limit of one reset or step.
         output: file descriptor to which the environments print; None: that is discarded.
 
-    Raises:
-        UserError: what the code names cannot be imported or called.
+    Raises: UserError: what the code names cannot be imported or called.
     """
 
     gives_verdicts = False
@@ -58,8 +77,7 @@ class ProcessEnvironments:
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         """Give the episode what the policy wrote in its turn.
 
-        Raises:
-            ValueError: the episode is not open, or has not answered the last question.
+        Raises: ValueError: the episode is not open, or has not answered the last question.
         """
         if key not in self.processes or self.processes.num_asked(key):
             raise ValueError(f"episode {key} is not waiting for a turn")
@@ -74,7 +92,6 @@ class ProcessEnvironments:
             self._failed.append(Reply(key, failure="timeout" if is_full else "crash"))
 
     def end(self, key: EpisodeKey) -> None:
-        """The episode is over, or given up; ended and unknown ones are ignored."""
         self.processes.end(key)
 
     def poll(self, timeout_s: float) -> list[Reply]:
@@ -88,5 +105,35 @@ class ProcessEnvironments:
         return replies
 
     def close(self) -> None:
-        """End everything that was started; a second call does nothing."""
         self.processes.close()
+
+
+def make_environments(config: FitConfig, *, output: int | None = None) -> Environments:
+    """Start what answers the turns of the config's episodes.
+
+    Args:
+        output: file descriptor to which environments print, with the tracebacks of what they
+            raise; None: that is discarded.
+
+    Raises:
+        UserError: the class cannot be imported, lacks a method, or cannot be called with
+            `environment.args`; the environment of the package verifiers cannot be loaded.
+    """
+    block = config.environment
+    assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
+    check_passed(block.variables, key="environment.variables")
+    own = vars(block)  # a kind has options of its own
+    function = own.get("function")
+    code = EpisodeCode(
+        kind="verifiers" if function is None else "function",
+        name=environment_name(block),
+        args=block.args,
+        function_folder=own.get("function_folder"),
+        function_bytes=bytes_of(function, key=KEY),
+        shows_errors=output is not None,
+        passed=tuple(block.variables),
+        hidden=hidden_texts(config.from_environment, block.args),
+    )
+    return ProcessEnvironments(
+        code, capacity=block.max_processes, timeout_s=block.timeout_s, output=output
+    )

@@ -8,39 +8,23 @@ gives the call its answer. When the rollout has ended, its reward is that of the
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import queue
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from vapo.environments.chat_endpoint import MODEL, ChatCall, ChatEndpoint, observation_text
-from vapo.environments.episode_answers import MakeEpisode
 from vapo.environments.verifiers_package import (
     TASK,
     TOOLS,
-    load_environment,
     opening_messages,
     task_of,
     tools_text,
 )
 
-KEY = "environment.id"
-
 _KEY_VARIABLE = "VAPO_POLICY_API_KEY"
 
 _CANCEL_TIMEOUT_S = 1.5
-
-
-def verifiers_episodes(identity: str, args: Mapping[str, Any]) -> MakeEpisode:
-    """Load the environment; each call of what is returned makes one episode.
-
-    Raises:
-        UserError: the package or the environment is missing, or does not take `environment.args`.
-    """
-    environment = load_environment(identity, args, key=KEY)
-    return functools.partial(VerifiersEpisode, environment)
 
 
 class VerifiersEpisode:

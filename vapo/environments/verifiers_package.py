@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 SUPPORTED = "0.4"
 TASK = "verifiers_task"
@@ -45,8 +45,7 @@ def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any
     An agent's program is our chat (`verifiers_harness`) and runs on this machine, unless the
     environment or `args` says otherwise.
 
-    Raises:
-        UserError: it is not installed, or does not take `args`.
+    Raises: UserError: it is not installed, or does not take `args`.
     """
     check_installed(key)
     from verifiers.v1.utils import loaders

@@ -27,8 +27,8 @@ from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.trained_weights import choose_trained, freeze
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
-from vapo.system.seeding import derive_seed
-from vapo.system.sharding import fill_from_first_rank, shard
+from vapo.system.distributed import fill_from_first_rank, shard
+from vapo.system.process import derive_seed
 
 Network = TypeVar("Network", Actor, Critic)
 

@@ -15,7 +15,7 @@ from vapo.networks.flops import ForwardFlops
 from vapo.networks.packed_attention import last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
-from vapo.system.sharding import reshard
+from vapo.system.distributed import reshard
 
 
 class CriticOutput(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.networks.critic import Critic, CriticOutput, start_head
 from vapo.networks.token_inputs import TokenInputs
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.types import RolloutBatch
 
 

@@ -14,8 +14,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.ensemble import CriticEnsemble, members_of
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.lora import merged
-from vapo.system.distributed import rank
-from vapo.system.sharding import full_state
+from vapo.system.distributed import full_state, rank
 
 
 def save_folder(

@@ -30,7 +30,7 @@ from vapo.networks.loading import (
 )
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.saved_tokenizers import end_token_ids
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 _PACKAGE = "package:"

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
 from vapo.networks.value_head import HEAD_LAYERS
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.loading import read_model_config, remove_dropout
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.system.user_functions import check_arguments, import_function, raised_in
 
 _KEY = "critic.head_function"

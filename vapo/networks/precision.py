@@ -11,9 +11,9 @@ import torch
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.schema import TrainerConfig
 from vapo.networks.loading import read_model_config
-from vapo.system.devices import pick_device
-from vapo.system.main_process import is_main_process
+from vapo.system.libraries import pick_device
 from vapo.system.private_attributes import cpu_has_bfloat16_products
+from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
 # Below, matrix products are so small that bfloat16 gains little or nothing, and costs digits: a

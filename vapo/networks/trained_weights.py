@@ -10,7 +10,7 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.lora import add_adapters
 from vapo.networks.value_head import HEAD_LAYERS
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 
 _FROZEN, _LORA = "critic.frozen", "critic.lora"
 

@@ -16,7 +16,7 @@ from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
 from vapo.config.written import flatten
 from vapo.system.distributed import gather_objects
-from vapo.system.version import __version__
+from vapo.system.installation import __version__
 
 
 class Lineage:

@@ -15,7 +15,7 @@ from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import Row
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 
 def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:

@@ -36,7 +36,7 @@ from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, re
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.prompts.verifiers_rows import verifiers_rows
-from vapo.system.json_lines import read_line
+from vapo.system.files import read_line
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from math import gcd
 from random import Random
 
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.types import Prompt
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from vapo.rewards.answer_forms import FLIPPED, Form
-from vapo.rewards.answer_nodes import Node, number, symbols_of
-from vapo.rewards.answer_units import DEGREES, DOLLARS, PERCENT, RADIANS, Unit
+from vapo.rewards.answer_text import Node, number, symbols_of
 from vapo.rewards.answer_values import constant_ratio, value_of, values_equal
+from vapo.rewards.answer_words import DEGREES, DOLLARS, PERCENT, RADIANS, Unit
 from vapo.rewards.answers import parse_answer
 from vapo.rewards.hostile_text import UnsafeTextError
 

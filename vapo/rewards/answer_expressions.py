@@ -9,21 +9,28 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from vapo.rewards.answer_nodes import (
+from vapo.rewards.answer_text import (
     CLOSING,
     CONSTANTS,
-    FUNCTIONS,
     GREEK,
     Node,
     NotUnderstoodError,
     is_letter,
+    is_name,
     is_number,
     is_word,
     number,
-    tokens_of,
 )
+from vapo.rewards.answer_values import FUNCTIONS
 
 MAX_DEPTH = 40
+_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\[A-Za-z]+|\\.|\S", re.DOTALL)
+"""Numbers, commands and single characters; whitespace separates."""
+
+_OPERATORS = {
+    "\\cdot": "multiply", "\\times": "multiply", "*": "multiply",
+    "/": "divide", "\\div": "divide",
+}  # fmt: skip
 _BEGINNINGS = {*CLOSING, *GREEK, *FUNCTIONS, *CONSTANTS, "\\frac", "\\sqrt", "\\binom"}
 
 
@@ -32,7 +39,7 @@ def parse_expression(text: str) -> Node:
 
     Raises: NotUnderstoodError.
     """
-    parser = _Parser(tokens_of(text))
+    parser = _Parser(_TOKEN.findall(text))
     node = parser.sum()
     if parser.peek():
         raise NotUnderstoodError(f"{parser.peek()!r} after an expression")
@@ -46,9 +53,8 @@ class _Parser:
         self.depth = 0
         self.bars = 0
 
-    def peek(self, ahead: int = 0) -> str:
-        index = self.position + ahead
-        return self.tokens[index] if index < len(self.tokens) else ""
+    def peek(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, expected: str | None = None) -> str:
         token = self.peek()
@@ -57,37 +63,36 @@ class _Parser:
         self.position += 1
         return token
 
+    def accept(self, *tokens: str) -> bool:
+        """Take these tokens, if they are the next ones."""
+        end = self.position + len(tokens)
+        is_next = self.tokens[self.position : end] == list(tokens)
+        self.position = end if is_next else self.position
+        return is_next
+
     def sum(self) -> Node:
         """One sign and terms, joined by single signs."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise NotUnderstoodError("nested too deep")
-        terms = [self.signed()]
-        while self.peek() in ("+", "-"):
-            terms.append(self.signed())
+        terms: list[Node] = []
+        while not terms or self.peek() in ("+", "-"):
+            sign = self.take() if self.peek() in ("+", "-") else "+"
+            term = self.product()
+            terms.append(Node("multiply", (number(-1), term)) if sign == "-" else term)
         self.depth -= 1
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
-    def signed(self) -> Node:
-        sign = self.take() if self.peek() in ("+", "-") else "+"
-        term = self.product()
-        return Node("multiply", (number(-1), term)) if sign == "-" else term
-
     def product(self) -> Node:
         left = self.factor()
-        after_slash = False
+        operator = ""
         while True:
             token = self.peek()
-            if token in ("\\cdot", "\\times", "*"):
-                self.take()
-                left = Node("multiply", (left, self.factor()))
-                after_slash = False
-            elif token in ("/", "\\div"):
-                self.take()
-                left = Node("divide", (left, self.factor()))
-                after_slash = True
+            if token in _OPERATORS:
+                operator = _OPERATORS[self.take()]
+                left = Node(operator, (left, self.factor()))
             elif self.begins_factor():
-                if is_number(token) or after_slash:
+                if is_number(token) or operator == "divide":
                     raise NotUnderstoodError("a product that is read in two ways")
                 left = Node("multiply", (left, self.factor()))
             else:
@@ -100,115 +105,98 @@ class _Parser:
         return is_number(token) or is_letter(token) or token in _BEGINNINGS
 
     def factor(self) -> Node:
-        token = self.peek()
-        is_function = token in FUNCTIONS
+        is_function = self.peek() in FUNCTIONS
         node = self.function() if is_function else self.atom()
         num_powers = 0
         while True:
-            token = self.peek()
-            if token == "^":
-                self.take()
-                if self.is_circle():
+            if self.accept("^"):
+                if self.accept("\\circ") or self.accept("{", "\\circ", "}"):
                     node = Node("degrees", (node,))
                     continue
                 num_powers += 1
                 if num_powers > 1 or is_function:  # x^2^3; \sin(x)^2, which is read in two ways
                     raise NotUnderstoodError("a power that is read in two ways")
                 node = Node("power", (node, self.argument(many_digits=True)))
-            elif token == "!":
-                self.take()
+            elif self.accept("!"):
                 if is_function or num_powers or self.peek() == "!":
                     raise NotUnderstoodError("a factorial that is read in two ways")
                 node = Node("factorial", (node,))
-            elif token == "_":
+            elif self.peek() == "_":
                 raise NotUnderstoodError("a subscript of a number or an expression")
             else:
                 return node
 
-    def is_circle(self) -> bool:
-        for circle in (["\\circ"], ["{", "\\circ", "}"]):
-            if self.tokens[self.position : self.position + len(circle)] == circle:
-                self.position += len(circle)
-                return True
-        return False
-
     def argument(self, *, many_digits: bool = False) -> Node:
         r"""What follows `\frac`, `\sqrt` or `^`: a group in braces, or one digit or letter."""
         token = self.peek()
-        if token == "{":
-            self.take()
-            node = self.sum()
-            self.take("}")
-            return node
+        if self.accept("{"):
+            return self.group("}")
         if is_number(token):
             if not many_digits and len(token) > 1:
                 raise NotUnderstoodError("digits that are read in two ways")
-            self.take()
-            return number(Fraction(token))
-        if is_letter(token) or token in GREEK or token in CONSTANTS:
+            return number(Fraction(self.take()))
+        if is_name(token):
             return self.symbol()
         if token in ("\\frac", "\\sqrt"):
             return self.atom()
         raise NotUnderstoodError(f"{token!r} as an argument")
 
+    def group(self, closing: str) -> Node:
+        node = self.sum()
+        self.take(closing)
+        return node
+
     def atom(self) -> Node:
         token = self.peek()
         if is_number(token):
             return self.number()
-        if token == "|":
-            self.take()
+        if is_name(token):
+            return self.symbol()
+        if self.accept("|"):
             self.bars += 1
             if self.bars > 1:
                 raise NotUnderstoodError("bars in bars")
-            node = self.sum()
-            self.take("|")
+            node = self.group("|")
             self.bars -= 1
             return Node("abs", (node,))
         if token in CLOSING:
             self.take()
             bars, self.bars = self.bars, 0
-            node = self.sum()
-            self.take(CLOSING[token])
+            node = self.group(CLOSING[token])
             self.bars = bars
             kind = {"\\lfloor": "floor", "\\lceil": "ceiling"}.get(token)
             return Node(kind, (node,)) if kind else node
-        if token == "\\frac":
-            self.take()
+        if self.accept("\\frac"):
             return self.fraction()
-        if token == "\\binom":
-            self.take()
+        if self.accept("\\binom"):
             return Node("binomial", (self.argument(), self.argument()))
-        if token == "\\sqrt":
-            return self.root()
-        if is_letter(token) or token in GREEK or token in CONSTANTS:
-            return self.symbol()
+        if self.accept("\\sqrt"):
+            degree = self.group("]") if self.accept("[") else number(2)
+            return Node("root", (self.argument(), degree))
         raise NotUnderstoodError(f"{token!r} in an expression")
 
     def number(self) -> Node:
         r"""A number, with what repeats (`0.\overline{3}`) or a proper fraction (`1\frac{1}{2}`)."""
         token = self.take()
-        if self.peek() == "." and self.peek(1) == "\\overline":  # 0.\overline{3}
-            self.take()
-            return number(Fraction(token) + self.repeating(0))
-        if self.peek() == "\\overline" and "." in token:
-            return number(Fraction(token) + self.repeating(len(token.partition(".")[2])))
-        if self.peek() == "\\frac":
-            if "." in token:
-                raise NotUnderstoodError("a mixed number with a decimal point")
-            start = self.position
-            self.take()
-            fraction = self.fraction()
-            parts = [child.value for child in fraction.children if child.kind == "number"]
-            if len(parts) < 2:  # 2\frac{x}{3} is a product
-                self.position = start
-                return number(Fraction(token))
-            if not parts[0] < parts[1]:  # type: ignore[operator]
-                raise NotUnderstoodError("a mixed number, or a product")
-            return number(Fraction(token) + parts[0] / parts[1])  # type: ignore[operator]
-        return number(Fraction(token))
+        whole = Fraction(token)
+        if self.accept(".", "\\overline"):
+            return number(whole + self.repeating(0))
+        if "." in token and self.accept("\\overline"):
+            return number(whole + self.repeating(len(token.partition(".")[2])))
+        start = self.position
+        if not self.accept("\\frac"):
+            return number(whole)
+        if "." in token:
+            raise NotUnderstoodError("a mixed number with a decimal point")
+        parts = [child.value for child in self.fraction().children if child.kind == "number"]
+        if len(parts) < 2:  # 2\frac{x}{3} is a product
+            self.position = start
+            return number(whole)
+        if not parts[0] < parts[1]:  # type: ignore[operator]
+            raise NotUnderstoodError("a mixed number, or a product")
+        return number(whole + parts[0] / parts[1])  # type: ignore[operator]
 
     def repeating(self, num_before: int) -> Fraction:
-        self.take("\\overline")
         self.take("{")
         digits = self.take()
         self.take("}")
@@ -217,31 +205,18 @@ class _Parser:
         return Fraction(int(digits), (10 ** len(digits) - 1) * 10**num_before)
 
     def fraction(self) -> Node:
-        token = self.peek()
-        if re.fullmatch(r"\d\d", token):  # \frac12
-            self.take()
-            return Node("divide", (number(int(token[0])), number(int(token[1]))))
+        if re.fullmatch(r"\d\d", self.peek()):  # \frac12
+            return Node("divide", tuple(number(int(digit)) for digit in self.take()))
         return Node("divide", (self.argument(), self.argument()))
-
-    def root(self) -> Node:
-        self.take("\\sqrt")
-        degree = number(2)
-        if self.peek() == "[":
-            self.take()
-            degree = self.sum()
-            self.take("]")
-        return Node("root", (self.argument(), degree))
 
     def function(self) -> Node:
         r"""`\sin x`, `\sin^2 x`, `\log_{2}(8)`; without brackets, the argument is what is close."""
         name = self.take()[1:]
         base: tuple[Node, ...] = ()
         power = None
-        if name == "log" and self.peek() == "_":
-            self.take()
+        if name == "log" and self.accept("_"):
             base = (self.argument(),)
-        if self.peek() == "^":
-            self.take()
+        if self.accept("^"):
             power = self.argument()
             if power.kind != "number":  # \sin^{-1} is the inverse or the reciprocal
                 raise NotUnderstoodError("a power of a function")
@@ -264,25 +239,17 @@ class _Parser:
         name = self.take()
         if name in CONSTANTS and self.peek() != "_":
             return Node("constant", value=CONSTANTS[name])
-        if self.peek() == "_":
-            self.take()
+        if self.accept("_"):
             name += "_" + self.subscript()
-        while self.peek() == "'":
-            name += self.take()
+        while self.accept("'"):
+            name += "'"
         return Node("symbol", value=name)
 
     def subscript(self) -> str:
-        if self.peek() != "{":
-            token = self.take()
-            if not is_word(token):
-                raise NotUnderstoodError(f"the subscript {token!r}")
-            return token
-        self.take()
-        parts = []
-        while self.peek() != "}":
-            token = self.take()
-            if not (is_word(token) or token in ("+", "-", ",")):
-                raise NotUnderstoodError(f"the subscript {token!r}")
-            parts.append(token)
-        self.take("}")
+        parts: list[str] = []
+        is_group = self.accept("{")
+        while not self.accept("}") if is_group else not parts:
+            parts.append(self.take())
+        if not all(is_word(part) or (is_group and part in ("+", "-", ",")) for part in parts):
+            raise NotUnderstoodError(f"the subscript {parts}")
         return "".join(parts)

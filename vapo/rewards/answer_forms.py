@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vapo.rewards.answer_expressions import parse_expression
-from vapo.rewards.answer_nodes import Node, NotUnderstoodError, number, symbols_of
-from vapo.rewards.answer_units import Unit
+from vapo.rewards.answer_text import Node, NotUnderstoodError, number, symbols_of
+from vapo.rewards.answer_words import Unit
 
 FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 
@@ -35,38 +35,30 @@ def difference(left: Node, right: Node) -> Node:
     return Node("add", (left, Node("multiply", (number(-1), right))))
 
 
-def interval(low: Form, high: Form, brackets: str, label: str = "") -> Form:
-    return Form("bracket", (low, high), mark=brackets, label=label)
-
-
 def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
     """`x < 3` and `1 < x < 3` as intervals; any other inequality by its two sides.
 
     Raises: NotUnderstoodError for a chain that is no interval.
     """
-    nodes = [parse_expression(part) for part in parts]
-    if len(nodes) == 2 and list(relations) != [r"\ne"]:
-        (left, right), (relation,) = nodes, relations
-        if right.kind == "symbol" and not symbols_of(left):
-            (left, right), relation = (right, left), FLIPPED[relation]
-        if left.kind == "symbol" and not symbols_of(right):
-            end, label = Form("value", node=right), str(left.value)
-            if relation in (">", r"\ge"):
-                low = "(" if relation == ">" else "["
-                return interval(end, Form("infinity"), low + ")", label)
-            high = ")" if relation == "<" else "]"
-            return interval(Form("infinity", mark="-"), end, "(" + high, label)
+    nodes, names = [parse_expression(part) for part in parts], list(relations)
+    relation = Form("relation", node=difference(*nodes[:2]), mark=names[0])
+    if set(names) <= {">", r"\ge"}:
+        nodes, names = nodes[::-1], [FLIPPED[name] for name in reversed(names)]
+    if len(nodes) <= 3 and set(names) <= {"<", r"\le"}:
+        for at in range(len(nodes) - 2, 2):  # where the symbol is: in the middle of three
+            if nodes[at].kind != "symbol" or any(map(symbols_of, nodes[:at] + nodes[at + 1 :])):
+                continue
+            ends, brackets = [Form("infinity", mark="-"), Form("infinity")], ["(", ")"]
+            if at > 0:
+                ends[0] = Form("value", node=nodes[at - 1])
+                brackets[0] = "(" if names[at - 1] == "<" else "["
+            if at < len(names):
+                ends[1] = Form("value", node=nodes[at + 1])
+                brackets[1] = ")" if names[at] == "<" else "]"
+            label = str(nodes[at].value)
+            return Form("bracket", tuple(ends), mark="".join(brackets), label=label)
     if len(nodes) == 2:
-        return Form("relation", node=difference(*nodes), mark=relations[0])
-    if len(nodes) == 3 and nodes[1].kind == "symbol" and not symbols_of(nodes[0]):
-        first, second = relations
-        if first in (">", r"\ge") and second in (">", r"\ge"):
-            nodes.reverse()
-            first, second = FLIPPED[second], FLIPPED[first]
-        if first in ("<", r"\le") and second in ("<", r"\le") and not symbols_of(nodes[2]):
-            brackets = ("(" if first == "<" else "[") + (")" if second == "<" else "]")
-            ends = [Form("value", node=node) for node in (nodes[0], nodes[2])]
-            return interval(ends[0], ends[1], brackets, str(nodes[1].value))
+        return relation
     raise NotUnderstoodError("a chain of relations")
 
 

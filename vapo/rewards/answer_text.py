@@ -1,8 +1,11 @@
-"""Normalize an answer's spelling and typesetting."""
+"""An answer's text: in one spelling, in pieces where no bracket is open, and in tokens."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
 
 _SETTING = (
     re.compile(r"\$\$([^$]*)\$\$"),
@@ -79,3 +82,128 @@ def as_written(cleaned: str) -> str:
     Space between words or digits stays: `1 2` is not `12`.
     """
     return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", cleaned)
+
+
+CONSTANTS = {"\\pi": "pi", "e": "e", "i": "i"}
+GREEK = frozenset({
+    r"\alpha", r"\beta", r"\gamma", r"\delta", r"\epsilon", r"\varepsilon", r"\zeta",
+    r"\eta", r"\theta", r"\vartheta", r"\iota", r"\kappa", r"\lambda", r"\mu", r"\nu",
+    r"\xi", r"\rho", r"\sigma", r"\tau", r"\upsilon", r"\phi", r"\varphi", r"\chi", r"\psi",
+    r"\omega", r"\Gamma", r"\Delta", r"\Theta", r"\Lambda", r"\Xi", r"\Pi", r"\Sigma",
+    r"\Phi", r"\Psi", r"\Omega", r"\ell",
+})  # fmt: skip
+CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_PIECE = re.compile(
+    r"\\text\{[^{}]*\}|\\begin\{[a-zA-Z]*\}.*?\\end\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|.", re.DOTALL
+)
+_OPENING_PIECES = frozenset(["(", "[", "{", "\\{", "\\lfloor", "\\lceil"])
+_CLOSING_PIECES = frozenset([")", "]", "}", "\\}", "\\rfloor", "\\rceil"])
+_PLAIN_THOUSANDS = re.compile(r"(?<![0-9,.])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
+OR = r"\text{or}"
+_CONNECTOR = re.compile(r"\\text\{ ?(or|and) ?\}")
+
+
+class NotUnderstoodError(ValueError):
+    """Text that the grammar of answers does not know."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """`kind` is number, symbol, constant, add, multiply, divide, power, root or a function's name.
+
+    `value` is the number, or the name of a symbol or constant.
+    """
+
+    kind: str
+    children: tuple[Node, ...] = ()
+    value: Fraction | str | None = None
+
+
+def number(value: Fraction | int) -> Node:
+    return Node("number", value=Fraction(value))
+
+
+def symbols_of(node: Node, kind: str = "symbol") -> frozenset[str]:
+    """The names of the symbols, or of another kind, in an expression."""
+    own = frozenset([str(node.value)]) if node.kind == kind else frozenset()
+    return own.union(*(symbols_of(child, kind) for child in node.children))
+
+
+def is_number(token: str) -> bool:
+    return token[:1].isdigit() or (token[:1] == "." and len(token) > 1)
+
+
+def is_letter(token: str) -> bool:
+    return len(token) == 1 and token.isascii() and token.isalpha()
+
+
+def is_name(token: str) -> bool:
+    return is_letter(token) or token in GREEK or token in CONSTANTS
+
+
+def is_word(token: str) -> bool:
+    return (token.isascii() and token.isalnum()) or token in GREEK
+
+
+def pieces(text: str) -> Iterator[tuple[str, int, int]]:
+    """Each piece, where it begins, and how many brackets are open around it.
+
+    Raises: NotUnderstoodError for brackets without partners.
+    """
+    depth = 0
+    for match in _PIECE.finditer(text):
+        token = match.group()
+        if token in _CLOSING_PIECES:
+            depth -= 1
+            if depth < 0:
+                raise NotUnderstoodError("a bracket that is not open is closed")
+        yield token, match.start(), depth
+        depth += token in _OPENING_PIECES
+    if depth:
+        raise NotUnderstoodError("a bracket is not closed")
+
+
+def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
+    """The parts between the separators that are in no bracket, and these separators."""
+    parts, found, begin = [], [], 0
+    for token, start, depth in pieces(text):
+        if depth == 0 and token in separators:
+            parts.append(text[begin:start].strip())
+            found.append(token)
+            begin = start + len(token)
+    return [*parts, text[begin:].strip()], found
+
+
+def split_list(text: str) -> tuple[list[str], list[str]]:
+    r"""The items of `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`, and what is between them.
+
+    One item if it is no list.
+
+    Raises: NotUnderstoodError for an item without text.
+    """
+    text = re.sub(r"(?<![{A-Za-z]) (or|and) (?![}A-Z])", r"\\text{\1}", text)
+    text = _CONNECTOR.sub(r"\\text{\1}", text)
+    text = re.sub(r"([,;]) ?\\text\{(?:or|and)\}", r"\1", text)
+    parts, found = split(text, (",", ";", OR, r"\text{and}"))
+    if {",", ";"} <= set(found) or (len(parts) > 1 and not all(parts)):
+        raise NotUnderstoodError("a list without an item, or with two kinds of separators")
+    return parts, found
+
+
+def enclosed(text: str) -> tuple[str, str, str] | None:
+    """Opening bracket, inside and closing bracket, if one pair is around all of the text."""
+    tokens = [(token, start) for token, start, depth in pieces(text) if depth == 0]
+    if len(tokens) == 2:
+        (opening, start), (closing, end) = tokens
+        is_pair = opening in _OPENING_PIECES and closing in _CLOSING_PIECES
+        if is_pair and start == 0 and end + len(closing) == len(text):
+            return opening, text[len(opening) : end].strip(), closing
+    return None
+
+
+def without_thousands(text: str) -> str:
+    """`1,000` outside of brackets is 1000; in brackets a comma is between two numbers."""
+    outside = {start for _, start, depth in pieces(text) if depth == 0}
+    return _PLAIN_THOUSANDS.sub(
+        lambda m: m.group().replace(",", "") if m.start() in outside else m.group(), text
+    )

@@ -1,8 +1,11 @@
-"""Words of answers that say a number or a choice."""
+"""Words of answers: numbers, choices and units."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+
+from vapo.rewards.answer_text import NotUnderstoodError
 
 _ONES = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
@@ -16,14 +19,17 @@ _SMALL = {word: index for index, word in enumerate(_ONES)} | {
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 MAX_WORDS = 12
 
-_CHOICE = re.compile(
-    r"(?:\\text\{ ?)?(?:[Cc]hoice|[Oo]ption|[Aa]nswer) ?(?:\} ?)?\(?(?P<letter>[A-J])\)? ?\}?"
+CHOICE = re.compile(
+    r"(?:\\text\{ ?)?(?:[Cc]hoice|[Oo]ption|[Aa]nswer) ?(?:\} ?)?\(?([A-J])\)? ?\}?"
 )
-_CHOICE_WITH_TEXT = re.compile(
-    r"(?:\\text\{ ?(?:\((?P<bracketed>[A-J])\)|(?P<plain>[A-J])[).]) ?\}"  # \textbf{(C)} 12
-    r"|\((?P<before_number>[A-J])\)(?= ?[0-9$])|(?P<point>[A-J])\.(?= [0-9$]))"  # (C) 12
-    r" ?(?P<rest>.+)"
+"""`Choice C` and `Option (C)`; the group is the letter."""
+
+CHOICE_WITH_TEXT = re.compile(
+    r"(?:\\text\{ ?(?:\(([A-J])\)|([A-J])[).]) ?\}"  # \textbf{(C)} 12
+    r"|\(([A-J])\)(?= ?[0-9$])|([A-J])\.(?= [0-9$]))"  # (C) 12, C. 12; (C) x is a product
+    r" ?(.+)"
 )
+"""One of the first groups is the letter, the last what follows it."""
 
 
 def number_in_words(text: str) -> int | None:
@@ -52,20 +58,141 @@ def number_in_words(text: str) -> int | None:
     return total + part if words else None
 
 
-def choice(text: str) -> str | None:
-    """The letter of `Choice C` and `Option (C)`."""
-    match = _CHOICE.fullmatch(text)
-    return match.group("letter") if match else None
+@dataclass(frozen=True)
+class Unit:
+    """A unit in one spelling.
 
-
-def choice_with_text(text: str) -> tuple[str, str] | None:
-    r"""The letter and what follows it: `\textbf{(C)}\ 12`, `(C) 12` and `C. 12`.
-
-    Without a number after it, `(C) x` is a product.
+    `may_be_added`: it says what is counted or measured, so an answer may have it where the
+    reference has none. A percentage or an angle is another number without its unit.
     """
-    match = _CHOICE_WITH_TEXT.fullmatch(text)
-    if match is None:
-        return None
-    rest = match.group("rest")
-    letters = (match.group(name) for name in ("bracketed", "plain", "before_number", "point"))
-    return next(letter for letter in letters if letter), rest
+
+    name: str
+    may_be_added: bool = field(default=True, compare=False)
+
+
+DOLLARS = Unit("$")
+PERCENT, DEGREES, RADIANS = (Unit(name, may_be_added=False) for name in ("%", "\u00b0", "radian"))
+_TEMPERATURES = ("C", "F")
+_SPECIAL = {unit.name: unit for unit in (PERCENT, DEGREES, RADIANS)}
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SPELLINGS = {
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
+    "km": "kilometer kilometre", "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile",
+    "s": "second sec", "min": "minute", "h": "hour hr", "d": "day", "g": "gram", "kg": "kilogram",
+    "lb": "pound", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre",
+    "cent": "cents", PERCENT.name: "percent", DEGREES.name: "degree deg",
+    DOLLARS.name: "dollar buck", RADIANS.name: "rad", "unit": "", "mi/h": "mph",
+    "km/h": "kmh kph kmph", "year": "yr", "week": "", "month": "", "cup": "", "gallon": "gal",
+}  # fmt: skip
+_UNITS = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
+_NO_UNIT = frozenset({
+    "a", "always", "an", "and", "approximately", "base", "basis", "bn", "but", "couple", "cubed",
+    "decade", "differs", "double", "dozen", "e", "except", "exceeds", "factorial", "fails",
+    "false", "fewer", "for", "gross", "half", "halve", "has", "hundred", "i", "if", "is", "less",
+    "lies", "minus", "misses", "mn", "mod", "modulo", "more", "negative", "never", "no", "not",
+    "of", "only", "or", "over", "pair", "per", "percentage", "perhaps", "pi", "plus", "quarter",
+    "score", "sometimes", "squared", "ten", "than", "third", "thus", "times", "to", "triple",
+    "true", "twice", "undefined", "unless", "was", "when", "where", "wrong", "x", "yes", *_SCALES,
+    "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "hundredth",
+    *(f"{name}th" for name in _SCALES),
+})  # fmt: skip
+"""Words, also with an `s`, that change the number or say something else of it."""
+
+_PLURALS = frozenset({"people", "men", "women", "children", "feet", "mice", "fish", "sheep"})
+_PER = re.compile(r" ?/ ?| ?\b(?:per|an?|each|every)\b ?")
+_AFTERWARDS = re.compile(r"(?: (?:old|left|long|high|tall|wide|deep|away|in total|altogether))+$")
+_TEXT = re.compile(r"(?P<value>.*?) ?\\text\{(?P<words>[^{}]*)\} ?(?:\^ ?\{?(?P<power>[23])\}?)?$")
+_BARE = re.compile(
+    r"(?P<value>.*(?:[0-9}).]|\\pi )) ?(?P<words>[A-Za-z]{2,}(?:(?: |/)[A-Za-z]+){0,4}) ?"
+    r"(?:\^ ?\{?(?P<power>[23])\}?)?$"
+)
+_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
+
+
+def split_unit(text: str) -> tuple[str, Unit | None, int]:
+    """The number's text, its unit (None: none) and the number that it is multiplied by.
+
+    Raises: NotUnderstoodError for words that are no unit.
+    """
+    if money := re.fullmatch(r"(-?) ?\\?\$ ?(-?)(.*)", text):
+        value, unit, scale = split_unit(money[3])
+        if unit is not None and unit.name.startswith("/"):  # $18 per day
+            unit = Unit(DOLLARS.name + unit.name)
+        elif unit not in (None, DOLLARS):
+            raise NotUnderstoodError("an amount of money with another unit")
+        if money[1] and money[2]:
+            raise NotUnderstoodError("two signs")
+        return money[1] + money[2] + value, unit or DOLLARS, scale
+    if text.endswith("%"):
+        return text[:-1].strip(), PERCENT, 1
+    if text.endswith(r"^\circ") and not _FUNCTION.search(text):
+        return text.removesuffix(r"^\circ").strip(), DEGREES, 1
+    if match := _TEXT.fullmatch(text):
+        value, words = match["value"], match["words"].strip()
+        if value.endswith(r"^\circ") and words in _TEMPERATURES:
+            unit = Unit(DEGREES.name + words, may_be_added=False)
+            return value.removesuffix(r"^\circ").strip(), unit, 1
+        return value, *named_unit(words, match["power"])
+    if match := _BARE.fullmatch(text):
+        try:
+            unit, scale = named_unit(match["words"], match["power"])
+        except NotUnderstoodError:
+            return text, None, 1
+        is_sure = unit is None or unit.may_be_added or unit.name in _SPECIAL
+        if is_sure and (len(match["words"]) > 3 or _name(match["words"]) in _SPELLINGS):
+            return match["value"], unit, scale
+    return text, None, 1
+
+
+def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
+    """The unit that words name, and their scale: `million dollars`, `cups of feed`, `km/h`.
+
+    Raises: NotUnderstoodError for words that are no unit.
+    """
+    scale = 1
+    first, _, rest = words.strip().partition(" ")
+    if first.lower() in _SCALES:
+        scale, words = _SCALES[first.lower()], rest
+        if not rest and power is None:
+            return None, scale
+    over, *under = _PER.split(_AFTERWARDS.sub("", words), maxsplit=1)
+    of_what = [part for phrase in over.split(" of ")[1:] for part in phrase.split()]
+    parts = re.split(r"[\s.]+", over.split(" of ")[0].strip(" ."))
+    if parts[0].lower() in ("square", "sq", "cubic", "cu"):
+        power = "2" if parts.pop(0).lower() in ("square", "sq") else "3"
+    below = under[0].split() if under else []
+    if parts == [""] and below:
+        parts = []
+    elif not parts:
+        raise NotUnderstoodError("no unit")
+    for part in (*parts, *of_what, *below):
+        if not re.fullmatch(r"[A-Za-z%$\u00b0-]+", part) or changes_number(part):
+            raise NotUnderstoodError("words that are no unit")
+    if max(len(parts), len(of_what), len(below)) > 3:
+        raise NotUnderstoodError("a sentence in a unit's place")
+    name = " ".join(map(_name, parts))
+    name = _UNITS.get(name, name)
+    may_be_added = not parts or name in _SPELLINGS or _is_plural(parts[-1])
+    if below:
+        name += "/" + " ".join(map(_name, below))
+    if power:
+        name += f"^{power}"
+    return _SPECIAL.get(name) or Unit(name, may_be_added), scale
+
+
+def changes_number(word: str) -> bool:
+    """Whether a word after a number makes it another one, or is no unit: `million`, `dozens`."""
+    return not _NO_UNIT.isdisjoint((word.lower(), _name(word).lower()))
+
+
+def _is_plural(word: str) -> bool:
+    lower = word.lower()
+    return lower in _PLURALS or (len(lower) > 3 and lower[-1] == "s" and lower[-2] not in "ius")
+
+
+def _name(word: str) -> str:
+    lower = word.lower()
+    singular = lower[:-1] if lower.endswith("s") and len(lower) > 2 else lower
+    if len(word) == 1:  # M is no meter
+        return "l" if word == "L" else _UNITS.get(word, word)
+    return _UNITS.get(lower) or _UNITS.get(singular) or singular

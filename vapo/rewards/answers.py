@@ -18,16 +18,17 @@ from vapo.rewards.answer_forms import (
     difference,
     have_an_order,
     inequality,
-    interval,
     named_point,
     point_of,
     union_of,
 )
-from vapo.rewards.answer_nodes import (
+from vapo.rewards.answer_text import (
     GREEK,
     OR,
     Node,
     NotUnderstoodError,
+    as_written,
+    clean,
     enclosed,
     number,
     split,
@@ -35,10 +36,15 @@ from vapo.rewards.answer_nodes import (
     symbols_of,
     without_thousands,
 )
-from vapo.rewards.answer_text import as_written, clean
-from vapo.rewards.answer_units import named_unit, split_unit
 from vapo.rewards.answer_values import value_of, values_equal
-from vapo.rewards.answer_words import MAX_WORDS, choice, choice_with_text, number_in_words
+from vapo.rewards.answer_words import (
+    CHOICE,
+    CHOICE_WITH_TEXT,
+    MAX_WORDS,
+    named_unit,
+    number_in_words,
+    split_unit,
+)
 from vapo.rewards.hostile_text import UnsafeTextError, check_latex
 
 MAX_ANSWER_CHARS = 500
@@ -88,12 +94,13 @@ def parse_answer(text: str) -> Form:
 
 
 def _any(text: str) -> Form:
-    text = choice(text) or text
+    if match := CHOICE.fullmatch(text):
+        text = match[1]
     if words := _words(text):
         return words
-    if chosen := choice_with_text(text):
-        letter, rest = chosen
-        return Form("choice", (_any(rest),), mark=letter)
+    if match := CHOICE_WITH_TEXT.fullmatch(text):
+        *letters, rest = match.groups()
+        return Form("choice", (_any(rest),), mark=next(filter(None, letters)))
     parts, connectors = split_list(text)
     if len(parts) > MAX_ITEMS:
         raise NotUnderstoodError("a long list")
@@ -123,10 +130,10 @@ def _one(text: str) -> Form:
     if words := _words(text):
         return words
     if belongs := re.fullmatch(rf"({_SYMBOL}) ?\\in(?![A-Za-z]) ?(.*)", text):
-        of = _one(belongs.group(2))
+        of = _one(belongs[2])
         if of.kind not in ("bracket", "set", "union"):
             raise NotUnderstoodError("an element of something that is no set")
-        return replace(of, label=belongs.group(1))
+        return replace(of, label=belongs[1])
     parts, relations = split(text, _RELATIONS)
     if relations:
         return _equation(parts) if set(relations) == {"="} else inequality(parts, relations)
@@ -150,22 +157,22 @@ def _one(text: str) -> Form:
 def _special(text: str) -> Form | None:
     """What is no expression: infinity, sets, tuples and intervals, matrices, other bases."""
     if match := re.fullmatch(r"([+-]?) ?\\infty", text):
-        return Form("infinity", mark=match.group(1).replace("+", ""))
+        return Form("infinity", mark=match[1].replace("+", ""))
     if text == r"\emptyset":
         return Form("set")
     if text == r"\reals":
-        return interval(Form("infinity", mark="-"), Form("infinity"), "()")
+        return Form("bracket", (Form("infinity", mark="-"), Form("infinity")), mark="()")
     if match := _MATRIX.fullmatch(text):
-        rows = [row for row in match.group(2).split(r"\\") if row.strip()]
+        rows = [row for row in match[2].split(r"\\") if row.strip()]
         cells = [tuple(_value(cell.strip()) for cell in row.split("&")) for row in rows]
         if len({len(row) for row in cells}) != 1:
             raise NotUnderstoodError("rows of different lengths")
         return Form("matrix", tuple(Form("row", row) for row in cells))
     if match := _BASED.fullmatch(text):
-        base = int(match.group(2) or match.group(3) or _BASES.get(match.group(4), 0))
-        if not all(int(digit) < base for digit in match.group(1)):
+        base = int(match[2] or match[3] or _BASES.get(match[4], 0))
+        if not all(int(digit) < base for digit in match[1]):
             raise NotUnderstoodError("digits that this base does not have")
-        return Form("based", mark=f"{match.group(1).lstrip('0')}_{base}")
+        return Form("based", mark=f"{match[1].lstrip('0')}_{base}")
     if (around := enclosed(text)) is None:
         return None
     opening, inside, closing = around
@@ -214,7 +221,9 @@ def _equation(parts: list[str]) -> Form:
             node = None
         if is_quantity:
             return Form("equation", (value,), node, mark="quantity")
-        if _is_in(label, value):  # x = 2x + 1 is no value
+        if value.node is not None and as_written(label) in symbols_of(
+            value.node
+        ):  # x = 2x + 1 is no value
             return Form("equation", (), node)
         return Form("equation", (value,), node, label=as_written(label))
     if not any(map(_has_symbols, forms)):
@@ -228,12 +237,14 @@ def _value(text: str) -> Form:
     if words := _words(text):
         return words
     if match := _MIXED.fullmatch(text):
-        whole, top, bottom = (int(match.group(i)) for i in (2, 3, 4))
+        whole, top, bottom = (int(match[i]) for i in (2, 3, 4))
         if top >= bottom:
             raise NotUnderstoodError("a mixed number whose fraction is not below 1")
-        sign = -1 if match.group(1) else 1
+        sign = -1 if match[1] else 1
         return Form("value", node=number(sign * (whole + Fraction(top, bottom))))
     text, unit, scale = split_unit(text)
+    if unit is not None and unit.name.startswith("/"):
+        raise NotUnderstoodError("a rate of nothing")
     node = parse_expression(text)
     if scale != 1:
         node = Node("multiply", (number(scale), node))
@@ -267,10 +278,6 @@ def _counted_in_words(text: str) -> Form | None:
             return None
         return Form("value", node=number(said * scale), unit=unit)
     return None
-
-
-def _is_in(label: str, form: Form) -> bool:
-    return form.node is not None and as_written(label) in symbols_of(form.node)
 
 
 def _has_symbols(form: Form) -> bool:

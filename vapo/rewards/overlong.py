@@ -21,8 +21,7 @@ def soft_overlong_punishment(
     Source: DAPO (2503.14476), equation 13; L_max is `max_response_tokens`, L_cache is
     `cache_tokens`. VAPO does not use it. Units: lengths in tokens, end token included.
 
-    Raises:
-        ValueError: `cache_tokens` is not in [1, max_response_tokens].
+    Raises: ValueError: `cache_tokens` is not in [1, max_response_tokens].
 
     >>> soft_overlong_punishment([10, 80, 90, 100], max_response_tokens=100, cache_tokens=20)
     tensor([-0.0000, -0.0000, -0.5000, -1.0000])

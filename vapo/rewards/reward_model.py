@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from vapo.config.rewards import RewardModelVerifier
+from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.networks.critic import Critic
 from vapo.networks.loading import load_tokenizer, load_value_model, read_model_config
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
+from vapo.rewards.text_judge import OnReply
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384
 """Tokens of a padded batch; and the longest text, where the model's config has no positions."""
 
 
-class RewardModel:
-    """Scores prompt + response with a sequence classifier of one label, at the last token.
+class ModelJudge:
+    """Scores prompt + response with a sequence classifier of one label, at the last token; scores
+    above the threshold are correct.
 
     Its input is text, so its tokenizer may differ from the policy's; a response that stopped gets
     the reward model's end token. Text of a response is never a special token: those come only
-    from the prompt and from this class. Runs in the main process, on the GPU if there is one.
+    from the prompt and from this class. Runs in the main process, on the GPU if there is one: so
+    never beside the sampling. What waits is scored together, once there is nothing to sample or a
+    whole batch of responses waits.
 
     Raises:
         UserError: no path, or not the folder or hub id of a one-label reward model that scores
             at the last token.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, rewards: RewardConfig) -> None:
+        assert isinstance(rewards, RewardModelVerifier)
+        self.config, self.pool = rewards, None
+        self._threshold, path = rewards.reward_model_threshold, rewards.reward_model_path
+        self._waiting: dict[int, tuple[Rollout, OnReply]] = {}
+        self._numbers, self._enough = itertools.count(), math.inf
         if not path:
             raise UserError(
                 "rewards.reward_model_path is not set: verifier `reward_model` needs it"
@@ -64,8 +77,32 @@ class RewardModel:
         ends = {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id}
         self._forbidden_ids = self._special_ids - harmless | ends
 
+    def submit(
+        self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
+    ) -> Callable[[], object]:
+        """Ask for a score, which `pump` hands out; what is returned withdraws the question."""
+        number = next(self._numbers)
+        self._waiting[number] = rollout, on_reply
+        self._enough = math.inf if num_responses is None else num_responses
+        return partial(self._waiting.pop, number, None)
+
+    def pump(self, timeout_s: float) -> None:
+        """Score what waits, if it is enough or there is nothing else to do."""
+        if not self._waiting or not (timeout_s > 0 or len(self._waiting) >= self._enough):
+            return
+        asked = list(self._waiting.values())
+        self._waiting.clear()
+        scores = self._scores([rollout for rollout, _ in asked])
+        for score, (_, on_reply) in zip(scores, asked, strict=True):
+            if isinstance(score, str) or not math.isfinite(score):
+                on_reply({"failure": score if isinstance(score, str) else "nan"})
+            else:
+                on_reply({"is_correct": score > self._threshold, "reward": score})
+
+    def close(self) -> None: ...
+
     @torch.no_grad()
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[float | str]:
+    def _scores(self, rollouts: Sequence[Rollout]) -> list[float | str]:
         """The score of each rollout, which may be NaN; or a text with the reason for no score."""
         rows: dict[int, list[int]] = {}
         scores: list[float | str] = [math.nan] * len(rollouts)
@@ -74,7 +111,7 @@ class RewardModel:
                 rows[index] = self._input_ids(rollout)
             except UnsafeTextError as error:
                 scores[index] = str(error)
-        for batch in _batches({index: len(row) for index, row in rows.items()}):
+        for batch in _batches(rows):
             inputs = end_inputs(
                 [((), rows[index]) for index in batch], pad_id=int(self.tokenizer.pad_token_id)
             )
@@ -127,11 +164,11 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)}
 
 
-def _batches(lengths: Mapping[int, int]) -> Iterator[list[int]]:
+def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
     """Rows by length, cut so that a padded batch stays within the budget."""
     batch: list[int] = []
-    for index in sorted(lengths, key=lambda index: lengths[index]):
-        if batch and (len(batch) + 1) * lengths[index] > BATCH_TOKENS:
+    for index in sorted(rows, key=lambda index: len(rows[index])):
+        if batch and (len(batch) + 1) * len(rows[index]) > BATCH_TOKENS:
             yield batch
             batch = []
         batch.append(index)

@@ -6,31 +6,28 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from random import Random
 from typing import Any
 
-from vapo.config.environments import EnvironmentConfig, environment_name
+from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import DataConfig, FitConfig, RewardConfig
-from vapo.environments.contract import Environments, Verdict
-from vapo.environments.judged_responses import JudgedResponses, OnVerdict
-from vapo.environments.selection import make_environments
+from vapo.config.schema import FitConfig, RewardConfig
+from vapo.environments.contract import Environments, EpisodeKey, Reply, Verdict
+from vapo.environments.processes import make_environments
 from vapo.errors import UserError
-from vapo.rewards.model_judge import ModelJudge
-from vapo.rewards.text_judge import (
-    TextJudge,
-    rewards_by_source,
-    verdict_fields,
-)
+from vapo.rewards.reward_model import ModelJudge
+from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
-from vapo.rewards.worker_pool import WAIT_S
 from vapo.system.shown_text import visible
-from vapo.types import Rollout
+from vapo.types import FinishReason, Prompt, Rollout
 
 Judge = TextJudge | ModelJudge
+OnVerdict = Callable[[Verdict], None]
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -42,36 +39,26 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(AbstractContextManager["Scorer"]):
-    """What answers a policy's turns: the configured verifier, which judges a response, or the
-    environment. With `data`, each source of a mixture has a verifier of its own.
+    """What answers a policy's turns: the config's verifier, which judges a response, or its
+    environment. Each source of a mixture has a verifier of its own.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
     `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
-    With `start_environments` episodes have their rewards from the `environment`, and no verifier
-    is asked; it is started at once.
+    Episodes have their rewards from the environment, which is started at once, and no verifier is
+    asked.
 
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
 
-    Raises:
-        UserError: a setting is missing or unusable, or a verifier cannot be imported.
+    Raises: UserError: a setting is missing or unusable, a verifier cannot be imported; and as
+        `make_environments`.
     """
 
-    _warns = True
-
-    def __init__(
-        self,
-        rewards: RewardConfig,
-        *,
-        max_response_tokens: int,
-        data: DataConfig | None = None,
-        output: VerifierOutput | None = None,
-        environment: EnvironmentConfig | None = None,
-        start_environments: Callable[[], Environments] | None = None,
-    ) -> None:
+    def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
+        rewards, max_response_tokens = config.rewards, config.rollouts.max_response_tokens
         overlong = rewards.overlong
         ramp_tokens = overlong.ramp_tokens(max_response_tokens)
         if overlong.soft_punishment and ramp_tokens > max_response_tokens:
@@ -81,21 +68,25 @@ class Scorer(AbstractContextManager["Scorer"]):
             )
         self.judges: list[Judge] = []
         self._warns = output is None  # else every failure is shown beside its response
-        self._environment = environment
         self._environments: Environments | None = None
-        if start_environments is not None:
-            self._start_environments = start_environments
-            self._environments = start_environments()
+        if config.environment.is_used:
+            self._name = f"environment {environment_name(config.environment)}"
+            descriptor = None if output is None else output.descriptor
+            self._start_environments = partial(make_environments, config, output=descriptor)
+            self._environments = self._start_environments()
             return
-        by_source = {} if data is None else rewards_by_source(rewards, data)
+        by_source = rewards_by_source(rewards, config.data)
         if all(own is rewards for own in by_source.values()):
             by_source = {"": rewards}
         self.by_source: dict[str, Judge] = {}
         try:
-            for source, config in by_source.items():
-                same = [judge for judge in self.judges if judge.config == config]
-                self.judges += [] if same else [_judge(config, output)]
-                self.by_source[source] = same[0] if same else self.judges[-1]
+            for source, own in by_source.items():
+                same = [judge for judge in self.judges if judge.config == own]
+                if not same:
+                    is_model = isinstance(own, RewardModelVerifier)
+                    same = [ModelJudge(own) if is_model else TextJudge(own, output)]
+                    self.judges += same
+                self.by_source[source] = same[0]
         except BaseException:
             self.close()
             raise
@@ -120,11 +111,10 @@ class Scorer(AbstractContextManager["Scorer"]):
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
-        judge = self._judge_of(rollout.prompt.source)
+        prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
         on_reply = partial(_hand_out, judge.config, on_verdict)
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
-        prompt = rollout.prompt
         return judge.submit((rollout.response_text, prompt.answer, prompt.metadata), on_reply)
 
     def pump(self, timeout_s: float) -> None:
@@ -162,9 +152,8 @@ class Scorer(AbstractContextManager["Scorer"]):
         """
         if not self._warns:
             return
-        if self._environments is not None and self._environment is not None:
-            whose = f"environment {environment_name(self._environment)}"
-            _check(rollouts, whose, "they are not trained on")
+        if self._environments is not None:
+            _check(rollouts, self._name, "they are not trained on")
         for judge, rows in self._shares(rollouts):
             whose = f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
             _check([rollouts[row] for row in rows], whose, "counted as incorrect")
@@ -216,31 +205,8 @@ class Scorer(AbstractContextManager["Scorer"]):
                 yield judge, rows
 
 
-def scorer_of(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
-    """The scorer of a run: its verifiers, or its environment.
-
-    Raises: UserError as `Scorer`, and as `make_environments`.
-    """
-    descriptor = None if output is None else output.descriptor
-    start = partial(make_environments, config, output=descriptor)
-    return Scorer(
-        config.rewards,
-        max_response_tokens=config.rollouts.max_response_tokens,
-        data=config.data,
-        output=output,
-        environment=config.environment,
-        start_environments=start if config.environment.is_used else None,
-    )
-
-
 def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
     on_verdict(Verdict(**verdict_fields(config, reply)))
-
-
-def _judge(rewards: RewardConfig, output: VerifierOutput | None) -> Judge:
-    if isinstance(rewards, RewardModelVerifier):
-        return ModelJudge(rewards, rewards.reward_model_path, rewards.reward_model_threshold)
-    return TextJudge(rewards, output)
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
@@ -260,3 +226,57 @@ def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
         effect,
         visible(first, keep=""),
     )
+
+
+def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
+    """The rollouts with each other's verdicts, of all sources together.
+
+    The negative control `rewards.shuffle`: rewards without a relation to the responses.
+    """
+    dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
+    Random(f"shuffle/{seed}").shuffle(dealt)
+    return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]
+
+
+class JudgedResponses:
+    """Verifiers as `Environments` of one turn: a response is judged while others are sampled.
+
+    A response that was cut is judged, too. All may be open at a time: those that no process judges
+    yet wait. The verifiers stay when it is closed: others may ask them.
+    """
+
+    gives_verdicts = True
+    capacity = sys.maxsize
+
+    def __init__(self, scorer: Scorer, num_responses: int | None = None) -> None:
+        self._scorer, self._num_responses = scorer, num_responses
+        self._prompts: dict[EpisodeKey, Prompt] = {}
+        self._asked: dict[EpisodeKey, Callable[[], object]] = {}
+        self._replies: list[Reply] = []
+
+    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
+        self._prompts[key] = prompt
+        self._replies.append(Reply(key, observation=""))
+
+    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
+        reason = FinishReason.STOP if has_ended else FinishReason.LENGTH
+        response = Rollout(self._prompts[key], (), text, (), reason)
+        self._asked[key] = self._scorer.submit(
+            response,
+            lambda verdict: self._replies.append(Reply(key, verdict=verdict)),
+            num_responses=self._num_responses,
+        )
+
+    def end(self, key: EpisodeKey) -> None:
+        self._prompts.pop(key, None)
+        if (withdraw := self._asked.pop(key, None)) is not None:
+            withdraw()
+
+    def poll(self, timeout_s: float) -> list[Reply]:
+        self._scorer.pump(0.0 if self._replies else timeout_s)
+        replies, self._replies = self._replies, []
+        return replies
+
+    def close(self) -> None:
+        for key in list(self._asked):
+            self.end(key)

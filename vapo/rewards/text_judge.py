@@ -1,24 +1,186 @@
-"""One verifier on texts, whatever it does. Imports no torch: a reward model is `scorer`'s."""
+"""One verifier on texts, whatever it does: what hangs or crashes costs one response each.
+
+Imports no torch: a reward model is `scorer`'s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vapo.config.data import source_name, sources_of
-from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, with_verifier
+from vapo.config.rewards import with_verifier
 from vapo.config.schema import DataConfig, MixtureSource, RewardConfig
-from vapo.rewards.math_verify_package import check_math_verify
-from vapo.rewards.own_function import FUNCTION_KEY
-from vapo.rewards.verifier_code import VerifierCode
+from vapo.rewards.verifier_code import FUNCTION_KEY, Task, Text, VerifierCode
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, exact, make_reasoning_gym, make_regex
-from vapo.rewards.worker_pool import WAIT_S, OnReply, WorkerPool
+from vapo.rewards.verifiers import (
+    MAX_RESPONSE_CHARS,
+    check_package,
+    exact,
+    make_regex,
+)
 from vapo.system.credentials import check_passed, hidden_texts
 from vapo.system.handed_functions import bytes_of
+from vapo.system.process_protocol import Order, UserCode
+from vapo.system.user_processes import Answer, UserProcesses
 
-Text = tuple[str, str, Mapping[str, Any]]
-"""Response text, reference answer, metadata."""
+MAX_GIVEN = 16
+"""A process has at most so many tasks at a time."""
+
+MAX_REFUSED = 3
+"""A task that so many processes did not take is not given to another."""
+
+WAIT_S = 0.5
+"""For a reply, before whoever waits looks around again."""
+
+OnReply = Callable[[dict[str, Any]], None]
+
+
+@dataclass(eq=False)
+class Question:
+    """A task, and who waits for its reply."""
+
+    task: Task
+    on_reply: OnReply | None
+    was_first: bool = False
+    """Whether its process had no other: else its end may be another's fault."""
+    num_refused: int = 0
+    """How many processes that had no other did not take it."""
+
+    def forget(self) -> None:
+        """Nobody waits for the reply any more."""
+        self.on_reply = None
+
+
+class WorkerPool:
+    """`num_workers` verifier processes; used by one thread at a time.
+
+    A task that hangs beyond the time limit, whose process dies, or during which anything else is
+    written into the process's channel gets the reply `{"failure": "timeout"}`, `"crash"` or
+    `GARBLED`. The others are not affected: what a process had only been sent is asked again.
+
+    Args:
+        timeout_s: time limit of one task.
+        output: file descriptor to which they print; None: what they print is discarded.
+    """
+
+    def __init__(
+        self, code: UserCode, *, num_workers: int, timeout_s: float, output: int | None = None
+    ) -> None:
+        self.processes = UserProcesses(
+            code,
+            timeout_s=timeout_s,
+            output=output,
+            may_close=False,
+            num_hosts=1 if code.is_shared else num_workers,
+        )
+        self._queue: deque[Question] = deque()
+        self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
+
+    def close(self) -> None:
+        self.processes.close()
+
+    def submit(self, task: Task, on_reply: OnReply) -> Question:
+        """Queue a task. `pump` calls `on_reply(reply)` once, when its reply is there."""
+        question = Question(task, on_reply)
+        self._queue.append(question)
+        return question
+
+    def pump(self, timeout_s: float) -> None:
+        """Give tasks to processes that have few, and hand out the replies that have come.
+
+        Waits at most so long for the first, 0: not at all; at once if nothing is queued or asked.
+
+        Raises: UserError: the processes die while they start, or the verifier cannot be built.
+        """
+        is_busy = timeout_s == 0  # who asks does something else before it looks again
+        try:
+            self._give(is_busy=is_busy)
+            for answer in self.processes.poll(timeout_s):
+                self._take(answer)
+            self._give(is_busy=is_busy)
+        except BaseException:  # an interrupt may come between a reply and its task
+            for worker, given in enumerate(self._given):
+                if given:
+                    self._take_back(worker)
+            raise
+
+    def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
+        """Call `on_reply(index, reply)` once for each task, in the order of completion."""
+        num_left = len(tasks)
+
+        def finish(index: int, reply: dict[str, Any]) -> None:
+            nonlocal num_left
+            num_left -= 1
+            on_reply(index, reply)
+
+        asked = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
+        try:
+            while num_left:
+                self.pump(WAIT_S)
+        finally:
+            for question in asked:
+                question.forget()
+
+    def _take(self, answer: Answer) -> None:
+        question = self._given[answer.key].popleft()
+        if answer.is_last:
+            self._take_back(answer.key)
+            if not question.was_first and answer.fields["failure"] != "timeout":
+                self._queue.appendleft(question)  # so that it is the first of this process's next
+                return
+        if question.on_reply is not None:
+            question.on_reply(answer.fields)
+
+    def _take_back(self, worker: int) -> None:
+        """End a process, and put what it was given before the queue."""
+        self.processes.end(worker, Order.KILL)
+        self._queue.extendleft(reversed(self._given[worker]))
+        self._given[worker].clear()
+
+    def _give(self, *, is_busy: bool) -> None:
+        """Give each process some of the queue: few of a short one, so that all have work.
+
+        Who is busy elsewhere gives one more, so that no process waits for it.
+        """
+        share = min(MAX_GIVEN, len(self._queue) // (4 * len(self._given)))
+        for most in range(1, 1 + max(share, 2 if is_busy else 1)):
+            for worker, given in enumerate(self._given):
+                if len(given) < most:
+                    self._ask(worker, given)
+
+    def _refused(self, worker: int) -> None:
+        """A process with nothing else to do did not take the first of the queue."""
+        self.processes.end(worker, Order.KILL)
+        question = self._queue[0]
+        question.num_refused += 1
+        if question.num_refused == MAX_REFUSED:
+            self._queue.popleft()
+            if question.on_reply is not None:
+                question.on_reply({"failure": "crash"})
+
+    def _ask(self, worker: int, given: deque[Question]) -> None:
+        while self._queue and self._queue[0].on_reply is None:
+            self._queue.popleft()
+        if not self._queue:
+            return
+        if not given and worker in self.processes and not self.processes.is_sound(worker):
+            self.processes.end(worker, Order.KILL)  # it broke while idle: no task is to blame
+        if worker not in self.processes:
+            self.processes.open(worker)
+        try:
+            if not self.processes.ask(worker, self._queue[0].task):
+                return
+        except OSError:  # it has just ended, or takes nothing; `poll` says so of one that has tasks
+            if not given:
+                self._refused(worker)
+            return
+        question = self._queue.popleft()
+        question.was_first = not given
+        given.append(question)
 
 
 class TextJudge:
@@ -28,8 +190,7 @@ class TextJudge:
         output: where the verifier's own prints and tracebacks go; None: they are discarded. With
             one, what is printed between two calls, while a process starts, is left out.
 
-    Raises:
-        UserError: a setting is unusable, or a user's function cannot be imported.
+    Raises: UserError: a setting is unusable, or a user's function cannot be imported.
     """
 
     def __init__(self, rewards: RewardConfig, output: VerifierOutput | None = None) -> None:
@@ -48,7 +209,7 @@ class TextJudge:
             return lambda: None
         kept = dict(metadata) if self._needs_metadata else {}
         if self._output is not None:  # a host that replaces another prints its imports again
-            self.pool.wait_until_ready()
+            self.pool.processes.wait_until_ready()
             self._output.take()
         return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply).forget
 
@@ -72,17 +233,14 @@ class TextJudge:
 
 def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Verdict`: a failure is incorrect, with the configured reward."""
-    if "failure" in reply:
-        fields = {"is_correct": False, "reward": rewards.incorrect, "failure": reply["failure"]}
-        return {**fields, "extracted": None}
-    is_correct, reward = reply["is_correct"], reply.get("reward")
+    is_correct, reward = reply.get("is_correct", False), reply.get("reward")
     if reward is None:
         reward = rewards.correct if is_correct else rewards.incorrect
     return {
         "is_correct": is_correct,
         "reward": reward,
         "extracted": reply.get("extracted"),
-        "failure": None,
+        "failure": reply.get("failure"),
     }
 
 
@@ -100,24 +258,20 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
 
 def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:
     """Check the settings here, where it is cheap; a user's function only in a worker."""
-    pattern = rewards.pattern if isinstance(rewards, RegexVerifier) else None
-    own = rewards if isinstance(rewards, PythonVerifier) else None
-    passed = () if own is None else tuple(own.function_variables)
+    own = vars(rewards)  # not every verifier has all options
+    function, passed = own.get("function"), tuple(own.get("function_variables", ()))
     check_passed(passed, key="rewards.function_variables")
-    if pattern is not None:
-        make_regex(pattern)
-    if rewards.verifier == "reasoning_gym":
-        make_reasoning_gym()
-    if rewards.verifier == "math_verify":
-        check_math_verify()
+    check_package(rewards.verifier)
+    if rewards.verifier == "regex":
+        make_regex(own["pattern"])
     code = VerifierCode(
-        is_shared=rewards.verifier != "python",  # a user's own module may open what it likes
+        is_shared=function is None,  # a user's own module may open what it likes
         kind=rewards.verifier,
-        pattern=pattern,
-        function=None if own is None else own.function,
-        function_folder=None if own is None else own.function_folder,
-        function_bytes=None if own is None else bytes_of(own.function, key=FUNCTION_KEY),
-        percent=rewards.percent if isinstance(rewards, MathVerifier) else "either",
+        pattern=own.get("pattern"),
+        function=function,
+        function_folder=own.get("function_folder"),
+        function_bytes=bytes_of(function, key=FUNCTION_KEY),
+        percent=own.get("percent", "either"),
         correct=rewards.correct,
         shows_errors=output is not None,
         passed=passed,
@@ -129,6 +283,6 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         timeout_s=rewards.timeout_s,
         output=None if output is None else output.descriptor,
     )
-    if own is not None:
-        pool.wait_until_ready()
+    if function is not None:
+        pool.processes.wait_until_ready()
     return pool

@@ -1,31 +1,148 @@
-"""What a host imports for a verifier, and what an answer of its processes has in it."""
+"""What a host imports for a verifier, and what an answer of its processes has in it.
+
+Of a user's own function: how it must be called, and what it may return.
+"""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import math
-from collections.abc import Callable, Mapping
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from vapo.errors import UserError
 from vapo.rewards.hostile_text import guarded, install
-from vapo.rewards.judgement import Judgement, Verifier
-from vapo.rewards.math_verify_package import import_package, make_math_verify
-from vapo.rewards.own_function import make_python
 from vapo.rewards.verifiers import (
+    Judgement,
+    Verifier,
     VoteTask,
-    exact,
     make_math,
+    make_math_verify,
     make_reasoning_gym,
     make_regex,
     math_vote_classes,
 )
-from vapo.system.child_process import printable, reward_problem
-from vapo.system.process_protocol import Answering, UserCode, reward_of
+from vapo.system.handed_functions import function_of
+from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
+from vapo.system.shown_text import beginning
+from vapo.system.user_functions import check_arguments
 
-Task = tuple[str, str, Mapping[str, Any]] | VoteTask
-"""Response text, answer, metadata; or a question of votes."""
+FUNCTION_KEY = "rewards.function"
+RETURNS = "a bool, a number or (bool, number)"
+_TOLERANCE = 1e-6
+_ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label")
+
+
+def make_python(
+    path: str | None, *, folder: str | None = None, sent: bytes | None = None, correct: float = 1.0
+) -> Verifier:
+    """A user's function `f(response_text, answer, metadata)`.
+
+    Args:
+        path: as `package.module:function` or `folder/file.py:function`; see `function_of`.
+        correct: a number that the function returns is its reward; from `correct` on the response
+            is correct.
+
+    Raises: UserError: not importable, not a function, or one that is called in another way.
+    """
+    function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
+    what = f"{FUNCTION_KEY} {path}"
+    check_parameters(_parameters(function), what)
+    check_arguments(function, what, "response_text", "answer", "metadata")
+
+    def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
+        return judgement_of(function(response_text, answer, metadata), correct=correct)
+
+    return python
+
+
+def judgement_of(result: Any, *, correct: float) -> Judgement:
+    """What a user's function has said of one response.
+
+    A bool is the verdict, a number a reward, `(bool, number)` both.
+
+    Raises: TypeError: it is something else.
+    """
+    verdict, reward = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    verdict, reward = _plain(verdict), _plain(reward)
+    is_number = isinstance(verdict, numbers.Real)
+    if reward is None and is_number and not isinstance(verdict, bool):
+        verdict, reward = float(verdict) >= correct - _TOLERANCE, verdict
+    has_reward = reward is None or isinstance(reward, numbers.Real)
+    if not isinstance(verdict, bool) or not has_reward:
+        hint = "; return its score" if isinstance(result, dict) else ""
+        raise TypeError(f"returned {beginning(repr(result), 80)}, not {RETURNS}{hint}")
+    return Judgement(verdict, reward=None if reward is None else float(reward))
+
+
+def _plain(value: Any) -> Any:
+    """numpy's and torch's scalars as Python's; what has more elements stays as it is."""
+    is_one = hasattr(value, "item") and getattr(value, "size", 1) in (1, ())
+    try:
+        return value.item() if is_one or hasattr(value, "numel") else value
+    except (TypeError, ValueError, RuntimeError):
+        return value
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built in: it has no signature to ask
+        return []
+    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def check_parameters(names: Sequence[str], what: str) -> None:
+    """Recognise a reward function of TRL or verl, which would be called with the wrong arguments.
+
+    Args:
+        what: the key and the function, for the message.
+
+    Raises: UserError: it is one; says what to write beside it.
+    """
+    name = what.rpartition(":")[2]
+    if "completions" in names:
+        whose = "TRL calls its reward functions, with lists"
+        known = {"completions": "response_text", "prompts": '""'} | dict.fromkeys(
+            _ANSWERS, "answer"
+        )
+        texts = {n: known.get(n, f'metadata["{n}"]') for n in names}
+        arguments = [f"{n}=[{text}]" for n, text in texts.items()]
+        hint = (
+            "Where it reads messages, write "
+            'completions=[[{"role": "assistant", "content": response_text}]].'
+        )
+        ending = ")[0]"
+    elif "solution_str" in names or "data_source" in names:
+        whose = "verl calls its reward functions"
+        known = {
+            "solution_str": "response_text",
+            "ground_truth": "answer",
+            "data_source": 'metadata.get("data_source")',
+            "extra_info": 'metadata.get("extra_info")',
+        }
+        arguments = [f"{n}={known[n]}" for n in names if n in known]
+        hint = 'Where it returns a dict, add ["score"].'
+        ending = ")"
+    else:
+        return
+    lines = "".join(f"        {argument},\n" for argument in arguments)
+    raise UserError(
+        f"{what} takes ({', '.join(names)}), as {whose}; vapo calls f(response_text, answer, "
+        "metadata) on one response. Write this beside it, and name it instead:\n\n"
+        "def for_vapo(response_text, answer, metadata):\n"
+        f"    return {name}(\n{lines}    {ending}\n\n"
+        f"It returns {RETURNS}. {hint}"
+    )
+
+
+Text = tuple[str, str, Mapping[str, Any]]
+"""Response text, reference answer, metadata."""
+
+Task = Text | VoteTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +166,19 @@ class VerifierCode(UserCode):
 
     def imported(self) -> Callable[[], Answering]:
         """See `UserCode.imported`."""
-        verifier = self._verifier()
+        kinds: dict[str, Callable[[], Verifier]] = {
+            "regex": lambda: make_regex(self.pattern),
+            "math": lambda: make_math(self.percent),
+            "math_verify": make_math_verify,
+            "reasoning_gym": make_reasoning_gym,
+            "python": lambda: make_python(
+                self.function,
+                folder=self.function_folder,
+                sent=self.function_bytes,
+                correct=self.correct,
+            ),
+        }
+        verifier = kinds[self.kind]()
         # a user's own function may open files and start processes; ours have no reason to
         guard = nullcontext if self.kind == "python" else guarded
         install()
@@ -61,28 +190,6 @@ class VerifierCode(UserCode):
                 return _fields(verifier(*task))
 
         return lambda: answer
-
-    def _verifier(self) -> Verifier:
-        if self.kind == "exact":
-            return exact
-        if self.kind == "regex":
-            return make_regex(self.pattern)
-        if self.kind == "math":
-            return make_math(self.percent)
-        if self.kind == "math_verify":
-            verifier = make_math_verify()
-            import_package()
-            return verifier
-        if self.kind == "reasoning_gym":
-            verifier = make_reasoning_gym()
-            importlib.import_module("reasoning_gym")  # seconds, which no verdict's limit is for
-            return verifier
-        return make_python(
-            self.function,
-            folder=self.function_folder,
-            sent=self.function_bytes,
-            correct=self.correct,
-        )
 
     def checked(self, question: Task, fields: dict[str, Any]) -> dict[str, Any] | None:
         """See `UserCode.checked`: a judgement's fields, or the classes of votes."""

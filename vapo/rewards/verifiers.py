@@ -1,12 +1,13 @@
 """The verifiers. Responses are hostile text: parsed, never evaluated or formatted.
 
-They run in worker processes (`vapo.rewards.worker_pool`), which enforce time and memory limits;
+They run in worker processes (`vapo.rewards.text_judge`), which enforce time and memory limits;
 nothing here imports torch, so that a worker starts fast.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,27 @@ from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.judgement import MAX_EXTRACTED_CHARS, Judgement, Verifier
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
+
+MAX_EXTRACTED_CHARS = 200
+"""Longer extracted answers are cut in verdicts and tables (never in the comparison)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verifier's answer. `reward` None stands for the configured correct / incorrect reward."""
+
+    is_correct: bool
+    reward: float | None = None
+    extracted: str | None = None
+
+
+Verifier = Callable[[str, str, Mapping[str, Any]], Judgement]
+"""Judges one response, given with its answer and metadata. May raise, hang or crash: it runs in a
+process of its own."""
+
+_EXTRAS = {"math_verify": "math_verify", "reasoning_gym": "reasoning"}
+"""The packages that are verifiers, and what installs them."""
 
 MAX_RESPONSE_CHARS = 200_000
 """Verifiers see at most so many characters of a response: its end, where the answer is."""
@@ -29,8 +49,7 @@ def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judge
 def make_regex(pattern: str | None) -> Verifier:
     """The first group of the pattern's last match, stripped, equals the answer.
 
-    Raises:
-        UserError: no pattern, it does not compile, or it has no group.
+    Raises: UserError: no pattern, it does not compile, or it has no group.
     """
     if not pattern:
         raise UserError("rewards.pattern is not set: verifier `regex` needs it")
@@ -103,21 +122,12 @@ def make_reasoning_gym() -> Verifier:
 
     The answer is what the response's last `<answer>...</answer>` holds, else all of it.
 
-    Raises:
-        UserError: reasoning_gym is not installed.
+    Raises: UserError: reasoning_gym is not installed.
     """
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise UserError(
-            "rewards.verifier is reasoning_gym, which is not installed: "
-            f"{install_command('reasoning')}"
-        )
+    check_package("reasoning_gym")
+    import reasoning_gym  # takes seconds that no verdict's time limit is for
 
-    @lru_cache(maxsize=256)
-    def scorer(dataset: str) -> Callable[..., Any]:
-        import reasoning_gym
-
-        function: Callable[..., Any] = reasoning_gym.get_score_answer_fn(dataset)
-        return function
+    scorer = lru_cache(maxsize=256)(reasoning_gym.get_score_answer_fn)
 
     def score(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         if "reasoning_gym_dataset" not in metadata:
@@ -132,6 +142,46 @@ def make_reasoning_gym() -> Verifier:
         return Judgement(float(marks) >= 1.0 - 1e-6, extracted=extracted[:MAX_EXTRACTED_CHARS])
 
     return score
+
+
+def make_math_verify() -> Verifier:
+    """The verifier of the package math-verify, which is common in the field.
+
+    It parses LaTeX into SymPy's expressions, and plain expressions by SymPy's parser, which
+    evaluates code: the process that it runs in refuses any but bounded arithmetic
+    (`hostile_text`). Its own time limits are signals that interrupt SymPy anywhere and leave its
+    caches half written. They are off: the time limit of a verdict ends the process instead.
+
+    Raises: UserError: math-verify is not installed.
+    """
+    check_package("math_verify")
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits being off
+    from math_verify import parse, verify  # takes seconds that no verdict's time limit is for
+
+    @lru_cache(maxsize=1024)
+    def parsed(reference: str) -> list[Any]:
+        boxed = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+        found: list[Any] = parse(boxed, parsing_timeout=None)
+        return found
+
+    def math_verify(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
+        gold = parsed(answer.strip())
+        if not gold:
+            raise ValueError(f"math-verify does not understand the reference {answer!r:.80}")
+        found = parse(response_text, parsing_timeout=None)
+        if not found:
+            return Judgement(False)
+        is_correct = bool(verify(gold, found, timeout_seconds=None))
+        return Judgement(is_correct, extracted=str(found[-1])[:MAX_EXTRACTED_CHARS])
+
+    return math_verify
+
+
+def check_package(verifier: str, key: str = "rewards.verifier") -> None:
+    """Raises: UserError: the package that a verifier is, or needs, is not installed."""
+    extra = _EXTRAS.get(verifier)
+    if extra is not None and importlib.util.find_spec(verifier) is None:
+        raise UserError(f"{key} is {verifier}, which is not installed: {install_command(extra)}")
 
 
 def _compare(extracted: str | None, answer: str) -> Judgement:

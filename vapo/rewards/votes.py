@@ -6,10 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from vapo.rewards.judgement import MAX_EXTRACTED_CHARS
+from vapo.rewards.text_judge import WorkerPool
 from vapo.rewards.verifier_code import Task
-from vapo.rewards.verifiers import MAX_RESPONSE_CHARS, VoteTask
-from vapo.rewards.worker_pool import WorkerPool
+from vapo.rewards.verifiers import MAX_EXTRACTED_CHARS, MAX_RESPONSE_CHARS, VoteTask
 from vapo.types import Rollout
 
 logger = logging.getLogger(__name__)

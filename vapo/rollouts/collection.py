@@ -14,7 +14,7 @@ from vapo.config.algorithm import VineOptions
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.shuffling import with_shuffled_verdicts
+from vapo.rewards.scorer import with_shuffled_verdicts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.dynamic_sampling import Filling, Group
@@ -24,8 +24,8 @@ from vapo.rollouts.player import Player
 from vapo.rollouts.sampling_metrics import failure_metrics, source_metrics
 from vapo.rollouts.step_values import with_step_values
 from vapo.system.distributed import gather_over_ranks, rank, world_size
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress, Stage
-from vapo.system.seeding import derive_seed
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch
 
 

@@ -19,7 +19,7 @@ from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRe
 from vapo.rollouts.environment_inputs import replay_of
 from vapo.rollouts.episode import Episode, Key
 from vapo.rollouts.observations import ObservationTokens
-from vapo.system.child_process import fits_float32
+from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout
 
 REPLAY = "replay"

@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 from vapo.errors import UserError
 from vapo.rollouts.stored_truth import truth_columns
 from vapo.rollouts.stored_turns import turn_columns
-from vapo.system.atomic_files import write_whole
+from vapo.system.files import write_whole
 
 if TYPE_CHECKING:
     from vapo.rollouts.continuations import MeasuredState

@@ -20,7 +20,7 @@ from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.stored_truth import StoredTruth, read_truth
 from vapo.rollouts.stored_turns import is_episode, read_turns
-from vapo.system.child_process import fits_float32
+from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))

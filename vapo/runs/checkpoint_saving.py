@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from vapo.errors import InterruptedRunError
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file
-from vapo.system.atomic_files import replace_folder, sync
 from vapo.system.distributed import all_ranks, gather_objects, leave_together, rank
+from vapo.system.files import replace_folder, sync
 
 _SPARE_BYTES = 1 << 20
 _AFTER = (

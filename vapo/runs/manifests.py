@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.atomic_files import sha256, write_text
-from vapo.system.main_process import is_main_process
-from vapo.system.version import __version__
+from vapo.system.files import sha256, write_text
+from vapo.system.installation import __version__
+from vapo.system.process import is_main_process
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.pt"

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.runs.run_dirs import RunDir, how_to_resume
 from vapo.runs.stopping import end_now
-from vapo.system.main_process import is_main_process
+from vapo.system.process import is_main_process
 
 _POLL_S = 0.5
 _ORDERLY_S = 10.0

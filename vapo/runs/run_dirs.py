@@ -28,9 +28,8 @@ from vapo.config.written import flatten_deciding, flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
-from vapo.system.atomic_files import write_text
-from vapo.system.file_locks import try_lock
-from vapo.system.main_process import is_main_process
+from vapo.system.files import try_lock, write_text
+from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
 RECORD_NAME = "run.json"

@@ -18,7 +18,7 @@ import torch
 
 from vapo.errors import StopRequested
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
-from vapo.system.signals import ending_signals
+from vapo.system.process import ending_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -18,7 +18,7 @@ from vapo.config.written import Scalar
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task, budget_differences, differences, num_rollouts
-from vapo.system.progress_display import format_seconds
+from vapo.system.progress import format_seconds
 
 
 def describe_differences(config: FitConfig, base: FitConfig) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.sweep.running import Running
-from vapo.system.progress_display import Display, can_redraw, format_seconds
+from vapo.system.progress import Display, can_redraw, format_seconds
 from vapo.system.shown_text import TextStream, visible
 
 _READ_INTERVAL_S = 1.0

@@ -23,8 +23,7 @@ from vapo.errors import UserError
 from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Task
-from vapo.system.atomic_files import write_text
-from vapo.system.file_locks import try_lock
+from vapo.system.files import try_lock, write_text
 
 SWEEP_RECORD = "sweep.json"
 TaskState = Literal["finished", "failed", "blocked", "waiting"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from vapo.config import FitConfig
 from vapo.config.written import deciding_tree
 from vapo.prompts.fingerprint import fingerprint
-from vapo.system.version import __version__
+from vapo.system.installation import __version__
 
 _PACKAGE = Path(__file__).parents[1]
 # Parts of the package that no training process loads: changing them reruns nothing. What trains

@@ -19,7 +19,7 @@ from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
-from vapo.system.atomic_files import write_text
+from vapo.system.files import write_text
 from vapo.tracking.links import curves_page, how_to_open
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags

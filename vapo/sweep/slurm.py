@@ -11,7 +11,7 @@ import yaml
 
 from vapo.errors import UserError
 from vapo.sweep.launch import Handle
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 
 class SlurmHandle:

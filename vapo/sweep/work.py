@@ -14,7 +14,7 @@ from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
 from vapo.sweep.running import Running, seconds_left
-from vapo.system.progress_display import format_seconds
+from vapo.system.progress import format_seconds
 
 _POLL_S = 0.2
 

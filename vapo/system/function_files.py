@@ -7,7 +7,6 @@ processes that judge. What cannot be told from the text is left to it.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.system.user_functions import hint
 
 _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""
@@ -28,30 +28,27 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     Args:
         folder: looked into beside Python's own path and the current folder.
 
-    Raises:
-        UserError: no such module or file, or no such name in it; names what is most alike.
+    Raises: UserError: no such module or file, or no such name in it; names what is most alike.
     """
     where, _, name = path.rpartition(":")
     what = f"{key}: cannot import {path}"
     folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
-    if where.endswith(".py"):
-        file: Path | None = _file(where, folders, what)
-    else:
-        file = _module_file(where, folders, what)
+    file = (_file if where.endswith(".py") else _module_file)(where, folders, what)
     if file is None:
         return None
-    names = names_in(file, what)
-    first = name.partition(".")[0]
-    if names is not None and first not in names:
-        functions = sorted(own for own in names if not own.startswith("_"))
-        raise UserError(f"{what}: {file} has no {first}{_hint(first, functions)}")
-    return _parameters(file, name, what)
-
-
-def _parameters(file: Path, name: str, what: str) -> list[str] | None:
-    """Of the one `def` of this name at the module's top level, without a decorator."""
-    body = ast.parse(_text(file, what)).body
-    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == name]
+    text = _text(file, what)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise UserError(f"{what}: {place} is not Python: {reason}") from None
+    names, first = set(_bound(tree)), name.partition(".")[0]
+    may_have_others = "*" in names or any(word in text for word in _OPEN)
+    if first not in names and not may_have_others:
+        functions = {own: own for own in sorted(names) if not own.startswith("_")}
+        raise UserError(f"{what}: {file} has no {first}{hint(first, functions)}")
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
     if len(found) != 1 or found[0].decorator_list:
         return None
     arguments = found[0].args
@@ -101,24 +98,6 @@ def _check_no_submodule(parent: ModuleSpec, name: str, what: str) -> None:
     raise UserError(f"{what}: {parent.name} ({where}) has no module {name}{_near(name, places)}")
 
 
-def names_in(file: Path, what: str) -> set[str] | None:
-    """The names that a module's text binds; None where it may bind others.
-
-    Raises: UserError: it is no Python.
-    """
-    text = _text(file, what)
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
-        reason = error.msg if isinstance(error, SyntaxError) else error
-        raise UserError(f"{what}: {place} is not Python: {reason}") from None
-    if any(word in text for word in _OPEN):
-        return None
-    bound = set(_bound(tree))
-    return None if "*" in bound else bound
-
-
 def _bound(tree: ast.AST) -> Iterator[str]:
     """Names bound in a block, and in the blocks inside it; too many rather than too few."""
     for node in ast.walk(tree):
@@ -141,9 +120,4 @@ def _text(file: Path, what: str) -> str:
 
 def _near(name: str, folders: list[str]) -> str:
     files = [f.name for folder in folders for f in sorted(Path(folder).glob("*.py"))]
-    return _hint(f"{Path(name).stem}.py", files)
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return hint(f"{Path(name).stem}.py", {file: file for file in files})

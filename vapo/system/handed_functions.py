@@ -37,12 +37,18 @@ def bytes_of(path: str | None, *, key: str) -> bytes | None:
     return sent
 
 
-def function_of(sent: bytes, *, path: str | None, key: str) -> Callable[..., Any]:
-    """In the child: the function that its parent sent.
+def function_of(
+    path: str | None, sent: bytes | None, *, key: str, folder: str | None
+) -> Callable[..., Any]:
+    """In the child: the function that its parent sent, else the one at the path.
 
-    Raises:
-        UserError: something that it uses cannot be imported here.
+    Args:
+        sent: where the parent has it in its own `__main__`.
+
+    Raises: UserError: as `import_function`; or something that it uses cannot be imported here.
     """
+    if sent is None:
+        return import_function(path, key=key, folder=folder)
     import cloudpickle
 
     try:

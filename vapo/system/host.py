@@ -3,85 +3,98 @@
 It imports the user's module once and forks a process for each that is asked for, so that a process
 costs milliseconds, and one that hangs, crashes or fills its memory harms no other. The trainer
 keeps a socket to each process and never waits for the host (`user_processes`). What a process
-started goes with it (`process_tree`). The supervisor above the host (`supervision`) ends everything
-when the trainer is gone.
+started goes with it, and all when the trainer is gone (`supervision`).
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import psutil
 
 from vapo.errors import UserError
-from vapo.system.child_process import channel_of, failure_of, limit_memory, print_error
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
     MESSAGE,
     Answering,
     Order,
     UserCode,
+    channel_of,
+    failure_of,
+    limit_memory,
+    print_error,
     write_reply,
 )
-from vapo.system.process_tree import SEARCH_EVERY_S, ProcessTree
 from vapo.system.shown_text import hide
-from vapo.system.supervision import adopt_orphans, fork_supervised
+from vapo.system.supervision import (
+    adopt_orphans,
+    die_with_parent,
+    fork_supervised,
+    kill_with_group,
+)
+
+SEARCH_EVERY_S = 0.2
+"""What ended processes left behind is looked for at most so often."""
 
 
 class Host:
-    """The open processes, and those that have a moment left to close."""
+    """The open processes, each with all that it has started.
+
+    Each is the leader of a process group, so that one signal reaches all of it that has not left
+    the group; and on Linux what it started and left behind becomes its own child, or the host's
+    once it has ended. So a child of the host that is no open process is left over from one that
+    has ended, and is killed.
+    """
 
     def __init__(
-        self, channel: socket.socket, make: Callable[[], Answering], *, shows_errors: bool
+        self, channel: socket.socket, code: UserCode, make: Callable[[], Answering]
     ) -> None:
-        self._channel = channel
-        self._make = make
-        self._shows_errors = shows_errors
-        self._closing: dict[int, float] = {}
+        self._channel, self._code, self._make = channel, code, make
+        self._host = os.getpid()
+        self._pids: dict[int, int] = {}
+        self._killed_at: dict[int, float] = {}  # those that have a moment left to close
+        self._others = self._children()  # what the import of the user's module has started
+        self._next_search = 0.0
+        self._has_orphans = False  # something that an ended process left behind may still run
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        self._tree = ProcessTree()
 
     def serve(self) -> None:
         """Start and end processes as the trainer says, until it hangs up; then end them all."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
-            while self._turn(selector):
-                pass
-            selector.unregister(self._channel)
-            for number in self._tree.open():
-                self._closing.setdefault(number, time.monotonic() + CLOSE_TIMEOUT_S)
-            while self._tree.open():
-                self._turn(selector)
+        while self._turn(self._channel, self._woken):
+            pass
+        for number in self._pids:
+            self._killed_at.setdefault(number, time.monotonic() + CLOSE_TIMEOUT_S)
+        while self._pids:
+            self._turn(self._woken)
 
-    def _turn(self, selector: selectors.BaseSelector) -> bool:
+    def _turn(self, *watched: Any) -> bool:
         """Wait for something and do it; False once the trainer has hung up."""
-        ends = list(self._closing.values())
-        if self._tree.has_orphans:
+        ends = list(self._killed_at.values())
+        if self._has_orphans:
             ends.append(time.monotonic() + SEARCH_EVERY_S)
-        wait_s = max(0.0, min(ends) - time.monotonic()) if ends else None
-        ready = [key.fileobj for key, _ in selector.select(wait_s)]
+        ready = wait(watched, max(0.0, min(ends) - time.monotonic()) if ends else None)
         if self._woken in ready:
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
         goes_on = self._channel not in ready or self._obey()
-        for number, at in list(self._closing.items()):
+        for number, at in list(self._killed_at.items()):
             if time.monotonic() >= at:
-                self._tree.kill(number)
-                self._closing[number] = time.monotonic() + SEARCH_EVERY_S
-        for number in self._tree.reap():
-            self._closing.pop(number, None)
+                kill_with_group(self._pids[number])
+                self._killed_at[number] = time.monotonic() + SEARCH_EVERY_S
+        self._reap()
         return goes_on
 
     def _obey(self) -> bool:
@@ -94,26 +107,56 @@ class Host:
             self._open(number, descriptors[0])
         elif order == Order.PING:
             write_reply(self._channel.fileno(), f"{number:x}", {})
-        elif number in self._tree.open():
+        elif number in self._pids:
             grace = CLOSE_TIMEOUT_S if order == Order.END else 0.0
-            self._closing.setdefault(number, time.monotonic() + grace)
+            self._killed_at.setdefault(number, time.monotonic() + grace)
         return True
 
     def _open(self, number: int, descriptor: int) -> None:
-        if not self._tree.fork(number):
+        pid = os.fork()
+        with suppress(OSError):  # both do it: whoever comes first
+            os.setpgid(pid, pid)
+        if pid:
+            self._pids[number] = pid
             os.close(descriptor)
             return
         try:
+            die_with_parent(self._host)
+            adopt_orphans()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
             os.close(self._woken)
             os.close(self._wake)
-            answer(self._make(), channel_of(descriptor), shows_errors=self._shows_errors)
+            answer(self._make(), channel_of(descriptor), shows_errors=self._code.shows_errors)
             sys.stdout.flush()
             sys.stderr.flush()
         finally:  # never back into the host's loop, nor to its exit handlers
             os._exit(0)
+
+    def _reap(self) -> None:
+        """Forget the processes that have ended, and kill what they started."""
+        numbers = {pid: number for number, pid in self._pids.items()}
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                if (number := numbers.get(pid)) is None:
+                    continue
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # so long nobody else has its number
+                del self._pids[number]
+                self._killed_at.pop(number, None)
+                self._has_orphans = True
+        if self._has_orphans and time.monotonic() >= self._next_search:
+            start = time.monotonic()
+            orphans = self._children() - self._others - set(self._pids.values())
+            for pid in orphans:
+                kill_with_group(pid)
+            self._has_orphans = bool(orphans)
+            now = time.monotonic()  # where there are many processes a search takes long
+            self._next_search = now + max(SEARCH_EVERY_S, 10 * (now - start))
+
+    def _children(self) -> set[int]:
+        return {process.pid for process in psutil.Process(self._host).children()}
 
 
 def answer(answering: Answering, channel: Connection, *, shows_errors: bool) -> None:
@@ -144,7 +187,7 @@ def serve(channel: socket.socket, ticket: str, code: UserCode) -> None:
     except UserError as error:
         write_reply(channel.fileno(), ticket, {"failure": str(error)})
         return
-    host = Host(channel, make, shows_errors=code.shows_errors)
+    host = Host(channel, code, make)
     gc.collect()
     gc.freeze()  # so that a collection in a forked process does not copy the host's memory
     write_reply(channel.fileno(), ticket, {})

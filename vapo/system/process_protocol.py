@@ -1,23 +1,23 @@
-"""What the trainer, a host and the processes that run a user's code have agreed on.
-
-The trainer asks in pickles, which only our own process reads. An answer is one line of JSON with
-the question's own ticket, not a pickle: nothing that a response can make of such a process is
-executed in the trainer, and what the user's code itself writes into the channel is no answer.
-"""
+"""What the trainer, a host and the processes that run a user's code have agreed on."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
 import os
 import struct
+import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from vapo.system.child_process import reward_problem
-from vapo.system.shown_text import redacted, visible
+from vapo.system.shown_text import beginning, redacted, visible
 
 CLOSE_TIMEOUT_S = 2.0
 """A process that is no longer needed has so long to close what it has before it is killed."""
@@ -109,3 +109,92 @@ def reward_of(value: Any) -> float | None:
     except OverflowError:  # an integer of hundreds of digits
         return None
     return None if reward_problem(reward) is not None else reward
+
+
+MEMORY_HEADROOM_BYTES = 2 * 1024**3
+"""Such a process may use so much memory above what it has at the start; then it is a failure."""
+
+HIGH_DESCRIPTOR = 900
+"""The channel's number, or above it, if so many are allowed: what writes into 3 misses it."""
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def limit_memory() -> None:
+    """Cap the address space (Linux; elsewhere only the time limit holds)."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    limit = pages * resource.getpagesize() + MEMORY_HEADROOM_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def channel_of(descriptor: int) -> Connection:
+    """The socket under a high number, and not handed to the programs that the code starts."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
+    except OSError:  # fewer are allowed
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return Connection(moved)
+
+
+def reward_problem(reward: float) -> str | None:
+    """Why a number cannot be a reward, as the end of a sentence; None if it can.
+
+    >>> reward_problem(1e39)
+    'a reward is a number of at most 3.4e38, which float32 holds, this is 1e+39'
+    """
+    if math.isfinite(reward) and fits_float32(reward):
+        return None
+    is_large = math.isfinite(reward)
+    what = "number of at most 3.4e38, which float32 holds" if is_large else "finite number"
+    return f"a reward is a {what}, this is {reward!r}"
+
+
+def fits_float32(number: float) -> bool:
+    """Whether the trainer's tensors can hold a finite number."""
+    try:
+        struct.pack("<f", number)  # the native "f" makes it infinite
+    except OverflowError:
+        return False
+    return True
+
+
+def failure_of(error: BaseException) -> str:
+    """`error: ValueError: what it says (file.py:12)`, on what a user's code raised."""
+    said = beginning(str(error), 200)
+    return visible(f"error: {type(error).__name__}: {said}{_where(error)}", keep="")
+
+
+def print_error(error: BaseException) -> None:
+    """The traceback from the user's own first line on; none where the error is ours."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    if frame is not None:
+        text = "".join(traceback.format_exception(type(error), error, frame))
+        print(redacted(text), end="", file=sys.stderr)
+
+
+def _where(error: BaseException) -> str:
+    """The line outside of this package at which the error was raised."""
+    place, frame = "", error.__traceback__
+    while frame is not None:  # no source is read: memory may be short
+        name = frame.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE):
+            place = f" ({name.rpartition('/')[2]}:{frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
+
+
+def printable(text: str) -> str:
+    """Lone surrogates replaced, so that logs and tables can encode the text."""
+    return text.encode("utf-8", "replace").decode()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 
 @dataclass
@@ -82,3 +86,16 @@ class StageTimes:
 
 def _sums(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
     return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the block's seconds to `seconds[name]`.
+
+    Work that a GPU has not finished is not waited for: the block must end with a result that
+    needs it, as the update of a network does with its gradient's norm.
+    """
+    start = time.monotonic()
+    with torch.profiler.record_function(name):
+        yield
+    seconds[name] = seconds.get(name, 0.0) + time.monotonic() - start

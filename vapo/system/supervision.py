@@ -1,8 +1,8 @@
-"""A process's supervisor: nothing that a user's code started outlives it, however it ends.
+"""Nothing that a user's code started outlives it, however it ends.
 
-The process forks before it imports anything of the user's. The child does the work; the parent,
-the supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it
-kills every descendant. On Linux the supervisor adopts descendants whose own parent has ended
+A host forks before it imports anything of the user's. The child does the work; the parent, its
+supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it kills
+every descendant. On Linux it adopts descendants whose own parent has ended
 (`PR_SET_CHILD_SUBREAPER`), so a daemon that has left the process group and the session is found
 too; elsewhere the process group is what is killed.
 """
@@ -38,7 +38,9 @@ def fork_supervised(control: int, channel: int) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     adopt_orphans()
-    trainer = _descriptor_of(os.getppid())
+    trainer: list[int] = []  # readable once it has ended, also while a fork of it lives on that
+    with suppress(OSError, AttributeError):  # holds a copy of the control pipe; on Linux
+        trainer = [os.pidfd_open(os.getppid())]
     supervisor, child = os.getpid(), os.fork()
     if child:
         os.close(channel)
@@ -69,17 +71,6 @@ def kill_with_group(process: int) -> None:
             os.killpg(group, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-
-
-def _descriptor_of(process: int) -> list[int]:
-    """A descriptor that can be read once that process has ended (Linux, else none).
-
-    The end of the control pipe says the same, but not while a process that the trainer forked
-    lives on and holds a copy of it.
-    """
-    with suppress(OSError, AttributeError):
-        return [os.pidfd_open(process)]
-    return []
 
 
 def _supervise(child: int, ending: list[int], woken: int) -> None:

@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -196,9 +196,14 @@ def _not_found(top: str, folders: Sequence[str]) -> str:
 
 def _near(name: str, folders: Sequence[str]) -> str:
     """A Python file of nearly the same name in one of the folders."""
-    files = {f.stem: f for folder in folders for f in sorted(Path(folder).glob("*.py"))}
-    close = difflib.get_close_matches(name, files, n=1)
-    return f"; did you mean {files[close[0]]}?" if close else ""
+    files = {f.stem: str(f) for folder in folders for f in sorted(Path(folder).glob("*.py"))}
+    return hint(name, files)
+
+
+def hint(name: str, known: Mapping[str, str]) -> str:
+    """What is most like a name among those that there are: its own text."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def _has_no(owner: Any, name: str, module: ModuleType) -> str:
@@ -210,17 +215,11 @@ def _has_no(owner: Any, name: str, module: ModuleType) -> str:
     file = _file_of(module)
     if owner is not module:
         return f"{owner.__name__} ({file}) has no attribute {name}"
-    names = [n for n, v in vars(module).items() if _is_own(n, v, module)]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    calls = [(n, v) for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    names = [n for n, v in calls if getattr(v, "__module__", None) == module.__name__]
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     listed = f"its functions: {', '.join(names[:_MAX_LISTED])}{more}" if names else "it has none"
-    return f"{file} has no function {name}{hint}; {listed}"
-
-
-def _is_own(name: str, value: Any, module: ModuleType) -> bool:
-    is_ours = getattr(value, "__module__", None) == module.__name__
-    return callable(value) and is_ours and not name.startswith("_")
+    return f"{file} has no function {name}{hint(name, {n: n for n in names})}; {listed}"
 
 
 def _file_of(module: ModuleType) -> str:
@@ -246,8 +245,7 @@ def check_arguments(function: Callable[..., Any], what: str, *args: str, **kwarg
         what: the key and the function, for the message.
         args: the positional arguments' names, for the message.
 
-    Raises:
-        UserError: it does not.
+    Raises: UserError: it does not.
     """
     try:
         inspect.signature(function).bind(*args, **kwargs)

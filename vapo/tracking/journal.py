@@ -23,7 +23,7 @@ from typing import Any, get_args
 from uuid import uuid4
 
 from vapo.errors import UserError
-from vapo.system.atomic_files import sync, write_whole
+from vapo.system.files import sync, write_whole
 from vapo.tracking.records import Kind, Record
 
 JOURNAL_NAME = "journal.jsonl"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vapo.system.version import __version__
+from vapo.system.installation import __version__
 
 _PACKAGES = ("torch", "lightning", "transformers", "mlflow")
 

@@ -23,7 +23,7 @@ from vapo.config.credentials import (
     split_uri,
 )
 from vapo.errors import UserError
-from vapo.system.writable import why_not_writable
+from vapo.system.files import why_not_writable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

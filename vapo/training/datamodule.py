@@ -15,8 +15,8 @@ from vapo.networks.lora import merged
 from vapo.networks.token_inputs import TokenInputs
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
+from vapo.system.distributed import full_state, gathered
 from vapo.system.progress import Progress
-from vapo.system.sharding import full_state, gathered
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
 from vapo.training.minibatches import NETWORKS, Minibatch
 from vapo.training.module import VapoModule

@@ -21,8 +21,8 @@ from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
 from vapo.system.distributed import rank
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.training.faults import Faults
 from vapo.training.minibatches import NETWORKS, Minibatch, make_minibatches
 from vapo.training.schedule import common_minibatches, page_is_due, passes

@@ -26,9 +26,8 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
-from vapo.system.distributed import sum_over_ranks, world_size
-from vapo.system.sharding import reshard, set_gradient_sync
-from vapo.system.timing import timed
+from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
+from vapo.system.stage_times import timed
 from vapo.training.bad_minibatch import inspect_minibatch
 from vapo.training.faults import Faults, finite_over_ranks
 from vapo.training.minibatches import Microbatch, Minibatch

@@ -22,8 +22,8 @@ from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.training.iteration import Observer
 from vapo.training.module import VapoModule
 from vapo.training.schedule import is_due

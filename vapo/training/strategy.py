@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.distributed.device_mesh import DeviceMesh
 
 from vapo.config.schema import TrainerConfig
+from vapo.system.distributed import move_buffers
 from vapo.system.private_attributes import set_device
-from vapo.system.sharding import move_buffers
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:

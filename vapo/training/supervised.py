@@ -23,9 +23,9 @@ from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
 from vapo.config.written import flatten_written, to_yaml
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer, scorer_of
+from vapo.rewards.scorer import Scorer
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.optimizers import make_optimizer, make_scheduler
@@ -53,7 +53,7 @@ def recorded_run(
     """
     with (
         Progress() as progress,
-        scorer_of(sampling) as scorer,
+        Scorer(sampling) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, command),

@@ -17,7 +17,7 @@ from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups
 from vapo.diagnostics.value_page.truth import truth_columns
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.system.distributed import world_size
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 from vapo.types import Phase, TrainingBatch
 
 

@@ -43,7 +43,7 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options
-from vapo.system.atomic_files import write_text
+from vapo.system.files import write_text
 from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import TurnRequest
-from vapo.system.seeding import derive_seed
+from vapo.system.process import derive_seed
 
 
 class NonFiniteLogitsError(RuntimeError):

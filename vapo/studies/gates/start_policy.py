@@ -19,8 +19,8 @@ from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
 from vapo.studies.gates.answer_now import answered_half_way
 from vapo.studies.gates.rules import Interval, clustered_interval
+from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.seeding import derive_seed
 from vapo.types import Prompt, RolloutBatch
 
 

@@ -26,8 +26,8 @@ from vapo.runs.checkpoint_saving import (
 from vapo.runs.compatibility import adapter_options, parameters_of, value_head_options
 from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_of
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
-from vapo.system.atomic_files import point_link
 from vapo.system.distributed import rank
+from vapo.system.files import point_link
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from vapo.errors import UserError
-from vapo.system.extras import install_command
+from vapo.system.installation import install_command
 
 INSTALL = (
     f"on a GPU machine `{install_command('vllm')}`, without a GPU `make vllm` (docs/rollouts.md)"

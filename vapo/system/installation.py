@@ -1,11 +1,37 @@
-"""The configs and models that a new folder begins with: in a checkout its own, else the wheel's.
+"""What is installed: the version, what to type for more, the files that a new folder begins with.
 
 `setup.py` runs this file before the package is installed, so it imports nothing of it.
 """
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+
+__version__ = "0.1.0"
+
+
+def install_command(extra: str) -> str:
+    """`pip install ...` of an extra's packages, by their own names.
+
+    Not an extra of `vapo`: the package is on no registry, where that name could be somebody else's.
+
+    >>> install_command("lora")
+    "pip install 'peft<0.22,>=0.21'"
+    """
+    try:
+        listed = requires("vapo") or []
+    except PackageNotFoundError:  # run from its sources, without being installed
+        listed = []
+    # Newer build tools write an extra's name with hyphens into the package's metadata.
+    name = "[-_.]".join(map(re.escape, re.split("[-_.]", extra)))
+    marker = re.compile(rf"extra == ['\"]{name}['\"]")
+    packages = [text.partition(";")[0].strip() for text in listed if marker.search(text)]
+    if not packages:
+        return f"pip install -e '.[{extra}]' in a checkout of vapo"
+    return "pip install " + " ".join(f"'{package}'" for package in packages)
+
 
 FOLDER = "starting_files"
 """Where a wheel has them, inside the package."""

@@ -1,15 +1,29 @@
-"""Signals that end a command or a run, as SIGTERM, and SIGHUP, which a closed terminal sends."""
+"""One of the processes of a run: whether it reports for it, what ends it, what it draws."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from vapo.errors import StopRequested
+
+
+def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process reports for the run: global rank 0, known before any set-up.
+
+    Launchers that set a global rank (`RANK`, `SLURM_PROCID`) are believed; otherwise the first
+    process of the first host is meant (`NODE_RANK`, `LOCAL_RANK`).
+    """
+    for name in ("RANK", "SLURM_PROCID"):
+        if environ.get(name):
+            return environ[name] == "0"
+    return all(environ.get(name) in (None, "", "0") for name in ("NODE_RANK", "LOCAL_RANK"))
 
 
 def is_under_nohup(number: signal.Signals) -> bool:
@@ -42,3 +56,9 @@ def stop_in_good_order(number: int, frame: FrameType | None) -> None:
     """
     signal.signal(number, signal.SIG_DFL)
     raise StopRequested(number)
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from the run's seed and the purpose of the draw; stable across processes."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

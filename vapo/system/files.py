@@ -1,0 +1,116 @@
+"""Files that are whole or not there, locks, and what can be read or written."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from vapo.errors import UserError
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """`write` a file aside, then put it in the place of `path`."""
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        write(aside)
+        sync(aside)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def point_link(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target`, in one step also if it is one already."""
+    aside = link.with_name(f".{link.name}.new")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    aside.replace(link)
+    sync(link.parent)
+
+
+def replace_folder(aside: Path, final: Path) -> None:
+    """Put a folder in its place; one that is there already is removed afterwards."""
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        final.rename(old)
+    aside.rename(final)
+    sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
+    """Lock an open file until it is closed; whether that was possible.
+
+    Args:
+        with_children: processes that inherit the open file hold the lock too, also after its
+            owner was killed. Otherwise it is the process's own: nothing that the process started
+            keeps the file locked, and a second lock by the same process succeeds.
+
+    Raises: UserError when the file lies on a disk without locks.
+    """
+    lock = fcntl.flock if with_children else fcntl.lockf
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX leaves it open which of the two it is
+        return False
+    except OSError as error:
+        raise UserError(
+            f"{file.name}: cannot be locked ({error.strerror}); choose a folder on another disk"
+        ) from None
+    return True
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why neither the folder can be written nor made; None where nothing speaks against it.
+
+    Nothing is made. A disk that is full, or that refuses what its permissions allow, is not seen.
+    """
+    around = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not around.is_dir():
+        return f"{around} is not a folder"
+    if not os.access(around, os.W_OK | os.X_OK):
+        return f"{around} may not be written by this user"
+    return None
+
+
+def read_line(text: str) -> Any:
+    """The value of one line; a key that an object has twice is an error, not a silent choice.
+
+    Raises: ValueError: it is not JSON, or has such a key; RecursionError: nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.80} is there twice")
+        found[key] = value
+    return found
