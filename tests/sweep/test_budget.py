@@ -95,11 +95,6 @@ def test_the_dry_runs_lines(tmp_path: Path) -> None:
         run.mkdir(parents=True)
         (run / "summary.json").write_text(json.dumps({"score_after": 0.5}))
         folder.end(0, seconds, was_resumed=was_resumed)
-    for number, seconds in enumerate((61.0, 130.0)):
-        earlier = {"name": f"VAPO/{number}", "identity": f"{number}",
-                   "outcome": {"state": "finished", "seconds": seconds}}  # fmt: skip
-        (where / f"runs/vapo_{number}").mkdir()
-        (where / f"runs/vapo_{number}/status.json").write_text(json.dumps(earlier))
     other.path.mkdir()
     (other.path / "status.json").write_text("half a")
     assert describe_budget(planned, where)[3:] == [
@@ -109,7 +104,6 @@ def test_the_dry_runs_lines(tmp_path: Path) -> None:
         "",
         "How long it took before, in this folder:",
         "- value pretraining of VAPO: 1 finished, took 1:15",
-        "- VAPO: 2 finished, took 1:01 to 2:10 (2 of another seed, config or code)",
     ]
     measured = small(tmp_path, "value_truth.every_n_iterations=1")
     assert "- not counted: what value_truth.every_n_iterations samples" in describe_budget(

@@ -12,7 +12,6 @@ from vapo.errors import UserError
 from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
-from vapo.tracking.metric_groups import naming_of
 from vapo.tracking.opening import client_of
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import locate_store
@@ -55,7 +54,7 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     store.remove_partial_uploads(run_id)
     if client is None:
         return 0
-    sink = MlflowSink(client, run_id, naming_of(client.get_run(run_id).data.metrics))
+    sink = MlflowSink(client, run_id)
     delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")

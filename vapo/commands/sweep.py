@@ -13,9 +13,8 @@ from vapo.errors import StopRequested, UserError, about
 from vapo.sweep.describe import describe_budget, describe_plan, describe_size
 from vapo.sweep.folders import Outcome, TaskFolder, locked
 from vapo.sweep.grid import choose_rows, read_grid
-from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
+from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
-from vapo.sweep.slurm import SlurmLauncher
 from vapo.sweep.work import Work
 from vapo.system.shown_text import say
 from vapo.tracking.provenance import git_state

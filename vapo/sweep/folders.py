@@ -15,7 +15,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -51,8 +51,9 @@ class Outcome:
 
 class TaskFolder:
     def __init__(self, sweep_dir: Path, task: Task) -> None:
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", task.name).strip("-").lower()
         existing = sorted((sweep_dir / "runs").glob(f"*_{task.identity}"))
-        own = sweep_dir / "runs" / f"{slug(task.name)}_{task.identity}"
+        own = sweep_dir / "runs" / f"{slug}_{task.identity}"
         self.path = existing[0] if existing else own  # the row may have had another name
         self.task = task
         self.config = self.path / "config.yaml"
@@ -61,9 +62,7 @@ class TaskFolder:
 
     def attempts(self) -> list[Path]:
         """The run folders of this task, oldest first; more than one after early kills."""
-        return sorted(
-            (path for path in self.output_dir.glob("*") if path.is_dir()), key=order_of_runs
-        )
+        return sorted(filter(Path.is_dir, self.output_dir.glob("*")), key=order_of_runs)
 
     def checkpoint(self) -> Path | None:
         """Where an interrupted run resumes; None: it starts from the beginning."""
@@ -81,43 +80,31 @@ class TaskFolder:
 
     def end(self, returncode: int, seconds: float, *, was_resumed: bool = False) -> Outcome:
         """Read what the process left, and record it."""
-        outcome = replace(self._read(returncode, seconds), was_resumed=was_resumed)
+        done = [path for path in self.attempts() if (path / "summary.json").is_file()]
+        if returncode or not done:
+            lines = []
+            with contextlib.suppress(OSError):
+                lines = self.log.read_text(errors="replace").rstrip().splitlines()[-_LOG_LINES:]
+            lines.append(
+                f"exit code {returncode}" if returncode >= 0 else f"killed by signal {-returncode}"
+            )
+            reason = "\n".join(lines).strip()
+            outcome = Outcome("failed", seconds, reason=reason, was_resumed=was_resumed)
+        else:
+            summary = json.loads((done[-1] / "summary.json").read_text())
+            score, run_id = summary.get("score_after"), summary.get("mlflow_run_id")
+            run_dir = str(done[-1])
+            outcome = Outcome("finished", seconds, score, run_id, run_dir, was_resumed=was_resumed)
         task = {"name": self.task.name, "identity": self.task.identity}
         contents = {**task, "outcome": asdict(outcome), "code": code_version()}
         write_text(self.path / "status.json", json.dumps(contents, indent=2) + "\n")
         return outcome
-
-    def _read(self, returncode: int, seconds: float) -> Outcome:
-        done = [path for path in self.attempts() if (path / "summary.json").is_file()]
-        if returncode or not done:
-            end = (
-                f"exit code {returncode}" if returncode >= 0 else f"killed by signal {-returncode}"
-            )
-            return Outcome("failed", seconds, reason=f"{self.log_end()}\n{end}".strip())
-        summary = json.loads((done[-1] / "summary.json").read_text())
-        return Outcome(
-            "finished",
-            seconds,
-            score=summary.get("score_after"),
-            mlflow_run_id=summary.get("mlflow_run_id"),
-            run_dir=str(done[-1]),
-        )
-
-    def log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").rstrip().splitlines()
-            return "\n".join(lines[-_LOG_LINES:])
-        return ""
 
 
 def pretraining_of(critic: str) -> str | None:
     """The identity of the value pretraining whose critic lies at a path in a sweep's folder."""
     found = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
     return found[1] if found else None
-
-
-def slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-").lower()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ the very responses that the critic was pretrained on. So a pretraining's seed is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
+from vapo.config.rules import value_at
 from vapo.config.written import Scalar, flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, Row
@@ -174,11 +174,10 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     From the base for the run itself, and from the schema's defaults for its identity, so that
     a critic is found again whatever else the base changes.
     """
-    config = copy.deepcopy(config)
     for key in _NO_INFLUENCE:
         if key == "components.clip_higher" and config.algorithm.surrogate in ("dis", "dppo_tv"):
             continue  # refused beside them, and the surrogate stays the row's
-        config = set_key(config, key, get_key(other, key))
+        config = set_key(config, key, value_at(other, key))
         taken = config.from_environment.taking(key, other.from_environment)
         config = replace(config, from_environment=taken)
     config = set_key(config, "training.num_iterations", 0)
@@ -190,16 +189,10 @@ def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
 
     It starts with the trained head, whatever that started at.
     """
-    config = set_key(copy.deepcopy(config), "critic.init", critic)
+    config = set_key(config, "critic.init", critic)
     if config.critic.head.start != "as_loaded":
         config = set_key(config, "critic.head", as_loaded(config.critic.head))
     return set_key(config, "components.value_pretraining.num_iterations", 0)
-
-
-def get_key(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def set_key(config: Any, key: str, value: Any) -> Any:
@@ -214,18 +207,17 @@ def differences(config: FitConfig, base: FitConfig) -> dict[str, tuple[Scalar, S
     Bookkeeping is left out.
     """
     before, after = flatten_written(base), flatten_written(config)
-    keys = dict.fromkeys([*before, *after])
+    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     return {
-        key: (before.get(key), after.get(key))
-        for key in keys
-        if before.get(key) != after.get(key) and not _is_under(key, _BOOKKEEPING)
+        key: pair
+        for key, pair in pairs.items()
+        if pair[0] != pair[1] and not _is_under(key, _BOOKKEEPING)
     }
 
 
 def budget_differences(plan: Plan) -> Iterator[str]:
     """Lines on rows that do not have the full system's (or the first row's) budget."""
-    reference = plan.grid.full_system or plan.grid.rows[0].name
-    expected = plan.row_configs[reference]
+    expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
         found = [
             f"{key} {after} (not {before})"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
+from vapo.tracking.delivery import one_line
 from vapo.tracking.links import EXPERIMENT_TAGS
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import Store, cannot_write
@@ -124,8 +125,7 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
             _make_database(store.database)
         yield MlflowClient(store.client_uri)
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = store.redact(" ".join(str(error).split()))
-        reason = reason if len(reason) <= 300 else reason[:297] + "..."
+        reason = one_line(store.redact(str(error)))
         if store.is_http:
             names = f"{TRACKING_USER}, {TRACKING_PASSWORD}"
             fix = f"start the server, fix the address or its credentials ({names})"

@@ -38,13 +38,13 @@ def git_state(folder: Path) -> dict[str, str]:
     Outside a checkout the commit is what the variable VAPO_COMMIT says, as in the image that
     Dockerfile builds; without it, nothing.
     """
-    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
         built_from = os.environ.get("VAPO_COMMIT", "").strip()
         named = ("git/commit", "mlflow.source.git.commit") if built_from else ()
         return dict.fromkeys(named, built_from)
     state = {"git/commit": commit, "mlflow.source.git.commit": commit}
-    changes = _output(["git", "-C", str(folder), "status", "--porcelain"])
+    changes = output_of(["git", "-C", str(folder), "status", "--porcelain"])
     if changes is not None:
         state["git/dirty"] = str(bool(changes)).lower()
     return state
@@ -59,7 +59,7 @@ def host() -> dict[str, str]:
         "num_cpus": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
     }
-    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    gpus = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     names = gpus.splitlines() if gpus else []
     facts["num_gpus"] = str(len(names))
     if names:
@@ -74,7 +74,8 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _output(command: list[str]) -> str | None:
+def output_of(command: list[str]) -> str | None:
+    """What a command prints; None if it fails, or is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,14 +35,11 @@ _OUTAGE_CODES = (
 
 
 class MlflowSink:
-    """Writes records to one MLflow run. `naming`: from a metric's key to MLflow's."""
+    """Writes records to one MLflow run."""
 
-    def __init__(
-        self, client: MlflowClient, run_id: str, naming: Callable[[str], str] = stored_key
-    ) -> None:
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._naming = naming
 
     def send(self, records: Sequence[Record]) -> None:
         """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
@@ -68,7 +65,7 @@ class MlflowSink:
         kind, payload, name = records[0].kind, records[0].payload, records[0].name
         if kind == "metrics":
             metrics = [
-                Metric(self._naming(key), *item)
+                Metric(stored_key(key), *item)
                 for record in records
                 for key, *item in record.payload
             ]

@@ -41,17 +41,13 @@ class Estimate:
     p: float | None = None
 
     @property
-    def has_spread(self) -> bool:
-        return self.interval is not None or self.p is not None
-
-    @property
-    def is_clear(self) -> bool:
+    def is_clear(self) -> bool | None:
         """Whether the interval leaves zero out, by more than what float arithmetic may add; of
-        seeds that collapse, whether p is below 5 %."""
+        seeds that collapse, whether p is below 5 %. None where nothing is known of the spread."""
         if self.p is not None:
             return self.p < _LEVEL
         if self.interval is None:
-            return False
+            return None
         return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
 
 
@@ -75,19 +71,18 @@ class RowResult:
     @property
     def is_shown(self) -> bool | None:
         """Whether the difference is clear; None where nothing is known of its spread."""
-        if self.difference is None or not self.difference.has_spread:
-            return None
-        return self.difference.is_clear
+        return None if self.difference is None else self.difference.is_clear
 
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse."""
+    mean = fmean(values)
     if len(values) < 2:
-        return Estimate(values[0])
+        return Estimate(mean)
     if stdev(values) > COLLAPSE_SPREAD:
-        return Estimate(fmean(values), seeds=tuple(values))
+        return Estimate(mean, seeds=tuple(values))
     half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(fmean(values), (fmean(values) - half, fmean(values) + half))
+    return Estimate(mean, (mean - half, mean + half))
 
 
 def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Estimate, str]:
@@ -104,26 +99,26 @@ def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Est
         if found.seeds:
             found = replace(found, p=_permutation_p([differences], "samples"))
         return found, "paired"
-    mine, other = list(scores.values()), list(full.values())
-    mean = fmean(mine) - fmean(other)
-    if min(len(mine), len(other)) < 2:
+    both = [list(values.values()) for values in (scores, full)]
+    mean = fmean(both[0]) - fmean(both[1])
+    if min(map(len, both)) < 2:
         return Estimate(mean), "unpaired"
-    if max(stdev(mine), stdev(other)) > COLLAPSE_SPREAD:
-        return Estimate(mean, p=_permutation_p([mine, other], "independent")), "unpaired"
-    parts = [variance(values) / len(values) for values in (mine, other)]
+    if max(map(stdev, both)) > COLLAPSE_SPREAD:
+        return Estimate(mean, p=_permutation_p(both, "independent")), "unpaired"
+    parts = [variance(values) / len(values) for values in both]
     if sum(parts) == 0:
         return Estimate(mean, (mean, mean)), "unpaired"
     degrees = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (mine, other), strict=True)
+        part**2 / (len(values) - 1) for part, values in zip(parts, both, strict=True)
     )
     half = quantile(degrees) * math.sqrt(sum(parts))
     return Estimate(mean, (mean - half, mean + half)), "unpaired"
 
 
 def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
-    def difference(first: np.ndarray, *rest: np.ndarray, axis: int) -> Any:
-        mean = np.mean(first, axis=axis)
-        return mean - np.mean(rest[0], axis=axis) if rest else mean
+    def difference(*samples: np.ndarray, axis: int) -> Any:
+        means = [np.mean(values, axis=axis) for values in samples]
+        return means[0] - sum(means[1:])
 
     found = permutation_test(
         samples, difference, permutation_type=kind, vectorized=True, rng=np.random.default_rng(0)
@@ -139,31 +134,30 @@ def make_table(collection: Collection) -> list[RowResult]:
     """Every row of the collection, in its order, whether it has runs or not."""
     scores = {row.name: _scores(collection, row.name) for row in collection.rows}
     paper = {row.name: row.paper_score for row in collection.rows}
-    full_name = collection.full_system
-    full = scores.get(full_name or "", {})
-    full_paper = paper.get(full_name or "")
+    full = scores.get(collection.full_system or "", {})
+    full_paper = paper.get(collection.full_system or "")
     results = []
-    for row in collection.rows:
-        mine = scores[row.name]
-        difference, how = None, ""
-        if mine and full and row.name != full_name:
-            difference, how = compare(mine, full)
-        paper_difference = None
-        if row.paper_score is not None and full_paper is not None and row.name != full_name:
-            paper_difference = row.paper_score - full_paper
-        common = len(mine.keys() & full.keys())
-        is_part = how == "paired" and common < max(len(mine), len(full))
+    for name, mine in scores.items():
+        difference, how, paper_difference, common_seeds = None, "", None, None
+        if name != collection.full_system:
+            if mine and full:
+                difference, how = compare(mine, full)
+            common = len(mine.keys() & full.keys())
+            if how == "paired" and common < max(len(mine), len(full)):
+                common_seeds = common
+            if (score := paper[name]) is not None and full_paper is not None:
+                paper_difference = score - full_paper
         results.append(
             RowResult(
-                row.name,
+                name,
                 len(mine),
                 estimate(list(mine.values())) if mine else None,
                 difference,
                 how,
-                row.paper_score,
+                paper[name],
                 paper_difference,
                 agreement(difference, paper_difference),
-                common if is_part else None,
+                common_seeds,
             )
         )
     return results
@@ -228,8 +222,7 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
         text += ". No difference has an interval, which takes two seeds."
     if zeros := signs.count("no effect"):
         text += f" It is exactly 0 (no effect) in {zeros}."
-    unclear = sum(row.is_shown is False for row in judged if row.sign != "no effect")
-    if unclear:
+    if unclear := sum(row.is_shown is False for row in judged if row.sign != "no effect"):
         text += f" Where it is not 0, the interval holds 0 in {unclear} (no difference shown)."
     return [text]
 
