@@ -57,11 +57,10 @@ class Also:
         self,
         tracking: TrackingConfig,
         folder: Path,
-        *,
         run_name: str,
         run_id: str,
         note: Callable[[str], None],
-        own: Sequence[Logger] = (),
+        own: Sequence[Logger],
     ) -> None:
         self._note = note
         self._loggers: dict[str, Logger] = {}  # by what a note calls them

@@ -54,8 +54,11 @@ def host() -> dict[str, str]:
     """Processor, usable cores, memory and GPUs of this host."""
     import psutil
 
+    model = None
+    with suppress(OSError):
+        model = re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text())
     facts = {
-        "cpu": _cpu_model(),
+        "cpu": model[1].strip() if model else platform.machine(),
         "num_cpus": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
     }
@@ -65,13 +68,6 @@ def host() -> dict[str, str]:
     if names:
         facts["gpu"] = ", ".join(sorted(set(names)))
     return facts
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        if match := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
-            return match[1].strip()
-    return platform.machine()
 
 
 def output_of(command: list[str]) -> str | None:

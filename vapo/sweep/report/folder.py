@@ -25,15 +25,12 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
     Raises: UserError that names the folder and what it lacks, with the nearest that has it.
     """
     path = folder.expanduser().absolute()
-    if not path.is_dir():
-        what = "is not a folder" if path.exists() else "there is no such folder"
-        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
     record = path / SWEEP_RECORD
     if not record.is_file():
-        raise UserError(
-            f"SWEEP_FOLDER {path}: there is no {SWEEP_RECORD} in it, so it is not the folder of a "
-            f"sweep{_hint(path)}"
-        )
+        what = "is not a folder" if path.exists() else "there is no such folder"
+        if path.is_dir():
+            what = f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep"
+        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
     try:
         parent_run_id = str(json.loads(record.read_text())["parent_run_id"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -41,20 +38,16 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
             f"SWEEP_FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
             "printed, as --sweep ID"
         ) from None
-    uri = tracking_uri or _recorded_uri(path)
-    if uri is None:
+    # where the latest of its runs were recorded, without credentials
+    found = sorted(path.glob("runs/*/fit/*/tracking"), key=lambda one: one.stat().st_mtime)
+    targets = (read_target(tracking) for tracking in reversed(found))
+    recorded = (str(target["tracking_uri"]) for target in targets if target)
+    if (uri := tracking_uri or next(recorded, None)) is None:
         raise UserError(
             f"SWEEP_FOLDER: no run in {path / 'runs'} says where it was recorded: give "
             "--tracking_uri"
         )
     return SweepFolder(path, parent_run_id, uri)
-
-
-def _recorded_uri(path: Path) -> str | None:
-    """Where the latest of its runs were recorded, without credentials."""
-    found = sorted(path.glob("runs/*/fit/*/tracking"), key=lambda one: one.stat().st_mtime)
-    targets = (read_target(tracking) for tracking in reversed(found))
-    return next((str(target["tracking_uri"]) for target in targets if target), None)
 
 
 def _hint(path: Path) -> str:

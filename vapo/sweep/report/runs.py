@@ -6,8 +6,8 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,24 +117,21 @@ class Reader:
         lost = "finished, but not in the store or without an evaluation"
         runs, pretrainings, missing = [], [], []
         for entry in record["runs"]:
-            run, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
-            if state == "finished" and run is not None:
-                runs.append(self._record(run, entry["row"], entry["seed"]))
+            one, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
+            if state == "finished" and one is not None:
+                runs.append(self._record(one, entry["row"], entry["seed"]))
             else:
                 why = lost if state == "finished" else state
                 missing.append(f"{entry['row']}/{entry['seed']} ({why})")
         for entry in record["value_pretrainings"]:
-            if (run := self._evaluated(entry["mlflow_run_id"])) is not None:
-                one = as_recorded(run)
-                pretrainings.append(self._record(run, one.name, one.seed))
+            if (one := self._evaluated(entry["mlflow_run_id"])) is not None:
+                pretrainings.append(self._record(one, one.name, one.seed))
             elif entry["state"] == "finished":
                 missing.append(f"value pretraining {entry['identity']} ({lost})")
+        keys = ("row", "system", "component_off", "paper_score")
         return Collection(
             f"Sweep {record['grid']}",
-            [
-                Row(row["row"], row["system"], row["component_off"], row["paper_score"])
-                for row in record["rows"]
-            ],
+            [Row(*(row[key] for key in keys)) for row in record["rows"]],
             runs,
             full_system or record["full_system"],
             pretrainings,
@@ -157,18 +154,14 @@ class Reader:
 
     def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
         """All of them, oldest first."""
-        search = partial(
-            self.client.search_runs,
-            [experiment_id],
-            filter_string,
-            max_results=_PAGE,
-            order_by=["attributes.start_time ASC"],
-        )
-        page = search()
-        runs = [*page]
-        while page.token:
-            page = search(page_token=page.token)
+        runs: list[Any] = []
+        token, order = None, ["attributes.start_time ASC"]
+        while token != "":
+            page = self.client.search_runs(
+                [experiment_id], filter_string, max_results=_PAGE, order_by=order, page_token=token
+            )
             runs += page
+            token = page.token or ""
         return runs
 
     def _collect(
@@ -213,25 +206,24 @@ class Reader:
         is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
         return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
-    def _evaluated(self, run_id: str | None) -> Any | None:
+    def _evaluated(self, run_id: str | None) -> Recorded | None:
         """A run of the store; None where it is not there, or evaluated nothing."""
         from mlflow.exceptions import MlflowException
 
-        try:
-            run = self.client.get_run(run_id) if run_id else None
-        except MlflowException:
-            return None
-        return run if run is not None and stored_key(SCORE) in run.data.metrics else None
+        with suppress(MlflowException):
+            if run_id and (one := as_recorded(self.client.get_run(run_id))).score is not None:
+                return one
+        return None
 
     def _records(self, rows: Mapping[str, Sequence[Recorded]]) -> list[RunRecord]:
-        return [self._record(one.run, row, one.seed) for row, runs in rows.items() for one in runs]
+        return [self._record(one, row, one.seed) for row, runs in rows.items() for one in runs]
 
-    def _record(self, run: Any, row: str, seed: int) -> RunRecord:
-        run_id = run.info.run_id
+    def _record(self, one: Recorded, row: str, seed: int) -> RunRecord:
+        run_id, metrics = one.run.info.run_id, one.run.data.metrics
         history = {
             key: {m.step: m.value for m in self.client.get_metric_history(run_id, stored_key(key))}
             for key in _HISTORIES
-            if stored_key(key) in run.data.metrics
+            if stored_key(key) in metrics
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
