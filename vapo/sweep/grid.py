@@ -60,6 +60,9 @@ def _component(name: str) -> str:
     return name
 
 
+_Component = Annotated[str, AfterValidator(_component)]
+
+
 class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -90,7 +93,7 @@ class NamedRow(Entry):
     """`row: NAME`: one row."""
 
     row: str
-    component_off: Annotated[str, AfterValidator(_component)] = ""
+    component_off: _Component = ""
     paper_score: float | None = None
 
     def own_rows(self) -> Iterable[Row]:
@@ -101,7 +104,7 @@ class WithoutComponents(Entry):
     """`without_components: true`: a row `without X` for every field of `Components`."""
 
     without_components: Literal[True]
-    paper_scores: dict[Annotated[str, AfterValidator(_component)], float] = {}
+    paper_scores: dict[_Component, float] = {}
 
     def own_rows(self) -> Iterable[Row]:
         for name in component_names():
@@ -210,14 +213,13 @@ def _split_names(text: str, known: Sequence[str]) -> Iterator[str]:
     """The longest known name first: `eps_low 0.1, eps_high 0.2` is one row's."""
     parts = text.split(",")
     while parts:
-        ends = range(len(parts), 0, -1)
-        candidates = {end: ",".join(parts[:end]).strip() for end in ends}
-        end = next((end for end in ends if candidates[end] in known), None)
-        if end is None:
-            name = candidates[1]
-            hint = " ".join(filter(None, [_did_you_mean(name, known), f"rows: {'; '.join(known)}"]))
+        for end in range(len(parts), 0, -1):
+            if (name := ",".join(parts[:end]).strip()) in known:
+                break
+        else:
+            hint = f"{_did_you_mean(name, known)} rows: {'; '.join(known)}".strip()
             raise UserError(f"--rows: the grid has no row '{name}'; {hint}")
-        yield candidates[end]
+        yield name
         del parts[:end]
 
 

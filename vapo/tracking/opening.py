@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
 from vapo.tracking.delivery import one_line
-from vapo.tracking.links import EXPERIMENT_TAGS
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import Store, cannot_write
 
@@ -145,7 +144,7 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, artifact_location, EXPERIMENT_TAGS))
+            return str(client.create_experiment(name, artifact_location))
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another run may have made it meanwhile
             if found is None:
@@ -155,9 +154,6 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
             f"tracking.experiment: the experiment '{name}' was deleted in this store; restore it "
             "or choose another name"
         )
-    for key, value in EXPERIMENT_TAGS.items():
-        if key not in found.tags:  # made by an older version of vapo, or not by vapo
-            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
