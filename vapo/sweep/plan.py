@@ -38,24 +38,12 @@ from vapo.sweep.identity import task_identity
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (
-    "components.decoupled_gae",
-    "components.length_adaptive_gae",
-    "components.token_level_loss",
-    "components.clip_higher",
-    "components.positive_example_lm_loss",
-    "algorithm.lambda_policy",
-    "algorithm.eps_low",
-    "algorithm.whiten_advantages",
-    "algorithm.dual_clip",
-    "algorithm.entropy_coef",
-    "algorithm.kl",
-    "algorithm.mismatch",
-    "algorithm.sequence_reduction",
-    "actor.optimizer",
-    "actor.gradient_checkpointing",
-    "training.num_iterations",
-    "evaluation",
-)
+    "components.decoupled_gae", "components.length_adaptive_gae", "components.token_level_loss",
+    "components.clip_higher", "components.positive_example_lm_loss", "algorithm.lambda_policy",
+    "algorithm.eps_low", "algorithm.whiten_advantages", "algorithm.dual_clip",
+    "algorithm.entropy_coef", "algorithm.kl", "algorithm.mismatch", "algorithm.sequence_reduction",
+    "actor.optimizer", "actor.gradient_checkpointing", "training.num_iterations", "evaluation",
+)  # fmt: skip
 # What a fair comparison holds equal, beside the rollouts of an iteration.
 _BUDGET = ("training", "data", "rollouts", "evaluation", "actor.path")
 _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")

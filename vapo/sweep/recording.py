@@ -123,12 +123,12 @@ class Parent:
             shared = self.plan.shares(task.seed).get(task.identity, [row.name])
             return {**tags, NOTE_TAG: f"Value pretraining for: {', '.join(shared)}"}
         differs = describe_differences(self.plan.row_configs[row.name], self.plan.base)
+        listed = "\n".join(f"- {line}" for line in differs or ["the base config"])
         tags |= {
             "row": row.name,
             "component_off": row.component_off or "none",
             "differs": "; ".join(differs) or "nothing: the base config",
-            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n"
-            + "\n".join(f"- {line}" for line in differs or ["the base config"]),
+            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n{listed}",
         }
         if row.paper_score is not None:
             tags["paper_score"] = f"{row.paper_score:g}"
@@ -141,18 +141,18 @@ class Parent:
 
         Raises: OSError if `sweep.json` cannot be written in the sweep's folder.
         """
+        from mlflow.exceptions import MlflowException
+
         self.outcomes[task.identity] = outcome
         self._record()
-        if outcome.was_done and outcome.mlflow_run_id:
-            from mlflow.exceptions import MlflowException
-
+        if outcome.was_done and (run_id := outcome.mlflow_run_id):
+            tags = self.child_tags(task)
             with contextlib.suppress(MlflowException):  # gone from the store: the report says so
-                before = self.client.get_run(outcome.mlflow_run_id).data.tags.get(NOTE_TAG, "")
-                tags = self.child_tags(task)
+                before = self.client.get_run(run_id).data.tags.get(NOTE_TAG, "")
                 if before.startswith(SCORE_START):
                     tags[NOTE_TAG] = with_score(tags[NOTE_TAG], before.partition("\n\n")[0])
                 for key, value in tags.items():
-                    self.client.set_tag(outcome.mlflow_run_id, key, value)
+                    self.client.set_tag(run_id, key, value)
 
     def _log_scores(self) -> None:
         """Of each row the mean over its seeds that have finished, and the best of these.

@@ -66,22 +66,18 @@ def _make_database(database: Path) -> None:
 
 
 def begin_run(
-    store: Store,
-    experiment_id: str,
-    earlier: str | None,
-    name: str | None,
-    tags: Mapping[str, str],
+    store: Store, experiment_id: str, earlier: str | None, name: str, tags: Mapping[str, str]
 ) -> tuple[MlflowClient, Run]:
     """The run `earlier`; a new one where there is none, or where the store has lost it.
 
     Raises: UserError if the store gives neither.
     """
-    from mlflow import MlflowClient, set_tracking_uri
+    from mlflow import set_tracking_uri
     from mlflow.exceptions import MlflowException
     from mlflow.tracking.context.registry import resolve_tags
 
     set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
-    client = MlflowClient(store.client_uri)
+    client = store.client()
     try:
         if earlier and (run := active_run(client, earlier)):
             return client, run
@@ -112,17 +108,15 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
     """A client whose requests fail within seconds. Raises: UserError for what they raise here."""
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
-    store.hand_over_credentials()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         if store.database and not store.database.exists():
             _make_database(store.database)
-        yield MlflowClient(store.client_uri)
+        yield store.client()
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = one_line(store.redact(str(error)))
         if store.is_http:
@@ -145,9 +139,8 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
     if found is None:
         try:
             return str(client.create_experiment(name, artifact_location))
-        except MlflowException:
-            found = client.get_experiment_by_name(name)  # another run may have made it meanwhile
-            if found is None:
+        except MlflowException:  # another run may have made it meanwhile
+            if (found := client.get_experiment_by_name(name)) is None:
                 raise
     if found.lifecycle_stage == "deleted":
         raise UserError(
