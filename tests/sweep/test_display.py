@@ -106,7 +106,7 @@ def test_lines_now_and_then_where_there_is_no_terminal(
     planned, clock, stream = plan(grid(tmp_path, ROWS)), Clock(), io.StringIO()
     runs = [running(planned, 1, tmp_path), running(planned, 2, tmp_path)]
     journal = record(runs[0], journals)
-    with SweepDisplay(stream=stream, clock=clock, line_interval_s=60) as display:
+    with SweepDisplay(stream=stream, clock=clock) as display:
         for second, iteration in ((1, 1), (61, 2), (90, 3), (130, 3), (200, 3), (270, 4)):
             clock.now = 100.0 + second
             if iteration != 3 or second == 90:

@@ -27,7 +27,8 @@ from vapo.system.progress_display import Display, can_redraw, format_seconds
 from vapo.system.shown_text import TextStream, visible
 from vapo.tracking.journal import JOURNAL_NAME, read_from
 
-_READ_INTERVAL_S = 1.0
+_BLOCK_INTERVAL_S = 1.0
+_LINE_INTERVAL_S = 60.0
 _ITERATION, _SCORE = "progress/iteration", "eval/avg_at_k"
 _EXPLAINED_VARIANCE = "critic/explained_variance"
 
@@ -117,7 +118,6 @@ class SweepDisplay:
     Args:
         stream: None: standard output.
         live: whether it is a terminal on which a block can be redrawn; None: find out.
-        line_interval_s: elsewhere the least time between two lines on how far the runs are.
     """
 
     def __init__(
@@ -125,13 +125,12 @@ class SweepDisplay:
         *,
         stream: TextStream | None = None,
         live: bool | None = None,
-        line_interval_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = stream or sys.stdout
         self._is_live = can_redraw(stream) if live is None else live
         self._display = Display(stream, self._render if self._is_live else None)
-        self._interval_s = _READ_INTERVAL_S if self._is_live else line_interval_s
+        self._interval_s = _BLOCK_INTERVAL_S if self._is_live else _LINE_INTERVAL_S
         self._clock = clock
         self._started = self._updated_at = clock()
         self._runs: list[tuple[str, str, float]] = []  # name, how far it is, when it was started
