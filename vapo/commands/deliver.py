@@ -36,7 +36,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
-    """How many records are left. A killed run may have left half-written artifacts, too."""
+    """How many records are left."""
     target = read_target(folder)
     if target is None:
         raise UserError(
@@ -49,12 +49,10 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     say(f"{folder}: {what} to send to {without_credentials(uri)}")
     if only_list:
         return len(journal)
-    store = locate_store(uri)
-    client = client_of(store, run_id) if journal else None
-    store.remove_partial_uploads(run_id)
-    if client is None:
+    if not journal:
         return 0
-    sink = MlflowSink(client, run_id)
+    store = locate_store(uri)
+    sink = MlflowSink(client_of(store, run_id), run_id)
     delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")

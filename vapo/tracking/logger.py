@@ -146,8 +146,6 @@ class RunLogger(Logger):
             journal.bind(self.store.shown_uri, run_id)
         except OSError as error:
             raise cannot_write(journal.folder, error) from None
-        if self.is_resumed and journal.folder is not None:
-            self.store.remove_partial_uploads(run_id)
 
     @property
     def name(self) -> str | None:

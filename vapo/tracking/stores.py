@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,17 +76,6 @@ class Store:
         if self.database is None or run_id is None:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
-
-    def remove_partial_uploads(self, run_id: str) -> None:
-        """Remove the copies that a killed process did not complete among a run's artifacts.
-
-        MLflow writes an artifact under a temporary name first. No other process may be writing to
-        this run. A server's artifacts are out of reach.
-        """
-        if folder := self.artifact_folder(run_id, ""):
-            with suppress(OSError):  # of another user: to be left alone
-                for path in folder.rglob(".artifact.uploading.*"):
-                    path.unlink()
 
     def hand_over_credentials(self) -> None:
         """Set the variables that MLflow and the processes of this one read for this store.
