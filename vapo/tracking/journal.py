@@ -16,6 +16,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -48,8 +49,8 @@ class Journal:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.trouble: str | None = None  # why records are in memory only
-        self._waiting: deque[bytes | Record] = deque()  # lines of the file; then what is not in it
-        self._num_not_written = 0
+        self._written: deque[bytes] = deque()  # the file's lines that were not sent
+        self._unwritten: deque[Record] = deque()  # what came after them, and is not in the file
         if folder is None:
             return
         try:
@@ -65,7 +66,7 @@ class Journal:
 
     def __len__(self) -> int:
         """How many records were not sent."""
-        return len(self._waiting)
+        return len(self._written) + len(self._unwritten)
 
     @property
     def is_gone(self) -> bool:
@@ -83,7 +84,7 @@ class Journal:
     @property
     def num_in_process(self) -> int:
         """How many of the records that were not sent are in this process's memory only."""
-        return len(self) if self.is_gone else self._num_not_written
+        return len(self) if self.is_gone else len(self._unwritten)
 
     def records(self) -> list[Record]:
         """What is in the file, sent or not; artifacts by their paths in `files`."""
@@ -91,18 +92,15 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
-        self._waiting.append(record)
-        self._num_not_written += 1
+        self._unwritten.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
         """Write what is in memory only, in order, if there is room."""
         try:
-            while self.folder and self._num_not_written:
-                record = self._waiting[-self._num_not_written]
-                assert isinstance(record, Record)
-                self._waiting[-self._num_not_written] = self._write(record)
-                self._num_not_written -= 1
+            while self.folder and self._unwritten:
+                self._written.append(self._write(self._unwritten[0]))
+                self._unwritten.popleft()
             self.trouble = None
         except OSError as error:
             reason = "it was deleted or moved" if self.is_gone else error.strerror or error
@@ -113,31 +111,29 @@ class Journal:
 
         Raises: OSError if an artifact's content cannot be read.
         """
-        for item in self._waiting:
-            record = item if isinstance(item, Record) else _parse(item)
-            if record and record.kind == "file" and isinstance(item, bytes):
+        for record in map(_parse, self._written):
+            if record and record.kind == "file":
                 try:
-                    content = self._path(record.payload).read_bytes()
-                    record = Record("file", content, record.name)
+                    record = replace(record, payload=self._path(record.payload).read_bytes())
                 except FileNotFoundError:
                     record = None
             yield record
+        yield from self._unwritten
 
     def settle(self, num: int, *, refused_for: str | None = None) -> None:
         """Take the first `num` waiting records off: they were sent, or refused for a reason.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
         """
-        lines = [item for item in islice(self._waiting, num) if isinstance(item, bytes)]
-        is_kept = lines and self.folder is not None and not self.is_gone
+        lines = list(islice(self._written, num))
+        is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
             with self._path("refused.jsonl").open("ab") as refused:
                 for line in lines:
                     entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
                     refused.write(json.dumps(entry).encode() + b"\n")
         for _ in range(num):
-            self._waiting.popleft()
-        self._num_not_written -= num - len(lines)
+            (self._written or self._unwritten).popleft()
         if not is_kept:
             return
         with suppress(OSError):  # records sent but not marked are sent again: stored once
@@ -192,7 +188,7 @@ class Journal:
         with suppress(OSError, ValueError, KeyError, TypeError):
             marked = int(json.loads(self._path("sent.json").read_text())["bytes"])
             self._sent_bytes = marked if marked <= self._end else 0
-        self._waiting = deque(_lines(self._path(""), self._sent_bytes))
+        self._written = deque(_lines(self._path(""), self._sent_bytes))
 
     def _mark(self, sent_bytes: int) -> None:
         self._sent_bytes = sent_bytes

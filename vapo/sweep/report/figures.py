@@ -19,6 +19,8 @@ from vapo.sweep.report.runs import PANELS, Collection, RunRecord
 from vapo.sweep.report.style import house_style, line_styles
 
 Points = Mapping[float, float]
+Band = Mapping[float, Sequence[float]]
+"""At each x the values of a row's seeds."""
 _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
 _WHEN = ("first", "last")
@@ -178,11 +180,12 @@ def draw_bands(
 ) -> None:
     """Lines with about eight markers each; a shade where there are several seeds."""
     for row, one in bands.items():
-        style = styles[row]
-        axis.plot(one.x, one.mean, markevery=max(1, len(one.x) // 8), **style)
-        if one.num_seeds > 1:
+        x, color = list(one), styles[row]["color"]
+        mean, low, high = ([of(values) for values in one.values()] for of in (fmean, min, max))
+        axis.plot(x, mean, markevery=max(1, len(x) // 8), **styles[row])
+        if len(one[x[0]]) > 1:
             shade = min(0.15, 0.35 / len(bands))  # several lie on top of each other
-            axis.fill_between(one.x, one.low, one.high, color=style["color"], alpha=shade, lw=0)
+            axis.fill_between(x, low, high, color=color, alpha=shade, lw=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
 
@@ -210,17 +213,6 @@ def legend_height(labels: Sequence[str]) -> float:
     return 0.16 * -(-len(labels) // legend_columns(labels))
 
 
-@dataclass(frozen=True)
-class Band:
-    """Mean over seeds, and the lowest and highest of them, at each x."""
-
-    x: Sequence[float]
-    mean: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-    num_seeds: int
-
-
 def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     """A metric against the policy's optimizer steps, or against iterations of value pretraining.
 
@@ -245,15 +237,11 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     return points
 
 
-def band(series: Iterable[Points]) -> Band | None:
+def band(series: Iterable[Points]) -> Band:
     """Over the seeds' points; an x that a seed lacks, because it is shorter, is left out."""
     found = [points for points in series if points]
-    if not found:
-        return None
-    x = sorted(set.intersection(*map(set, found)))
-    columns = [[points[at] for points in found] for at in x]
-    mean, low, high = ([of(column) for column in columns] for of in (fmean, min, max))
-    return Band(x, mean, low, high, len(found))
+    shared = sorted(set.intersection(*map(set, found))) if found else []
+    return {x: [points[x] for points in found] for x in shared}
 
 
 def row_bands(
@@ -261,7 +249,7 @@ def row_bands(
 ) -> dict[str, Band]:
     """Row -> the band of its runs' points; a row without any is left out."""
     bands = {row: band(points(run) for run in runs if run.row == row) for row in rows}
-    return {row: one for row, one in bands.items() if one is not None and one.x}
+    return {row: one for row, one in bands.items() if one}
 
 
 def position_points(run: RunRecord, when: str, column: str) -> Points:
