@@ -1,19 +1,14 @@
-"""A plan in words, for `--dry_run` and the parent run, and what it may cost: the tokens of its
-config, and the seconds that its runs in the sweep's folder took.
-"""
+"""A plan in words, for `--dry_run` and the parent run, and what of it has been run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from vapo.config import FitConfig, resolve
-from vapo.config.continuation_rules import most_continuations
-from vapo.config.data import sources_of
+from vapo.config import FitConfig
 from vapo.sweep.folders import TaskFolder
 from vapo.sweep.grid import as_text
 from vapo.sweep.identity import code_version
-from vapo.sweep.plan import Plan, Task, budget_differences, differences, num_rollouts
+from vapo.sweep.plan import Plan, budget_differences, differences, num_rollouts
 from vapo.system.progress_display import format_seconds
 
 
@@ -63,74 +58,18 @@ def describe_plan(plan: Plan, command: str) -> str:
     return "\n".join(lines)
 
 
-def describe_budget(plan: Plan, sweep_dir: Path) -> list[str]:
-    """The dry run's last lines: tokens at most, what has finished, how long that took."""
-    outcomes = {task.identity: TaskFolder(sweep_dir, task).finished() for task in plan.tasks}
-    left = [task for task in plan.tasks if outcomes[task.identity] is None]
-    lines = ["At most, if every response is as long as it may be, the sampled tokens are:"]
-    for name, firsts in (("value pretraining", True), ("run", False)):
-        tasks = [task for task in plan.tasks if task.is_pretraining == firsts]
-        if tasks:
-            lines.append(f"- {_count(len(tasks), name)}: {_describe_tokens(tasks)}")
-    if len(left) < len(plan.tasks) and left:
-        lines.append(f"- of these not finished, {len(left)}: {_describe_tokens(left)}")
-    configs = [task.config for task in plan.tasks]
-    if any(evaluation_tokens(config) is None for config in configs):
-        lines.append(
-            "- not counted: evaluations on a held-out file of unknown length (no num_examples)"
-        )
-    if any(config.value_truth.every_n_iterations is not None for config in configs):
-        lines.append("- not counted: what value_truth.every_n_iterations samples")
-    done = len(plan.tasks) - len(left)
-    lines += ["", f"{done} of {len(plan.tasks)} processes have finished already in {sweep_dir}"]
+def describe_finished(plan: Plan, sweep_dir: Path) -> list[str]:
+    """The dry run's last lines: what has finished already, and how long that took."""
+    outcomes = {task.name: TaskFolder(sweep_dir, task).finished() for task in plan.tasks}
+    finished = {name: outcome for name, outcome in outcomes.items() if outcome}
     took: dict[str, list[float]] = {}
-    for task in plan.tasks:
-        outcome = outcomes[task.identity]
-        if outcome and not outcome.was_resumed:  # else its seconds are of its last part
-            took.setdefault(task.name.rpartition("/")[0], []).append(outcome.seconds)
+    for name, outcome in finished.items():
+        if not outcome.was_resumed:  # else its seconds are of its last part
+            took.setdefault(name.rpartition("/")[0], []).append(outcome.seconds)
+    lines = [f"{len(finished)} of {len(outcomes)} processes have finished already in {sweep_dir}"]
     if took:
         lines += ["", "How long it took before, in this folder:"]
     for name, seconds in took.items():
         ends = dict.fromkeys(map(format_seconds, (min(seconds), max(seconds))))
         lines.append(f"- {name}: {len(seconds)} finished, took {' to '.join(ends)}")
     return lines
-
-
-def _describe_tokens(tasks: Sequence[Task]) -> str:
-    training = sum(training_tokens(task.config) for task in tasks)
-    evaluation = sum(evaluation_tokens(task.config) or 0 for task in tasks)
-    return f"{training:,} to train on, {evaluation:,} in evaluations"
-
-
-def training_tokens(config: FitConfig) -> int:
-    """The most tokens that all iterations of a run sample.
-
-    Every attempt of dynamic sampling, the greedy response to each prompt that an estimator
-    compares with, and the continuations of estimator vine are counted.
-    """
-    numbers, length = resolve(config), config.rollouts.max_response_tokens
-    greedy = numbers.num_prompts if config.algorithm.needs_greedy_baseline else 0
-    own = num_rollouts(config)
-    attempts = max(1, config.algorithm.dynamic_sampling_attempts)
-    continued = most_continuations(config)
-    policy = (own * attempts + greedy) * length + (continued.num_tokens if continued else 0)
-    pretraining = 0
-    if config.algorithm.has_critic and config.components.value_pretraining.data is None:
-        pretraining = numbers.value_pretraining_iterations * (own + greedy) * length
-    return pretraining + config.training.num_iterations * policy
-
-
-def evaluation_tokens(config: FitConfig) -> int | None:
-    """The most tokens that a run's evaluations sample; None where their prompts are not known."""
-    data, most = config.data, config.evaluation.num_prompts
-    if data.heldout is None:  # at least one of each source is split off
-        known: list[int | None] = [data.heldout_size, len(sources_of(data, "train")) - 1]
-    else:
-        known = [source.num_examples for source in sources_of(data, "heldout").values()]
-    if None not in known:
-        found = sum(filter(None, known))
-        most = found if most is None else min(found, most)
-    every, iterations = config.evaluation.every_n_iterations, config.training.num_iterations
-    times = 1 + -(-iterations // every)  # before the first, at every n-th and after the last
-    length = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
-    return None if most is None else times * most * config.evaluation.k * length
