@@ -15,12 +15,12 @@ from vapo.config.loading import from_yaml
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.sweep import identity
-from vapo.sweep.describe import describe_size
 from vapo.sweep.plan import (
     PRETRAINING_SEED_OFFSET,
     Plan,
     Task,
     budget_differences,
+    describe_size,
     pretrains,
     set_key,
 )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -22,9 +23,11 @@ from typing import Literal
 from vapo.errors import UserError
 from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
-from vapo.sweep.plan import Task
+from vapo.sweep.plan import Plan, Task
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
+from vapo.system.progress_display import format_seconds
+from vapo.tracking.journal import read_target
 
 SWEEP_RECORD = "sweep.json"
 TaskState = Literal["finished", "failed", "blocked", "waiting"]
@@ -127,3 +130,72 @@ def locked(sweep_dir: Path) -> Iterator[int]:
                 "for it or stop it, or give another --sweep_dir"
             )
         yield lock.fileno()
+
+
+def describe_finished(plan: Plan, sweep_dir: Path) -> list[str]:
+    """The dry run's last lines: what has finished already, and how long that took."""
+    outcomes = {task.name: TaskFolder(sweep_dir, task).finished() for task in plan.tasks}
+    finished = {name: outcome for name, outcome in outcomes.items() if outcome}
+    took: dict[str, list[float]] = {}
+    for name, outcome in finished.items():
+        if not outcome.was_resumed:  # else its seconds are of its last part
+            took.setdefault(name.rpartition("/")[0], []).append(outcome.seconds)
+    lines = [f"{len(finished)} of {len(outcomes)} processes have finished already in {sweep_dir}"]
+    if took:
+        lines += ["", "How long it took before, in this folder:"]
+    for name, seconds in took.items():
+        ends = dict.fromkeys(map(format_seconds, (min(seconds), max(seconds))))
+        lines.append(f"- {name}: {len(seconds)} finished, took {' to '.join(ends)}")
+    return lines
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    path: Path
+    parent_run_id: str
+    tracking_uri: str
+
+
+def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
+    """The sweep of a folder; a `tracking_uri` of None is the one that its runs recorded.
+
+    Raises: UserError that names the folder and what it lacks, with the nearest that has it.
+    """
+    path = folder.expanduser().absolute()
+    record = path / SWEEP_RECORD
+    if not record.is_file():
+        what = "is not a folder" if path.exists() else "there is no such folder"
+        if path.is_dir():
+            what = f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep"
+        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
+    try:
+        parent_run_id = str(json.loads(record.read_text())["parent_run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"SWEEP_FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
+            "printed, as --sweep ID"
+        ) from None
+    # where the latest of its runs were recorded, without credentials
+    found = sorted(path.glob("runs/*/fit/*/tracking"), key=lambda one: one.stat().st_mtime)
+    targets = (read_target(tracking) for tracking in reversed(found))
+    recorded = (str(target["tracking_uri"]) for target in targets if target)
+    if (uri := tracking_uri or next(recorded, None)) is None:
+        raise UserError(
+            f"SWEEP_FOLDER: no run in {path / 'runs'} says where it was recorded: give "
+            "--tracking_uri"
+        )
+    return SweepFolder(path, parent_run_id, uri)
+
+
+def _hint(path: Path) -> str:
+    """Sweeps near a path that is none: the one around it, those in it or beside it."""
+    around = next((one for one in path.parents if (one / SWEEP_RECORD).is_file()), None)
+    if around is not None:
+        return f"; the sweep around it is {around}"
+    folder = path if path.is_dir() else path.parent
+    names = sorted(record.parent.name for record in folder.glob(f"*/{SWEEP_RECORD}"))
+    if folder != path:
+        names = difflib.get_close_matches(path.name, names) or names
+    if names:
+        return f"; sweeps in {folder}: {', '.join(names)}"
+    return "; `vapo sweep` prints its folder, and --sweep takes the id of its parent run"

@@ -33,8 +33,8 @@ from vapo.config.other_models import check_learning_rates
 from vapo.config.rules import value_at
 from vapo.config.written import Scalar, flatten_written
 from vapo.errors import UserError, about
-from vapo.sweep.grid import Grid, Row
-from vapo.sweep.identity import task_identity
+from vapo.sweep.grid import Grid, Row, as_text
+from vapo.sweep.identity import code_version, task_identity
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (
@@ -226,3 +226,49 @@ def num_rollouts(config: FitConfig) -> int:
 
 def _is_under(key: str, blocks: Sequence[str]) -> bool:
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def describe_differences(config: FitConfig, base: FitConfig) -> list[str]:
+    """`key: base's value -> its value`, one line for each key."""
+    return [
+        f"{key}: {as_text(before)} -> {as_text(after)}"
+        for key, (before, after) in differences(config, base).items()
+    ]
+
+
+def describe_size(plan: Plan) -> str:
+    first = sum(task.is_pretraining for task in plan.tasks)
+    seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
+    runs = f"{_count(len(plan.tasks) - first, 'run')} and {_count(first, 'value pretraining')}"
+    rows = _count(len(plan.grid.rows), "row")
+    return f"sweep {plan.grid.name}: {rows}, {seeds}: {runs}, each a process of its own"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def describe_plan(plan: Plan, command: str) -> str:
+    """Markdown: what is run, with which budget, and what each row changes."""
+    reference = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
+    lines = [
+        plan.grid.description or f"Sweep {plan.grid.name}.",
+        "",
+        f"- {describe_size(plan)}",
+        f"- each run: {reference.training.num_iterations} policy iterations of "
+        f"{num_rollouts(reference)} responses, {reference.training.minibatch_size} responses an "
+        f"optimizer step, at most {reference.rollouts.max_response_tokens} response tokens",
+        f"- actor `{reference.actor.path}`, critic from `{reference.critic.init}`",
+        f"- code {code_version()}",
+        f"- command: `{command}`",
+        *(f"- value pretraining shared by: {', '.join(rows)}" for rows in plan.shares().values()),
+        *(f"- other budget: {line}" for line in budget_differences(plan)),
+        "",
+        "Rows, and what each changes in the base config:",
+        "",
+    ]
+    for row in plan.grid.rows:
+        changes = describe_differences(plan.row_configs[row.name], plan.base)
+        mark = " (full system)" if row.name == plan.grid.full_system else ""
+        lines += [f"- **{row.name}**{mark}", *(f"    - {line}" for line in changes or ["nothing"])]
+    return "\n".join(lines)

@@ -17,10 +17,9 @@ from typing import Any
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
 from vapo.runs.run_dirs import read_record
-from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
-from vapo.sweep.plan import Plan, Task
+from vapo.sweep.plan import Plan, Task, describe_differences, describe_plan
 from vapo.system.atomic_files import write_text
 from vapo.tracking.delivery import one_line
 from vapo.tracking.links import curves_page, how_to_open

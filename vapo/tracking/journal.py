@@ -31,10 +31,6 @@ JOURNAL_NAME = "journal.jsonl"
 _TARGET = "target.json"
 
 
-class JournalInUseError(UserError):
-    """Another process, the run itself or a `vapo deliver`, holds the journal."""
-
-
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
@@ -57,7 +53,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
             if not try_lock(self._lock, with_children=True):
-                raise JournalInUseError(
+                raise UserError(
                     f"{folder} is in use: its run, or a `vapo deliver`, is still running"
                 )
             self._open()

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from tests.sweep.conftest import grid, plan
-from vapo.sweep.describe import describe_finished
-from vapo.sweep.folders import TaskFolder
+from vapo.sweep.folders import TaskFolder, describe_finished
 
 ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {row: low, overrides: {algorithm.eps_low: 0.1}}]}"
 
