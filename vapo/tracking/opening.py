@@ -8,12 +8,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
+from vapo.system.atomic_files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import Store, cannot_write
@@ -51,18 +51,21 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
         with _answering(store) as client:
-            return _experiment_id(client, experiment, store.artifact_location)
+            from mlflow.exceptions import MlflowException
 
-
-def _make_database(database: Path) -> None:
-    """Make a store's tables aside: where that is cut short, MLflow never opens it again."""
-    from mlflow.db import upgrade
-
-    aside = database.with_name(f".{database.name}.new")
-    for left in (aside, aside.with_name(f"{aside.name}-journal")):
-        left.unlink(missing_ok=True)  # of a process that was killed
-    upgrade.callback(f"sqlite:///{aside}")
-    aside.replace(database)
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                try:
+                    return str(client.create_experiment(experiment, store.artifact_location))
+                except MlflowException:  # another run may have made it meanwhile
+                    if (found := client.get_experiment_by_name(experiment)) is None:
+                        raise
+            if found.lifecycle_stage == "deleted":
+                raise UserError(
+                    f"tracking.experiment: the experiment '{experiment}' was deleted in this "
+                    "store; restore it or choose another name"
+                )
+            return str(found.experiment_id)
 
 
 def begin_run(
@@ -114,8 +117,13 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        if store.database and not store.database.exists():
-            _make_database(store.database)
+        if (database := store.database) and not database.exists():
+            from mlflow.db import upgrade
+
+            for left in database.parent.glob(f".{database.name}.new*"):
+                left.unlink()  # of a process that was killed
+            # aside: MLflow never opens a store again whose making was cut short
+            write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))
         yield store.client()
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = one_line(store.redact(str(error)))
@@ -132,30 +140,10 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
         ) from error
 
 
-def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, artifact_location))
-        except MlflowException:  # another run may have made it meanwhile
-            if (found := client.get_experiment_by_name(name)) is None:
-                raise
-    if found.lifecycle_stage == "deleted":
-        raise UserError(
-            f"tracking.experiment: the experiment '{name}' was deleted in this store; restore it "
-            "or choose another name"
-        )
-    return str(found.experiment_id)
-
-
-@contextmanager
-def _only_one_opener(store: Store) -> Iterator[None]:
+def _only_one_opener(store: Store) -> AbstractContextManager[object]:
     """Runs started together wait for the one that creates the database's tables."""
     if store.database is None:
-        yield
-        return
+        return nullcontext()
     folder = store.database.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,6 +151,5 @@ def _only_one_opener(store: Store) -> Iterator[None]:
             lock = (folder / f".{store.database.name}.lock").open("w")
     except OSError as error:
         raise cannot_write(folder, error.strerror) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock

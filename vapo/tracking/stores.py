@@ -202,7 +202,7 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
             command += f"  # with the store's credentials in {names}"
         lines.append(command)
     if report.refused:
-        kept = folder / "refused.jsonl" if folder is not None else None
-        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        kept = folder and folder / "refused.jsonl"
+        where = f"; see {kept}" if kept and kept.is_file() else ""
         lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
     return lines
