@@ -132,7 +132,6 @@ class SweepDisplay:
         self._display = Display(stream, self._render if self._is_live else None)
         self._interval_s = _BLOCK_INTERVAL_S if self._is_live else _LINE_INTERVAL_S
         self._clock = clock
-        self._started = self._updated_at = clock()
         self._runs: list[tuple[str, str, float]] = []  # name, how far it is, when it was started
         self._said: list[str] = []
         self._counts = ""

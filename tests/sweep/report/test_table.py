@@ -296,7 +296,7 @@ def test_without_a_full_system_there_is_no_comparison() -> None:
 
 
 def test_what_is_missing_is_said_and_html_is_escaped() -> None:
-    found = Collection("<t>", [Row("a<b")], [], None, missing=["a<b/0 (failed)"])
+    found = Collection("<t>", [Row("a<b")], [], None, notes=["Not in the table: a<b/0 (failed)."])
     table = make_table(found)
     assert "Not in the table: a<b/0 (failed)." in conclusion(found, table)
     html = page(found, table, {})

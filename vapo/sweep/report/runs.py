@@ -65,9 +65,9 @@ class RunRecord:
 class Collection:
     """The runs of one report, at most one of each row and seed.
 
-    `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
-    were separated and which runs were left out. `within`: the table takes the last
-    evaluation within so many optimizer steps of the policy; None: the last of the run.
+    `notes`: sentences on how the rows were separated and which runs were left out, failed or are
+    not in the store. `within`: the table takes the last evaluation within so many optimizer
+    steps of the policy; None: the last of the run.
 
     Raises: UserError if the full system is not one of the rows.
     """
@@ -77,7 +77,6 @@ class Collection:
     runs: Sequence[RunRecord]
     full_system: str | None = None
     pretrainings: Sequence[RunRecord] = ()
-    missing: Sequence[str] = ()
     parent_run_id: str | None = None
     within: int | None = None
     notes: Sequence[str] = ()
@@ -135,8 +134,8 @@ class Reader:
             runs,
             full_system or record["full_system"],
             pretrainings,
-            missing,
             parent_run_id,
+            notes=[f"Not in the table: {', '.join(missing)}."] if missing else [],
         )
 
     def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:

@@ -192,8 +192,6 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
             "differences, or permutations of unpaired runs."
         )
     lines.append(" ".join([*scores, "A single seed has no interval."]))
-    if collection.missing:
-        lines.append(f"Not in the table: {', '.join(collection.missing)}.")
     if early := [
         f"{r.row}/{r.seed}" for r in collection.runs if r.score(collection.within) is None
     ]:
