@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
+from vapo.errors import UserError
 from vapo.system.main_process import is_main_process
 from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
-from vapo.tracking.opening import begin_run, open_store
+from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import TABLES_TAG, Clock, InputData, Kind, Record, table_json, with_table
-from vapo.tracking.sink import MlflowSink
+from vapo.tracking.sink import MlflowSink, active_run
 from vapo.tracking.stores import locate_store, what_was_not_sent
 
 if TYPE_CHECKING:
@@ -101,8 +102,22 @@ class RunLogger(Logger):
 
     def _begin(self, run_name: str, experiment_id: str) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
-        earlier = self.run_id
-        client, run = begin_run(self.store, experiment_id, earlier, run_name, self.tags)
+        from mlflow import set_tracking_uri
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking.context.registry import resolve_tags
+
+        earlier, store = self.run_id, self.store
+        set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
+        client = store.client()
+        try:
+            run = active_run(client, earlier) if earlier else None
+            if run is None:  # a new one, or the store has lost it
+                tags = resolve_tags(dict(self.tags))  # with MLflow's: who started what, and where
+                run = client.create_run(experiment_id, run_name=run_name, tags=tags)
+        except MlflowException as error:
+            what = f"resume run {earlier}" if earlier else "begin a run"
+            text = f"tracking.uri: cannot {what} in {store.shown_uri}: {error}"
+            raise UserError(store.redact(text)) from error
         self.run_id = str(run.info.run_id)
         self.run_name = str(run.info.run_name or run_name)
         self.is_resumed = self.run_id == earlier
@@ -119,7 +134,7 @@ class RunLogger(Logger):
                 steps[key] = max(step, steps.get(key, step))
         self.recorded_steps = steps
         sink = MlflowSink(client, self.run_id)
-        self._delivery = Delivery(sink, self._note, self._journal, redact=self.store.redact)
+        self._delivery = Delivery(sink, self._note, self._journal, redact=store.redact)
         atexit.register(self.close, "KILLED")
         if self.is_resumed:
             self._submit("status", ("RUNNING", self._clock.now_ms()))

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from vapo.tracking.stores import Store, cannot_write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 # MLflow's own retries would hold a request for minutes; `delivery` tries again instead. And the
 # links to a run that it prints at the run's end open the view for agents (see `links`).
@@ -66,31 +65,6 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
                     "store; restore it or choose another name"
                 )
             return str(found.experiment_id)
-
-
-def begin_run(
-    store: Store, experiment_id: str, earlier: str | None, name: str, tags: Mapping[str, str]
-) -> tuple[MlflowClient, Run]:
-    """The run `earlier`; a new one where there is none, or where the store has lost it.
-
-    Raises: UserError if the store gives neither.
-    """
-    from mlflow import set_tracking_uri
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking.context.registry import resolve_tags
-
-    set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
-    client = store.client()
-    try:
-        if earlier and (run := active_run(client, earlier)):
-            return client, run
-        ours_and_mlflows = resolve_tags(dict(tags))  # MLflow's: who started what, and where
-        return client, client.create_run(experiment_id, run_name=name, tags=ours_and_mlflows)
-    except MlflowException as error:
-        what = f"resume run {earlier}" if earlier else "begin a run"
-        raise UserError(
-            store.redact(f"tracking.uri: cannot {what} in {store.shown_uri}: {error}")
-        ) from error
 
 
 def client_of(store: Store, run_id: str) -> MlflowClient:
