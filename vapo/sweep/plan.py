@@ -80,15 +80,13 @@ class Plan:
     tasks: tuple[Task, ...]
     assigned: dict[tuple[str, int], str]
 
-    def shares(self, seed: int | None = None) -> dict[str, list[str]]:
+    def shares(self, seed: int) -> dict[str, list[str]]:
         """Identity of each value pretraining of a seed -> the rows that start from its critic."""
         rows: dict[str, list[str]] = {}
-        by_identity = {task.identity: task for task in self.tasks}
+        needs = {task.identity: task.needs for task in self.tasks}
         for row in self.grid.rows:
-            key = (row.name, self.seeds[0] if seed is None else seed)
-            needs = by_identity[self.assigned[key]].needs
-            if needs is not None:
-                rows.setdefault(needs, []).append(row.name)
+            if (first := needs[self.assigned[row.name, seed]]) is not None:
+                rows.setdefault(first, []).append(row.name)
         return rows
 
 
@@ -251,6 +249,7 @@ def _count(number: int, what: str) -> str:
 def describe_plan(plan: Plan, command: str) -> str:
     """Markdown: what is run, with which budget, and what each row changes."""
     reference = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
+    shares = plan.shares(plan.seeds[0])
     lines = [
         plan.grid.description or f"Sweep {plan.grid.name}.",
         "",
@@ -261,7 +260,7 @@ def describe_plan(plan: Plan, command: str) -> str:
         f"- actor `{reference.actor.path}`, critic from `{reference.critic.init}`",
         f"- code {code_version()}",
         f"- command: `{command}`",
-        *(f"- value pretraining shared by: {', '.join(rows)}" for rows in plan.shares().values()),
+        *(f"- value pretraining shared by: {', '.join(rows)}" for rows in shares.values()),
         *(f"- other budget: {line}" for line in budget_differences(plan)),
         "",
         "Rows, and what each changes in the base config:",

@@ -7,9 +7,8 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +28,6 @@ from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import locate_store
 
-_BEST = "sweep/best_score"
 _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
 
@@ -50,7 +48,7 @@ class Parent:
         self.note = note
         self.outcomes = {task.identity: Outcome("waiting") for task in plan.tasks}
         self._is_behind = False
-        self._metric_keys = metric_keys(row.name for row in plan.grid.rows)
+        self._metric_keys = metric_keys([row.name for row in plan.grid.rows])
         tracking = plan.base.tracking
         self.store = locate_store(tracking.uri)
         self.experiment_id = open_store(self.store, tracking.experiment, print)
@@ -168,7 +166,9 @@ class Parent:
             return
         scores = {row: fmean(values) for row, values in found.items()}
         best = max(scores, key=scores.__getitem__)
-        values = {_BEST: scores[best]} | {self._metric_keys[row]: scores[row] for row in scores}
+        values = {"sweep/best_score": scores[best]} | {
+            self._metric_keys[row]: scores[row] for row in scores
+        }
         step = sum(outcome.state != "waiting" for outcome in self.outcomes.values())
         now_ms = int(time.time() * 1000)
         metrics = [Metric(key, score, now_ms, step) for key, score in values.items()]
@@ -246,15 +246,14 @@ class Parent:
             self.client.set_terminated(self.run_id, status)
 
 
-def metric_keys(rows: Iterable[str]) -> dict[str, str]:
+def metric_keys(rows: Sequence[str]) -> dict[str, str]:
     """The metric of each row: `sweep/` and its name, with `_` for what MLflow does not allow.
 
-    No two are the same, and none is `sweep/best_score`: a name that is taken is numbered, as
-    `sweep/a_b_2`. Rows whose names need no change keep them.
+    Where that would be another row's, or `sweep/best_score`, its number in the grid follows:
+    `sweep/a_b/2`.
     """
-    safe = {row: re.sub(r"[^\w. :-]", "_", row) for row in rows}
-    keys: dict[str, str] = {}
-    for row in sorted(safe, key=lambda row: safe[row] != row):
-        numbered = (f"sweep/{safe[row]}" + f"_{number}" * (number > 1) for number in count(1))
-        keys[row] = next(key for key in numbered if key not in (_BEST, *keys.values()))
-    return keys
+    safe = [re.sub(r"[^\w. :-]", "_", row) for row in rows]
+    return {
+        row: f"sweep/{name}" + f"/{i}" * ([*safe, "best_score"].count(name) > 1)
+        for i, (row, name) in enumerate(zip(rows, safe, strict=True), start=1)
+    }

@@ -207,12 +207,9 @@ class Reader:
 
     def _evaluated(self, run_id: str | None) -> Recorded | None:
         """A run of the store; None where it is not there, or evaluated nothing."""
-        from mlflow.exceptions import MlflowException
-
-        with suppress(MlflowException):
-            if run_id and (one := as_recorded(self.client.get_run(run_id))).score is not None:
-                return one
-        return None
+        run = self._find(run_id) if run_id else None
+        one = None if run is None else as_recorded(run)
+        return one if one and one.score is not None else None
 
     def _records(self, rows: Mapping[str, Sequence[Recorded]]) -> list[RunRecord]:
         return [self._record(one, row, one.seed) for row, runs in rows.items() for one in runs]
@@ -228,18 +225,20 @@ class Reader:
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
         return RunRecord(run_id, row, seed, history, [json.loads(table) for table in tables])
 
-    def _run(self, run_id: str, flag: str) -> Any:
+    def _find(self, run_id: str) -> Any | None:
         from mlflow.exceptions import MlflowException
 
-        try:
+        with suppress(MlflowException):
             return self.client.get_run(run_id)
-        except MlflowException:
-            hint = "; another store is given with --tracking_uri"
-            if (Path(run_id) / SWEEP_RECORD).is_file():
-                hint = f"; for the folder of a sweep: vapo report {run_id}"
-            raise UserError(
-                f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}"
-            ) from None
+        return None
+
+    def _run(self, run_id: str, flag: str) -> Any:
+        if (run := self._find(run_id)) is not None:
+            return run
+        hint = "; another store is given with --tracking_uri"
+        if (Path(run_id) / SWEEP_RECORD).is_file():
+            hint = f"; for the folder of a sweep: vapo report {run_id}"
+        raise UserError(f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}")
 
     def _artifact(self, run_id: str, name: str) -> str:
         """Raises: LookupError when there is none."""
