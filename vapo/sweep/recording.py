@@ -55,10 +55,7 @@ class Parent:
         self.client = self.store.client()
         self.run_id = self._find() or self._create()
         self.client.update_run(self.run_id, "RUNNING")
-        description = describe_plan(plan, command)
-        if len(description) > _MAX_NOTE:
-            description = f"{description[: _MAX_NOTE - 4]}\n..."
-        self.client.set_tag(self.run_id, NOTE_TAG, description)
+        self.client.set_tag(self.run_id, NOTE_TAG, describe_plan(plan, command)[:_MAX_NOTE])
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:

@@ -180,7 +180,9 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     """Sentences below the table."""
     lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
-    scores = [f"Scores: avg@k of the last evaluation{_within(collection)}, per cent."]
+    steps = collection.within
+    within = "" if steps is None else f" within {steps} optimizer steps of the policy"
+    scores = [f"Scores: avg@k of the last evaluation{within}, per cent."]
     estimates = [e for row in table for e in (row.score, row.difference) if e is not None]
     if any(one.interval for one in estimates):
         paired = f"; differences {' or '.join(sorted(how))} by seed" if how else ""
@@ -192,10 +194,8 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
             "differences, or permutations of unpaired runs."
         )
     lines.append(" ".join([*scores, "A single seed has no interval."]))
-    if early := [
-        f"{r.row}/{r.seed}" for r in collection.runs if r.score(collection.within) is None
-    ]:
-        lines.append(f"Left out, no evaluation{_within(collection)}: {', '.join(early)}.")
+    if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
+        lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
     return [*lines, *collection.notes]
 
 
@@ -223,12 +223,6 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
     if unclear := sum(row.is_shown is False for row in judged if row.sign != "no effect"):
         text += f" Where it is not 0, the interval holds 0 in {unclear} (no difference shown)."
     return [text]
-
-
-def _within(collection: Collection) -> str:
-    if collection.within is None:
-        return ""
-    return f" within {collection.within} optimizer steps of the policy"
 
 
 def _scores(collection: Collection, row: str) -> dict[int, float]:
