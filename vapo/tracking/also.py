@@ -67,7 +67,7 @@ class Also:
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
-                    self._loggers[_WANDB] = WandbLogger(
+                    wandb = WandbLogger(
                         name=run_name,
                         project=tracking.experiment,
                         id=run_id,  # so a resumed run continues there too
@@ -75,7 +75,8 @@ class Also:
                         tags=[f"{key}={value}"[:64] for key, value in tracking.tags.items()],
                         settings=_SETTINGS,
                     )
-                    _ = self._loggers[_WANDB].experiment  # begins now: what is wrong is said
+                    _ = wandb.experiment  # begins the run now: what is wrong is said at the start
+                    self._loggers[_WANDB] = wandb
                 else:
                     self._loggers[_CSV] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
             except Exception as error:
