@@ -18,7 +18,6 @@ from vapo.config import resolve
 from vapo.diagnostics.position_profiles import position_profile
 from vapo.sweep.grid import Row
 from vapo.sweep.report.figures import (
-    band,
     draw_all,
     points_of,
     position_points,
@@ -54,9 +53,10 @@ def test_value_pretraining_is_not_on_the_x_axis() -> None:
 
 
 def test_band_over_seeds() -> None:
-    found = band([{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}])
-    assert found == {0: [1.0, 3.0], 2: [5.0, 6.0]}
-    assert band([{}]) == {}
+    seeds = [{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}]
+    records = [RunRecord("r", "a", seed) for seed in range(3)] + [RunRecord("r", "b", 2)]
+    found = row_bands(records, ["a", "b"], lambda record: seeds[record.seed])
+    assert found == {"a": {0: [1.0, 3.0], 2: [5.0, 6.0]}}
 
 
 def test_positions_of_few_responses_are_left_out() -> None:

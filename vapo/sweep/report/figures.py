@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -237,19 +237,16 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     return points
 
 
-def band(series: Iterable[Points]) -> Band:
-    """Over the seeds' points; an x that a seed lacks, because it is shorter, is left out."""
-    found = [points for points in series if points]
-    shared = sorted(set.intersection(*map(set, found))) if found else []
-    return {x: [points[x] for points in found] for x in shared}
-
-
 def row_bands(
     runs: Sequence[RunRecord], rows: Sequence[str], points: Callable[[RunRecord], Points]
 ) -> dict[str, Band]:
-    """Row -> the band of its runs' points; a row without any is left out."""
-    bands = {row: band(points(run) for run in runs if run.row == row) for row in rows}
-    return {row: one for row, one in bands.items() if one}
+    """Of each row with points its band; an x that a seed lacks, because it is shorter, is out."""
+    bands: dict[str, Band] = {}
+    for row in rows:
+        found = [seed for run in runs if run.row == row and (seed := points(run))]
+        if found and (shared := set.intersection(*map(set, found))):
+            bands[row] = {x: [seed[x] for seed in found] for x in sorted(shared)}
+    return bands
 
 
 def position_points(run: RunRecord, when: str, column: str) -> Points:
