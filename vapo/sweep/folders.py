@@ -30,7 +30,6 @@ from vapo.system.progress_display import format_seconds
 from vapo.tracking.journal import read_target
 
 SWEEP_RECORD = "sweep.json"
-TaskState = Literal["finished", "failed", "blocked", "waiting"]
 _LOG_LINES = 15
 
 
@@ -42,7 +41,7 @@ class Outcome:
     checkpoint.
     """
 
-    state: TaskState
+    state: Literal["finished", "failed", "blocked", "waiting"]
     seconds: float = 0.0
     score: float | None = None
     mlflow_run_id: str | None = None

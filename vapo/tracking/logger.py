@@ -28,7 +28,6 @@ from vapo.tracking.stores import locate_store, what_was_not_sent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
 
 
@@ -258,7 +257,7 @@ class RunLogger(Logger):
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
-    def close(self, status: RunStatus = "FINISHED") -> int:
+    def close(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> int:
         """Deliver the rest and end the run; the number of records that were not delivered."""
         if self._delivery is None:
             return 0

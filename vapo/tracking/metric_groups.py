@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from vapo.tracking.stores import Store
 
-MetricHistory = dict[str, list[tuple[int, float]]]
 _SCORE, _LAST, _SYSTEM = "_score", "z_", "system/"
 _SYSTEM_GROUPS = ("time", "throughput", "memory")
 _LAST_GROUPS = ("advantage", "faults", "progress", "watch")
@@ -65,7 +64,7 @@ def documented(metrics: Mapping[str, float]) -> dict[str, float]:
     return {documented_key(key): value for key, value in metrics.items()}
 
 
-def recorded_metrics(store: Store, run_id: str) -> MetricHistory:
+def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """A run's record: key of docs/metrics.md -> (optimizer step, value), in order of the steps."""
     client = store.client()
     return {

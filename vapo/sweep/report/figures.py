@@ -47,7 +47,7 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
     runs, full_system = collection.runs, collection.full_system
     with house_style():
         for suffix, about, rows in row_groups(collection):
-            most = max(len(collection.of_row(row)) for row in rows)
+            most = max(sum(run.row == row for run in runs) for row in rows)
             note = f"Lines: means of up to {most} seeds; shade: lowest to highest."
             about += f". {note}" if most > 1 else ". "
             if figure := curves(runs, rows, PANELS, full_system):

@@ -40,8 +40,6 @@ PANELS = {
 _HISTORIES = (*PANELS, "critic/value_loss", "progress/phase", "progress/policy_steps")
 _PAGE = 1000
 
-History = Mapping[str, Mapping[int, float]]
-
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -50,7 +48,7 @@ class RunRecord:
     run_id: str
     row: str
     seed: int
-    history: History = field(default_factory=dict)
+    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     positions: Sequence[Mapping[str, Any]] = ()
 
     def score(self, within: int | None = None) -> float | None:
@@ -85,9 +83,6 @@ class Collection:
         rows = [row.name for row in self.rows]
         if self.full_system is not None and self.full_system not in rows:
             raise UserError(f"--full_system {self.full_system}: not a row; rows: {', '.join(rows)}")
-
-    def of_row(self, name: str) -> list[RunRecord]:
-        return [run for run in self.runs if run.row == name]
 
 
 class Reader:

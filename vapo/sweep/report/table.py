@@ -19,7 +19,6 @@ from scipy.stats import t as students_t
 
 from vapo.sweep.report.runs import Collection
 
-Interval = tuple[float, float]
 Sign = Literal["agrees", "differs", "no effect", ""]
 _ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
 COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
@@ -36,7 +35,7 @@ class Estimate:
     """
 
     mean: float
-    interval: Interval | None = None
+    interval: tuple[float, float] | None = None
     seeds: tuple[float, ...] = ()
     p: float | None = None
 
@@ -227,9 +226,9 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
 
 def _scores(collection: Collection, row: str) -> dict[int, float]:
     """Seed -> score in per cent."""
-    scores: dict[int, float | None] = {}
-    for run in collection.of_row(row):
-        if run.seed in scores:
+    runs = [run for run in collection.runs if run.row == row]
+    for run in runs:
+        if sum(other.seed == run.seed for other in runs) > 1:
             raise ValueError(f"two runs of row {row} and seed {run.seed}")
-        scores[run.seed] = run.score(collection.within)
+    scores = {run.seed: run.score(collection.within) for run in runs}
     return {seed: 100 * score for seed, score in scores.items() if score is not None}
