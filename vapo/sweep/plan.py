@@ -31,7 +31,8 @@ from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
 from vapo.config.rules import value_at
-from vapo.config.written import Scalar, flatten_written
+from vapo.config.sources import Change
+from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, Row, as_text
 from vapo.sweep.identity import code_version, task_identity
@@ -187,18 +188,14 @@ def set_key(config: Any, key: str, value: Any) -> Any:
     return replace(config, **{name: set_key(getattr(config, name), rest, value) if rest else value})
 
 
-def differences(config: FitConfig, base: FitConfig) -> dict[str, tuple[Scalar, Scalar]]:
-    """Dotted key -> (base's value, this one's), as they are written, wherever they differ.
-
-    Bookkeeping is left out.
-    """
+def differences(config: FitConfig, base: FitConfig) -> list[Change]:
+    """From the base's values to this one's, as they are written; bookkeeping is left out."""
     before, after = flatten_written(base), flatten_written(config)
-    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
-    return {
-        key: pair
-        for key, pair in pairs.items()
-        if pair[0] != pair[1] and not _is_under(key, _BOOKKEEPING)
-    }
+    return [
+        Change(key, as_text(before.get(key)), as_text(after.get(key)))
+        for key in before | after
+        if before.get(key) != after.get(key) and not _is_under(key, _BOOKKEEPING)
+    ]
 
 
 def budget_differences(plan: Plan) -> Iterator[str]:
@@ -206,9 +203,9 @@ def budget_differences(plan: Plan) -> Iterator[str]:
     expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
         found = [
-            f"{key} {after} (not {before})"
-            for key, (before, after) in differences(config, expected).items()
-            if _is_under(key, _BUDGET)
+            f"{change.key} {change.after} (not {change.before})"
+            for change in differences(config, expected)
+            if _is_under(change.key, _BUDGET)
         ]
         if num_rollouts(config) != num_rollouts(expected):
             found.append(f"{num_rollouts(config)} responses (not {num_rollouts(expected)})")
@@ -224,14 +221,6 @@ def num_rollouts(config: FitConfig) -> int:
 
 def _is_under(key: str, blocks: Sequence[str]) -> bool:
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
-
-
-def describe_differences(config: FitConfig, base: FitConfig) -> list[str]:
-    """`key: base's value -> its value`, one line for each key."""
-    return [
-        f"{key}: {as_text(before)} -> {as_text(after)}"
-        for key, (before, after) in differences(config, base).items()
-    ]
 
 
 def describe_size(plan: Plan) -> str:
@@ -267,7 +256,7 @@ def describe_plan(plan: Plan, command: str) -> str:
         "",
     ]
     for row in plan.grid.rows:
-        changes = describe_differences(plan.row_configs[row.name], plan.base)
+        changes = differences(plan.row_configs[row.name], plan.base)
         mark = " (full system)" if row.name == plan.grid.full_system else ""
         lines += [f"- **{row.name}**{mark}", *(f"    - {line}" for line in changes or ["nothing"])]
     return "\n".join(lines)

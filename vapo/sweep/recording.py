@@ -18,7 +18,7 @@ from vapo.config.written import is_from_environment
 from vapo.runs.run_dirs import read_record
 from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
-from vapo.sweep.plan import Plan, Task, describe_differences, describe_plan
+from vapo.sweep.plan import Plan, Task, describe_plan, differences
 from vapo.system.atomic_files import write_text
 from vapo.tracking.delivery import one_line
 from vapo.tracking.links import curves_page, how_to_open
@@ -116,7 +116,7 @@ class Parent:
         if task.is_pretraining:
             shared = self.plan.shares(task.seed).get(task.identity, [row.name])
             return {**tags, NOTE_TAG: f"Value pretraining for: {', '.join(shared)}"}
-        differs = describe_differences(self.plan.row_configs[row.name], self.plan.base)
+        differs = [*map(str, differences(self.plan.row_configs[row.name], self.plan.base))]
         listed = "\n".join(f"- {line}" for line in differs or ["the base config"])
         tags |= {
             "row": row.name,
