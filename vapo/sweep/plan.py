@@ -207,16 +207,11 @@ def budget_differences(plan: Plan) -> Iterator[str]:
             for change in differences(config, expected)
             if _is_under(change.key, _BUDGET)
         ]
-        if num_rollouts(config) != num_rollouts(expected):
-            found.append(f"{num_rollouts(config)} responses (not {num_rollouts(expected)})")
+        now, before = resolve(config).num_responses, resolve(expected).num_responses
+        if now != before:
+            found.append(f"{now} responses (not {before})")
         if found:
             yield f"{name}: {', '.join(found)}"
-
-
-def num_rollouts(config: FitConfig) -> int:
-    """Responses of one iteration."""
-    numbers = resolve(config)
-    return numbers.num_prompts * numbers.group_size
 
 
 def _is_under(key: str, blocks: Sequence[str]) -> bool:
@@ -244,8 +239,9 @@ def describe_plan(plan: Plan, command: str) -> str:
         "",
         f"- {describe_size(plan)}",
         f"- each run: {reference.training.num_iterations} policy iterations of "
-        f"{num_rollouts(reference)} responses, {reference.training.minibatch_size} responses an "
-        f"optimizer step, at most {reference.rollouts.max_response_tokens} response tokens",
+        f"{resolve(reference).num_responses} responses, {reference.training.minibatch_size} "
+        "responses an optimizer step, "
+        f"at most {reference.rollouts.max_response_tokens} response tokens",
         f"- actor `{reference.actor.path}`, critic from `{reference.critic.init}`",
         f"- code {code_version()}",
         f"- command: `{command}`",
