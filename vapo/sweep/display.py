@@ -85,9 +85,7 @@ class Running:
 
 def num_iterations(config: FitConfig) -> int:
     """Of both phases; value pretraining may stop before its last one."""
-    numbers = resolve(config)
-    pretraining = numbers.value_pretraining_iterations if config.algorithm.has_critic else 0
-    return pretraining + config.training.num_iterations
+    return resolve(config).value_pretraining_iterations + config.training.num_iterations
 
 
 def seconds_left(

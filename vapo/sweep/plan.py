@@ -136,7 +136,7 @@ def compose_rows(
 def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[Task | None, Task]:
     """The row's value pretraining, if it has one, and its run."""
     config = replace(config, seed=seed)
-    if not pretrains(config):
+    if not resolve(config).value_pretraining_iterations:
         return None, Task(row, seed, config, task_identity(config))
     if config.critic.head_function is not None:
         raise UserError(
@@ -149,10 +149,6 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
     pretraining = Task(row, seed, first, needs, is_pretraining=True)
     config = start_from_critic(config, f"pretraining {needs}")
     return pretraining, Task(row, seed, config, task_identity(config), needs)
-
-
-def pretrains(config: FitConfig) -> bool:
-    return config.algorithm.has_critic and resolve(config).value_pretraining_iterations > 0
 
 
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
