@@ -7,8 +7,6 @@ names. A row has one run of each seed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vapo.config.checkpoints import identity_values
+from vapo.config.checkpoints import config_identity, identity_values
 from vapo.config.written import flatten_tree
 from vapo.tracking.metric_groups import stored_key
 
@@ -56,12 +54,6 @@ class Recorded:
     @property
     def is_finished(self) -> bool:
         return bool(self.run.info.status == "FINISHED")
-
-    @property
-    def identity(self) -> str:
-        """12 hex digits, equal exactly when the facts are."""
-        canonical = json.dumps(dict(self.facts), sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     @property
     def started(self) -> str:
@@ -140,7 +132,7 @@ def separate_rows(recorded: Iterable[Recorded]) -> tuple[dict[str, list[Recorded
     """Row -> its runs, in the order of their first ones; and sentences on what was decided."""
     groups: dict[tuple[str, str], list[Recorded]] = {}
     for one in sorted(recorded, key=lambda one: one.run.info.start_time):
-        groups.setdefault((one.name, one.identity), []).append(one)
+        groups.setdefault((one.name, config_identity(one.facts)), []).append(one)
     facts: dict[str, dict[str, Mapping[str, str]]] = {}
     for (name, identity), runs in groups.items():
         facts.setdefault(name, {})[identity] = runs[0].facts
