@@ -130,25 +130,21 @@ def usable(
 
 def separate_rows(recorded: Iterable[Recorded]) -> tuple[dict[str, list[Recorded]], list[str]]:
     """Row -> its runs, in the order of their first ones; and sentences on what was decided."""
-    groups: dict[tuple[str, str], list[Recorded]] = {}
+    by_name: dict[str, dict[str, list[Recorded]]] = {}
     for one in sorted(recorded, key=lambda one: one.run.info.start_time):
-        groups.setdefault((one.name, config_identity(one.facts)), []).append(one)
-    facts: dict[str, dict[str, Mapping[str, str]]] = {}
-    for (name, identity), runs in groups.items():
-        facts.setdefault(name, {})[identity] = runs[0].facts
-    titles: dict[tuple[str, str], str] = {}
+        by_name.setdefault(one.name, {}).setdefault(config_identity(one.facts), []).append(one)
     rows: dict[str, list[Recorded]] = {}
     notes: list[str] = []
-    for name, of_name in facts.items():
-        if len(of_name) > 1:
-            more_titles, note = _told_apart(name, of_name, {*facts, *titles.values()})
-            titles |= more_titles
+    for name, groups in by_name.items():
+        titles = dict.fromkeys(groups, name)
+        if len(groups) > 1:
+            facts = {identity: runs[0].facts for identity, runs in groups.items()}
+            titles, note = _told_apart(name, facts, {*by_name, *rows})
             notes.append(note)
-    for key, runs in groups.items():
-        row = titles.get(key, key[0])
-        rows[row], more = _one_of_each_seed(row, runs)
-        notes += more
-    return rows, notes
+        for identity, runs in groups.items():
+            rows[titles[identity]], more = _one_of_each_seed(titles[identity], runs)
+            notes += more
+    return dict(sorted(rows.items(), key=lambda row: row[1][0].run.info.start_time)), notes
 
 
 def _one_of_each_seed(row: str, runs: Iterable[Recorded]) -> tuple[list[Recorded], list[str]]:
@@ -174,7 +170,7 @@ def _one_of_each_seed(row: str, runs: Iterable[Recorded]) -> tuple[list[Recorded
 
 def _told_apart(
     name: str, facts: Mapping[str, Mapping[str, str]], taken: Iterable[str]
-) -> tuple[dict[tuple[str, str], str], str]:
+) -> tuple[dict[str, str], str]:
     """`name (key value, ...)` by identity, whose digits stand there if the keys do not say all;
     and a sentence on the keys that differ."""
     keys = dict.fromkeys(key for one in facts.values() for key in one)
@@ -189,7 +185,7 @@ def _told_apart(
             label = f"{label}, {more} more, {identity}"
         elif labels.count(label) > 1 or f"{name} ({label})" in taken:
             label = f"{label}, {identity}"
-        titles[name, identity] = f"{name} ({label})"
+        titles[identity] = f"{name} ({label})"
     listed = [f"{key} ({'; '.join(values[key])})" for key in differing[:_MAX_KEYS_LISTED]]
     if len(differing) > _MAX_KEYS_LISTED:
         listed.append(f"{len(differing) - _MAX_KEYS_LISTED} more keys")
