@@ -26,7 +26,6 @@ class Handle(Protocol):
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        ...
 
     def stop(self) -> None: ...
 
