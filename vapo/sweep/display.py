@@ -55,20 +55,14 @@ class Running:
     def read(self) -> None:
         """Take in what the run has recorded since the last call; nothing while it starts up."""
         with contextlib.suppress(OSError):  # not made yet, or of a file system that is away
-            self._journal = self._journal or self._find_journal()
+            if self._journal is None:  # an earlier attempt's was not written to since the start
+                files = [a / "tracking" / JOURNAL_NAME for a in reversed(self.folder.attempts())]
+                own = (f for f in files if f.is_file() and f.stat().st_mtime >= self.started_at)
+                self._journal = next((file.parent for file in own), None)
             if self._journal is not None:
                 records, self._read_bytes = read_from(self._journal, self._read_bytes)
-                for record in records:
-                    if record.kind == "metrics":
-                        self.latest.update((key, value) for key, value, *_ in record.payload)
-
-    def _find_journal(self) -> Path | None:
-        """Of this process: an earlier attempt's was not written to since it was started."""
-        for attempt in reversed(self.folder.attempts()):
-            file = attempt / "tracking" / JOURNAL_NAME
-            if file.is_file() and file.stat().st_mtime >= self.started_at:
-                return file.parent
-        return None
+                points = [p for one in records if one.kind == "metrics" for p in one.payload]
+                self.latest |= {key: value for key, value, *_ in points}
 
     def describe(self) -> str:
         """`iteration 12 of 40, score 45.3 %`; of a value pretraining, what its critic explains."""

@@ -148,10 +148,8 @@ def locate_store(uri: str) -> Store:
 
 def check_writable(store: Store) -> None:
     """Raises: UserError: the folder of a local store cannot be written. Nothing is made."""
-    if store.database is not None:
-        folder = store.database.parent
-        if reason := why_not_writable(folder):
-            raise cannot_write(folder, reason)
+    if store.database and (reason := why_not_writable(store.database.parent)):
+        raise cannot_write(store.database.parent, reason)
 
 
 def cannot_write(folder: Path, reason: str | None) -> UserError:
