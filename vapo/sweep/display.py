@@ -35,11 +35,9 @@ _EXPLAINED_VARIANCE = "critic/explained_variance"
 
 @dataclass
 class Running:
-    """A task whose process was started.
+    """A task whose process was started; `latest`: of each metric that it recorded the last value.
 
-    Args:
-        started, started_at: by the monotonic clock, and as Unix time, in seconds.
-        latest: of each metric that the run recorded, the latest value.
+    `started`, `started_at`: by the monotonic clock, and as Unix time, in seconds.
     """
 
     task: Task
@@ -107,9 +105,7 @@ def seconds_left(
 class SweepDisplay:
     """Use as a context manager while runs are at work.
 
-    Args:
-        stream: None: standard output.
-        live: whether it is a terminal on which a block can be redrawn; None: find out.
+    `stream`: None: standard output. `live`: whether a block can be redrawn there; None: find out.
     """
 
     def __init__(
@@ -142,8 +138,7 @@ class SweepDisplay:
     def update(self, running: Sequence[Running], counts: str, left_s: float | None) -> None:
         """Say how far the running ones are, unless that was just done; may be called at any time.
 
-        Args:
-            counts: how many of the runs are done, running and left, in words.
+        `counts`: how many of the runs are done, running and left, in words.
         """
         now = self._clock()
         names = [run.task.name for run in running]

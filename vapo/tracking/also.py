@@ -43,12 +43,9 @@ def check_also(tracking: TrackingConfig) -> None:
 
 
 class Also:
-    """The loggers of `tracking.also` of one run, and the user's own.
+    """The loggers of `tracking.also` of one run, and the user's `own`.
 
-    Args:
-        folder: the run's; CSV files and W&B's own are written into it.
-        note: one line for the user, where one of them fails during the run.
-        own: loggers that the user made; they get metrics and config, too.
+    They write into the run's `folder`. Where one of them fails during the run, `note` gets a line.
 
     Raises: UserError where one of them cannot begin.
     """
@@ -100,11 +97,9 @@ class Also:
         self._loggers.clear()
 
     def _each(self, call: Callable[[Any], object], names: Sequence[str]) -> None:
-        for name in names:
-            if (logger := self._loggers.get(name)) is None:
-                continue
+        for name in filter(self._loggers.__contains__, names):
             try:
-                call(logger)
+                call(self._loggers[name])
             except Exception as error:  # whatever it is, the training must not end of it
                 del self._loggers[name]
                 self._note(
