@@ -24,12 +24,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def provenance_tags(folder: Path | None = None) -> dict[str, str]:
-    """Tags `git/...`, `version/...` and `host/...` of a run started in `folder`."""
-    tags = git_state(folder or Path.cwd())
-    tags.update({f"version/{name}": value for name, value in versions().items()})
-    tags.update({f"host/{name}": value for name, value in host().items()})
-    return tags
+def provenance_tags() -> dict[str, str]:
+    """Tags `git/...`, `version/...` and `host/...` of a run started here."""
+    of_versions = {f"version/{name}": value for name, value in versions().items()}
+    of_host = {f"host/{name}": value for name, value in host().items()}
+    return git_state(Path.cwd()) | of_versions | of_host
 
 
 def git_state(folder: Path) -> dict[str, str]:

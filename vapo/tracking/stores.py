@@ -92,12 +92,8 @@ class Store:
         parts = self.parts
         if not parts.has_credentials:
             return
-        values = (
-            {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
-            if self.is_http
-            else {TRACKING_URI: self.uri}
-        )
-        for name, value in values.items():
+        of_server = {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
+        for name, value in (of_server if self.is_http else {TRACKING_URI: self.uri}).items():
             if value is not None:
                 _before[name] = os.environ.get(name)
                 os.environ[name] = value

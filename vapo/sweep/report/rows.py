@@ -25,7 +25,6 @@ CRITIC_INIT = "critic.init"
 _PRETRAINING_KEYS = (CRITIC_INIT, "components.value_pretraining.num_iterations")
 _NO_FACTS = ("seed", "_differs")
 _CODE_TAGS = ("code", "git/commit", "version/vapo")
-_COMMIT_DIGITS = 12
 _MODEL_TAGS = ("model/actor", "model/critic")
 _MAX_KEYS_IN_NAME = 3
 _MAX_KEYS_LISTED = 20
@@ -96,7 +95,7 @@ def facts_of(run: Any, resumed_with: str | None, pretraining: Any | None) -> dic
         tags["model/critic"] = before.tags.get("model/critic", "")
     facts = {key: value for key, value in identity_values(params).items() if key not in _NO_FACTS}
     if code := next((tags[tag] for tag in _CODE_TAGS if tags.get(tag)), None):
-        facts["code"] = code[:_COMMIT_DIGITS] if re.fullmatch(r"[0-9a-f]{40}", code) else code
+        facts["code"] = code[:12] if re.fullmatch(r"[0-9a-f]{40}", code) else code
     for tag in _MODEL_TAGS:
         if tags.get(tag):
             facts[tag] = tags[tag].rpartition("(")[2].rstrip(")")

@@ -22,7 +22,6 @@ from vapo.sweep.report.runs import Collection
 Sign = Literal["agrees", "differs", "no effect", ""]
 _ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
 COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
-_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Estimate:
         """Whether the interval leaves zero out, by more than what float arithmetic may add; of
         seeds that collapse, whether p is below 5 %. None where nothing is known of the spread."""
         if self.p is not None:
-            return self.p < _LEVEL
+            return self.p < 0.05
         if self.interval is None:
             return None
         return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
