@@ -98,14 +98,8 @@ def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
 
 def _panels(num_panels: int, height: float, rows: Sequence[str], **share: Any) -> Any:
     """A figure with two panels a line, and its axes, below each other in an array."""
-    return pyplot.subplots(
-        -(-num_panels // 2),
-        2,
-        figsize=(_WIDTH, height + legend_height(rows)),
-        squeeze=False,
-        layout="constrained",
-        **share,
-    )
+    lines, size = -(-num_panels // 2), (_WIDTH, height + legend_height(rows))
+    return pyplot.subplots(lines, 2, figsize=size, squeeze=False, layout="constrained", **share)
 
 
 def curves(
@@ -193,13 +187,8 @@ def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], drawn: A
     """One legend below the panels, of the rows that are in any of them."""
     present = [row for row in styles if any(row in bands for bands in drawn)]
     handles = [pyplot.Line2D([], [], label=row, **styles[row]) for row in present]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(legend_columns(present), len(handles)),
-        frameon=False,
-        handlelength=3.6,
-    )
+    columns, where = min(legend_columns(present), len(handles)), "outside lower center"
+    figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, handlelength=3.6)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
