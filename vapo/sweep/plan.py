@@ -248,7 +248,7 @@ def describe_plan(plan: Plan, command: str) -> str:
         "",
     ]
     for row in plan.grid.rows:
-        changes = differences(plan.row_configs[row.name], plan.base)
+        changes = [*map(str, differences(plan.row_configs[row.name], plan.base))]
         mark = " (full system)" if row.name == plan.grid.full_system else ""
         lines += [f"- **{row.name}**{mark}", *(f"    - {line}" for line in changes or ["nothing"])]
     return "\n".join(lines)

@@ -53,7 +53,7 @@ def test_value_pretraining_is_not_on_the_x_axis() -> None:
 
 
 def test_band_over_seeds() -> None:
-    seeds = [{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}]
+    seeds: list[dict[float, float]] = [{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}]
     records = [RunRecord("r", "a", seed) for seed in range(3)] + [RunRecord("r", "b", 2)]
     found = row_bands(records, ["a", "b"], lambda record: seeds[record.seed])
     assert found == {"a": {0: [1.0, 3.0], 2: [5.0, 6.0]}}
