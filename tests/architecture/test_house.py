@@ -73,7 +73,7 @@ def test_arguments_reach_the_command() -> None:
 
 
 def test_version_is_written_once_for_package_and_project() -> None:
-    from vapo import __version__
+    from vapo.system.installation import __version__
 
     assert PROJECT["version"] == __version__
 

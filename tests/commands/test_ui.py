@@ -128,9 +128,6 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     uri = str(ready_store(tmp_path / "mlruns"))
     with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="one") as logger:
         pass
-    client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
-    tags = client.get_experiment(logger.experiment_id).tags
-    assert tags["mlflow.experimentKind"] == "custom_model_development"
     stand_in(monkeypatch, tmp_path / "up", "0")
     ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
     runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
@@ -156,16 +153,6 @@ def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(
     out = capsys.readouterr().out
     assert f"http://127.0.0.1:{free_port}/#/metric?runs=%5B%22{child}%22%5D&" in out
     assert "compareRunsMode" not in out
-
-
-def test_an_experiments_own_kind_stays(tmp_path):
-    uri = str(ready_store(tmp_path / "mlruns"))
-    client = MlflowClient(f"sqlite:///{uri}/mlflow.db")
-    for name, kind in (("old", {}), ("own", {"mlflow.experimentKind": "genai_development"})):
-        experiment_id = client.create_experiment(name, f"file://{tmp_path}/a", kind)
-        RunLogger(TrackingConfig(uri=uri, experiment=name), run_name="x").close()
-        expected = kind.get("mlflow.experimentKind", "custom_model_development")
-        assert client.get_experiment(experiment_id).tags["mlflow.experimentKind"] == expected
 
 
 @pytest.mark.parametrize("empty", ["", " "])

@@ -39,7 +39,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.runs.manifests import checkpoint_name
 from vapo.sweep.identity import code_version
-from vapo.sweep.report.recorded import facts_of
+from vapo.sweep.report.rows import facts_of
 from vapo.tracking.metric_groups import documented_key, stored_key
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16

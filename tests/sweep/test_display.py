@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.conftest import grid, plan
-from vapo.sweep.display import SweepDisplay
+from vapo.sweep.display import Running, SweepDisplay, num_iterations, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.plan import Plan
-from vapo.sweep.running import Running, num_iterations, seconds_left
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 
@@ -98,7 +97,7 @@ def test_an_earlier_attempts_journal_is_not_this_runs(
     assert run.describe() == "starting"
     record(run, journals, "20250101-000000_x").append(metrics(progress__iteration=1.0))
     run.read()
-    assert run.iteration == 1
+    assert run.describe() == "iteration 1 of 40"
 
 
 def test_lines_now_and_then_where_there_is_no_terminal(
@@ -107,12 +106,12 @@ def test_lines_now_and_then_where_there_is_no_terminal(
     planned, clock, stream = plan(grid(tmp_path, ROWS)), Clock(), io.StringIO()
     runs = [running(planned, 1, tmp_path), running(planned, 2, tmp_path)]
     journal = record(runs[0], journals)
-    with SweepDisplay(stream=stream, clock=clock, line_interval_s=60) as display:
+    with SweepDisplay(stream=stream, clock=clock) as display:
         for second, iteration in ((1, 1), (61, 2), (90, 3), (130, 3), (200, 3), (270, 4)):
             clock.now = 100.0 + second
             if iteration != 3 or second == 90:
                 journal.append(metrics(progress__iteration=float(iteration)))
-            display.update(runs, "1 of 3 finished, 2 running", lambda: 90.0)
+            display.update(runs, "1 of 3 finished, 2 running", 90.0)
     head = "1 of 3 finished, 2 running | "
     assert stream.getvalue().splitlines() == [
         f"{head}1:01 elapsed, about 1:30 left",
@@ -133,7 +132,7 @@ def test_a_block_on_a_terminal(tmp_path: Path, journals: list[Journal]) -> None:
     record(runs[0], journals).append(metrics(progress__iteration=7.0, eval__avg_at_k=0.5))
     with SweepDisplay(stream=stream, live=True, clock=clock) as display:
         clock.now += 75.0
-        display.update(runs, "1 of 3 finished, 2 running", lambda: None)
+        display.update(runs, "1 of 3 finished, 2 running", None)
         display.line("low [a]/0 started")
         deadline = time.monotonic() + 20
         while "1:15" not in stream.getvalue() and time.monotonic() < deadline:
@@ -161,12 +160,11 @@ class Work:
         one = Outcome("finished", seconds, was_done=was_done, was_resumed=was_resumed)
         self.outcomes[self.tasks[name].identity] = one
 
-    def at_work(self, name: str, *, iteration: int = 0, was_resumed: bool = False) -> Running:
+    def at_work(self, name: str) -> Running:
         """Since 30 seconds."""
         task = self.tasks[name]
-        run = Running(task, TaskFolder(self.folder, task), NoProcess(), was_resumed=was_resumed)
+        run = Running(task, TaskFolder(self.folder, task), NoProcess())
         run.started -= 30.0
-        run.latest = {"progress/iteration": float(iteration)} if iteration else {}
         return run
 
     def left(self, jobs: int = 1, *runs: Running) -> float | None:
@@ -177,51 +175,20 @@ def test_what_is_left_is_expected_from_the_runs_that_have_finished(tmp_path: Pat
     work = Work(tmp_path)
     assert work.left() is None
     work.end("value pretraining of VAPO/0", 24.0)
-    assert work.left() is None, "a row's iteration is not one of value pretraining"
-    work.end("VAPO/0", 100.0)
-    assert work.left() == pytest.approx(3 * 100.0 + 24.0)
-    work.end("low [a]/1", 900.0, was_done=True)
-    assert work.left() == pytest.approx(2 * 100.0 + 24.0), "an earlier session counts no more"
-    del work.outcomes[work.tasks["low [a]/1"].identity]
-    work.end("low [a]/0", 60.0)
-    assert work.left() == pytest.approx(100.0 + 60.0 + 24.0)
-    one = work.at_work("VAPO/1")
-    assert work.left(1, one) == pytest.approx(70.0 + 60.0 + 24.0, abs=0.5)
-    for name in ("value pretraining of VAPO/1", "VAPO/1", "low [a]/1"):
-        work.end(name, 1.0)
-    assert work.left() is None, "nothing is left"
-
-
-def test_earlier_sessions_count_until_a_run_of_the_kind_has_finished(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    work.end("value pretraining of VAPO/0", 24.0, was_done=True, was_resumed=True)
-    work.end("VAPO/0", 100.0, was_done=True)
+    assert work.left() is None, "a row takes another time than a value pretraining"
+    work.end("VAPO/0", 100.0, was_resumed=True)
     assert work.left() is None, "a part of a run tells nothing"
-    work.end("value pretraining of VAPO/0", 24.0, was_done=True)
+    work.end("VAPO/0", 100.0, was_done=True)
     assert work.left() == pytest.approx(3 * 100.0 + 24.0)
-    work.end("value pretraining of VAPO/1", 12.0)
-    assert work.left() == pytest.approx(3 * 100.0), "of rows there is no other"
-
-
-def test_what_is_left_follows_the_order_of_work(tmp_path: Path) -> None:
-    """Two at a time share no single run, and rows wait for their value pretraining."""
-    work = Work(tmp_path)
-    work.end("value pretraining of VAPO/0", 24.0)
-    work.end("VAPO/0", 100.0)
     work.end("low [a]/0", 60.0)
-    assert work.left(2) == pytest.approx(24.0 + 100.0), "not (24 + 100 + 60) / 2"
+    assert work.left() == pytest.approx(2 * 80.0 + 24.0)
+    assert work.left(2) == pytest.approx((2 * 80.0 + 24.0) / 2)
+    one = work.at_work("VAPO/1")
+    assert work.left(1, one) == pytest.approx(50.0 + 80.0 + 24.0, abs=0.5)
     work.end("value pretraining of VAPO/1", 24.0)
-    assert work.left(2) == pytest.approx(100.0)
-    assert work.left(8) == pytest.approx(100.0)
-
-
-def test_a_run_at_work_tells_by_its_own_iterations(tmp_path: Path) -> None:
-    """10 of 40 in 30 seconds: 90 more, whatever was expected of it, and 120 for a new one."""
-    work = Work(tmp_path)
-    work.end("value pretraining of VAPO/0", 24.0)
-    one = work.at_work("VAPO/0", iteration=10)
-    assert work.left(1, one) == pytest.approx(90.0 + 120.0 + 24.0 + 2 * 120.0, abs=0.5)
-    work.end("low [a]/0", 20.0)
-    assert work.left(1, one) == pytest.approx(90.0 + 24.0 + 120.0 + 20.0, abs=0.5)
-    resumed = work.at_work("VAPO/0", iteration=30, was_resumed=True)
-    assert work.left(1, resumed) == pytest.approx(0.0 + 24.0 + 2 * 20.0, abs=0.5)
+    work.end("low [a]/1", 80.0)
+    assert work.left(2, one) == pytest.approx(50.0, abs=0.5), "two share no single run"
+    one.started -= 100.0
+    assert work.left(2, one) == 0.0
+    work.end("VAPO/1", 80.0)
+    assert work.left() is None, "nothing is left"

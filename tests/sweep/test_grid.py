@@ -118,7 +118,7 @@ def test_rows_beside_vc_ppos_scores_are_vc_ppo_but_for_their_own_key(
         config = planned.row_configs[row.name]
         assert resolve(config) == replace(resolve(vc_ppo), **{number: value}), row.name
         # what is no component too: whitening, the loss's reduction, rewards, the critic's start
-        assert differences(config, set_key(vc_ppo, key, value)) == {}, row.name
+        assert differences(config, set_key(vc_ppo, key, value)) == [], row.name
         assert row.system == "vc_ppo"
     assert found.full_system in planned.row_configs
 

@@ -15,13 +15,12 @@ from vapo.config.loading import from_yaml
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.sweep import identity
-from vapo.sweep.describe import describe_size
 from vapo.sweep.plan import (
     PRETRAINING_SEED_OFFSET,
     Plan,
     Task,
     budget_differences,
-    pretrains,
+    describe_size,
     set_key,
 )
 
@@ -66,7 +65,7 @@ def test_every_row_begins_the_policy_phase_at_iteration_0(tmp_path: Path) -> Non
             assert numbers.value_pretraining_iterations == 12
             assert one.config.seed == PRETRAINING_SEED_OFFSET + one.seed
         else:
-            assert not pretrains(one.config)
+            assert not resolve(one.config).value_pretraining_iterations
             assert one.config.seed == one.seed
             assert one.config.training.num_iterations == 40
             assert numbers.num_prompts * numbers.group_size == 256

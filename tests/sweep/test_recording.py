@@ -99,12 +99,12 @@ def test_a_store_that_fails_after_a_run_is_one_note_and_all_is_recorded_later(
 def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
     keys = metric_keys(["a+b", "a(b", "a_b", "best_score", "a_b_2", "c"])
     assert keys == {
-        "a_b": "sweep/a_b",
-        "best_score": "sweep/best_score_2",
+        "a+b": "sweep/a_b/1",
+        "a(b": "sweep/a_b/2",
+        "a_b": "sweep/a_b/3",
+        "best_score": "sweep/best_score/4",
         "a_b_2": "sweep/a_b_2",
         "c": "sweep/c",
-        "a+b": "sweep/a_b_3",
-        "a(b": "sweep/a_b_4",
     }
     rows = (
         "rows: [{row: a+b}, {row: 'a(b', overrides: {algorithm.eps_low: 0.1}}, "
@@ -114,9 +114,9 @@ def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
     for task, score in zip(tasks, (0.25, 0.5, 0.125), strict=True):
         parent.ended(task, Outcome("finished", score=score))
     assert parent.client.get_run(parent.run_id).data.metrics == {
-        "sweep/a_b": 0.25,
-        "sweep/a_b_2": 0.5,
-        "sweep/best_score_2": 0.125,
+        "sweep/a_b/1": 0.25,
+        "sweep/a_b/2": 0.5,
+        "sweep/best_score/3": 0.125,
         "sweep/best_score": 0.5,
     }
 

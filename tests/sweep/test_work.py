@@ -15,9 +15,8 @@ from vapo.errors import UserError
 from vapo.sweep.display import SweepDisplay
 from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_of
 from vapo.sweep.grid import choose_rows
-from vapo.sweep.launch import LocalLauncher, fit_command, visible_gpus
+from vapo.sweep.launch import LocalLauncher, SlurmLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
-from vapo.sweep.slurm import SlurmLauncher
 from vapo.sweep.work import Work
 
 ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {product: {algorithm.eps_low: [0.1]}}]}"

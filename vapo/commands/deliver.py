@@ -11,8 +11,7 @@ from vapo.config.credentials import without_credentials
 from vapo.errors import UserError
 from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery
-from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
-from vapo.tracking.metric_groups import naming_of
+from vapo.tracking.journal import JOURNAL_NAME, Journal, read_target
 from vapo.tracking.opening import client_of
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import locate_store
@@ -28,7 +27,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
         try:
             with closing(Journal(folder)) as journal:
                 num_left += _deliver(folder, journal, tracking_uri, only_list)
-        except JournalInUseError as error:
+        except UserError as error:  # it is in use, perhaps
             if not only_list:
                 raise
             say(error)
@@ -37,7 +36,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
-    """How many records are left. A killed run may have left half-written artifacts, too."""
+    """How many records are left."""
     target = read_target(folder)
     if target is None:
         raise UserError(
@@ -50,12 +49,10 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     say(f"{folder}: {what} to send to {without_credentials(uri)}")
     if only_list:
         return len(journal)
-    store = locate_store(uri)
-    client = client_of(store, run_id) if journal else None
-    store.remove_partial_uploads(run_id)
-    if client is None:
+    if not journal:
         return 0
-    sink = MlflowSink(client, run_id, naming_of(client.get_run(run_id).data.metrics))
+    store = locate_store(uri)
+    sink = MlflowSink(client_of(store, run_id), run_id)
     delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.sweep.folders import SWEEP_RECORD
+from vapo.sweep.folders import SWEEP_RECORD, read_sweep_folder
 from vapo.sweep.report.figures import draw_all
-from vapo.sweep.report.folder import read_sweep_folder
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table

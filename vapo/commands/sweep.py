@@ -10,12 +10,10 @@ from typing import Literal
 from vapo.commands.early_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
-from vapo.sweep.describe import describe_budget, describe_plan, describe_size
-from vapo.sweep.folders import Outcome, TaskFolder, locked
+from vapo.sweep.folders import Outcome, TaskFolder, describe_finished, locked
 from vapo.sweep.grid import choose_rows, read_grid
-from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
-from vapo.sweep.plan import Plan, make_plan
-from vapo.sweep.slurm import SlurmLauncher
+from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
+from vapo.sweep.plan import Plan, describe_plan, describe_size, make_plan
 from vapo.sweep.work import Work
 from vapo.system.shown_text import say
 from vapo.tracking.provenance import git_state
@@ -52,7 +50,7 @@ def run(
     _check_rows(plan, folder)
     command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
-        say("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
+        say("\n".join([describe_plan(plan, command), "", *describe_finished(plan, folder)]))
         return
     if whole_grid.full_system != plan.grid.full_system:
         say(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")

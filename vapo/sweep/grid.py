@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,12 @@ class Row:
     """
 
     name: str
-    system: str
+    system: str = "vapo"
     component_off: str = ""
+    paper_score: float | None = None
     configs: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = ()
     folder: Path | None = None
-    paper_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ def _component(name: str) -> str:
     return name
 
 
+_Component = Annotated[str, AfterValidator(_component)]
+
+
 class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,44 +74,42 @@ class Entry(_Block):
     configs: list[str] = []
     overrides: dict[str, Any] = {}
 
-    def _row(
-        self, folder: Path, name: str, overrides: Iterable[str], system: str = "vapo", **more: Any
-    ) -> Row:
-        return Row(
-            name,
-            self.system or system,
-            configs=tuple(folder / path for path in self.configs),
-            overrides=(*_overrides(self.overrides), *overrides),
-            folder=folder,
-            **more,
-        )
+    def rows(self, folder: Path) -> Iterator[Row]:
+        for row in self.own_rows():
+            yield dataclasses.replace(
+                row,
+                system=self.system or row.system,
+                configs=tuple(folder / path for path in self.configs),
+                overrides=(*_overrides(self.overrides), *row.overrides),
+                folder=folder,
+            )
+
+    @abstractmethod
+    def own_rows(self) -> Iterable[Row]:
+        """What the entries of a kind say beside this."""
 
 
 class NamedRow(Entry):
     """`row: NAME`: one row."""
 
     row: str
-    component_off: Annotated[str, AfterValidator(_component)] = ""
+    component_off: _Component = ""
     paper_score: float | None = None
 
-    def rows(self, folder: Path) -> Iterator[Row]:
-        more = {"component_off": self.component_off, "paper_score": self.paper_score}
-        yield self._row(folder, self.row, (), self.row, **more)
+    def own_rows(self) -> Iterable[Row]:
+        return [Row(self.row, self.row, self.component_off, self.paper_score)]
 
 
 class WithoutComponents(Entry):
     """`without_components: true`: a row `without X` for every field of `Components`."""
 
     without_components: Literal[True]
-    paper_scores: dict[Annotated[str, AfterValidator(_component)], float] = {}
+    paper_scores: dict[_Component, float] = {}
 
-    def rows(self, folder: Path) -> Iterator[Row]:
+    def own_rows(self) -> Iterable[Row]:
         for name in component_names():
-            switch = f"components.{name}.enabled=false"
-            score = self.paper_scores.get(name)
-            yield self._row(
-                folder, f"without {name}", [switch], component_off=name, paper_score=score
-            )
+            switch, score = f"components.{name}.enabled=false", self.paper_scores.get(name)
+            yield Row(f"without {name}", "vapo", name, score, overrides=(switch,))
 
 
 class _Combinations(Entry):
@@ -115,16 +117,16 @@ class _Combinations(Entry):
 
     paper_scores: list[float | None] | None = None
 
-    def _rows(self, folder: Path, combinations: list[dict[str, Any]]) -> Iterator[Row]:
+    def rows_of(self, combinations: Sequence[dict[str, Any]]) -> Iterator[Row]:
         scores = self.paper_scores or [None] * len(combinations)
         if len(scores) != len(combinations):
             raise ValueError(f"{len(scores)} paper_scores for {len(combinations)} rows")
         for values, score in zip(combinations, scores, strict=True):
             name = ", ".join(
-                f"{key.rpartition('.')[2]} {without_credentials(_text(value))}"
+                f"{key.rpartition('.')[2]} {without_credentials(as_text(value))}"
                 for key, value in values.items()
             )
-            yield self._row(folder, name, _overrides(values), paper_score=score)
+            yield Row(name, paper_score=score, overrides=_overrides(values))
 
 
 class Product(_Combinations):
@@ -132,10 +134,9 @@ class Product(_Combinations):
 
     product: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
-    def rows(self, folder: Path) -> Iterator[Row]:
+    def own_rows(self) -> Iterable[Row]:
         chosen = itertools.product(*self.product.values())
-        combinations = [dict(zip(self.product, values, strict=True)) for values in chosen]
-        return self._rows(folder, combinations)
+        return self.rows_of([dict(zip(self.product, values, strict=True)) for values in chosen])
 
 
 class RowList(_Combinations):
@@ -143,11 +144,11 @@ class RowList(_Combinations):
 
     items: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(alias="list")
 
-    def rows(self, folder: Path) -> Iterator[Row]:
-        return self._rows(folder, self.items)
+    def own_rows(self) -> Iterable[Row]:
+        return self.rows_of(self.items)
 
 
-_KINDS: dict[str, type[NamedRow | WithoutComponents | Product | RowList]] = {
+_KINDS: dict[str, type[Entry]] = {
     "row": NamedRow,
     "without_components": WithoutComponents,
     "product": Product,
@@ -212,21 +213,14 @@ def _split_names(text: str, known: Sequence[str]) -> Iterator[str]:
     """The longest known name first: `eps_low 0.1, eps_high 0.2` is one row's."""
     parts = text.split(",")
     while parts:
-        ends = range(len(parts), 0, -1)
-        candidates = {end: ",".join(parts[:end]).strip() for end in ends}
-        end = next((end for end in ends if candidates[end] in known), None)
-        if end is None:
-            raise UserError(f"--rows: {_no_such_row(candidates[1], known)}")
-        yield candidates[end]
+        for end in range(len(parts), 0, -1):
+            if (name := ",".join(parts[:end]).strip()) in known:
+                break
+        else:
+            hint = f"{_did_you_mean(name, known)} rows: {'; '.join(known)}".strip()
+            raise UserError(f"--rows: the grid has no row '{name}'; {hint}")
+        yield name
         del parts[:end]
-
-
-def _no_such_row(name: str, known: Sequence[str]) -> str:
-    """What to say of a name; letters of the other case count as near."""
-    by_lower = {row.lower(): row for row in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    hint = f"did you mean '{by_lower[close[0]]}'? " if close else ""
-    return f"the grid has no row '{name}'; {hint}rows: {'; '.join(known)}"
 
 
 _T = TypeVar("_T", bound=BaseModel)
@@ -254,14 +248,22 @@ def _checked(kind: type[_T], content: Mapping[str, Any], layer: Layer, prefix: s
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    known = list(known)
+    hint = _did_you_mean(name, known) or f"known: {', '.join(known)}"
     return f"unknown key '{name}'; {hint}"
 
 
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest, if one is near; letters of the other case are."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
 def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{key}={_text(value)}" for key, value in values.items())
+    return tuple(f"{key}={as_text(value)}" for key, value in values.items())
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """As an override or a grid file has it."""
     return value if isinstance(value, str) else json.dumps(value)

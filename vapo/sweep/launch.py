@@ -1,4 +1,4 @@
-"""Starting runs as processes: of this host here, as jobs of a cluster in `slurm`."""
+"""Starting runs: as processes of this host, or as jobs of a Slurm cluster through submitit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import yaml
+
+from vapo.errors import UserError
+from vapo.system.installation import install_command
+from vapo.tracking.provenance import output_of
 
 _STOP_S = 15.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -20,18 +26,8 @@ class Handle(Protocol):
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        ...
 
     def stop(self) -> None: ...
-
-
-class Launcher(Protocol):
-    """`num_threads` for each run; None leaves it to the run itself."""
-
-    @property
-    def num_threads(self) -> int | None: ...
-
-    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle: ...
 
 
 def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
@@ -100,10 +96,68 @@ class LocalLauncher:
         return environment
 
 
+class SlurmHandle:
+    def __init__(self, job: Any, log: Path) -> None:
+        self.job = job
+        self.log = log
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self.job.done():
+            try:
+                self.returncode = int(self.job.result())
+            except Exception as error:  # lost, timed out, cancelled: submitit's own kinds
+                with self.log.open("a") as log:
+                    log.write(f"\nthe job {self.job.job_id} did not end by itself: {error}\n")
+                self.returncode = 1
+        return self.returncode
+
+    def stop(self) -> None:
+        self.job.cancel()
+
+
+class SlurmLauncher:
+    """Each run is one job. Cores and GPUs are the job's own, so nothing is assigned here.
+
+    `parameters` go to submitit (`timeout_min=600`, `slurm_partition=gpu`, `cpus_per_task=8`);
+    `cluster=local` runs the jobs as processes of this host, to try the launcher out.
+
+    Raises: UserError: submitit is not installed, or refuses the parameters.
+    """
+
+    num_threads: int | None = None  # left to the run itself
+
+    def __init__(self, folder: Path, parameters: Mapping[str, str]) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise UserError(
+                f"--launcher slurm needs the package submitit: {install_command('slurm')}"
+            ) from None
+        options = {key: yaml.safe_load(value) for key, value in parameters.items()}
+        cluster = options.pop("cluster", "slurm")
+        try:
+            self.executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+            self.executor.update_parameters(**options)
+        except (RuntimeError, ValueError, TypeError, NameError) as error:
+            raise UserError(f"--launcher slurm: submitit says: {error}") from None
+
+    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
+        self.executor.update_parameters(name=name)
+        return SlurmHandle(self.executor.submit(run_logged, list(command), str(log)), log)
+
+
+def run_logged(command: list[str], log: str) -> int:
+    """Runs inside the job: the process, its output at the end of `log`; returns its exit code."""
+    with open(log, "ab") as output:
+        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+
+
+Launcher = LocalLauncher | SlurmLauncher
+
+
 def num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def visible_gpus() -> list[str]:
@@ -111,9 +165,5 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1")]
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.split()
+    indices = output_of(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"])
+    return (indices or "").split()

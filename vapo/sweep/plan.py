@@ -18,7 +18,6 @@ the very responses that the critic was pretrained on. So a pretraining's seed is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,31 +30,21 @@ from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
-from vapo.config.written import Scalar, flatten_written
+from vapo.config.rules import value_at
+from vapo.config.sources import Change
+from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
-from vapo.sweep.grid import Grid, Row
-from vapo.sweep.identity import task_identity
+from vapo.sweep.grid import Grid, Row, as_text
+from vapo.sweep.identity import code_version, task_identity
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (
-    "components.decoupled_gae",
-    "components.length_adaptive_gae",
-    "components.token_level_loss",
-    "components.clip_higher",
-    "components.positive_example_lm_loss",
-    "algorithm.lambda_policy",
-    "algorithm.eps_low",
-    "algorithm.whiten_advantages",
-    "algorithm.dual_clip",
-    "algorithm.entropy_coef",
-    "algorithm.kl",
-    "algorithm.mismatch",
-    "algorithm.sequence_reduction",
-    "actor.optimizer",
-    "actor.gradient_checkpointing",
-    "training.num_iterations",
-    "evaluation",
-)
+    "components.decoupled_gae", "components.length_adaptive_gae", "components.token_level_loss",
+    "components.clip_higher", "components.positive_example_lm_loss", "algorithm.lambda_policy",
+    "algorithm.eps_low", "algorithm.whiten_advantages", "algorithm.dual_clip",
+    "algorithm.entropy_coef", "algorithm.kl", "algorithm.mismatch", "algorithm.sequence_reduction",
+    "actor.optimizer", "actor.gradient_checkpointing", "training.num_iterations", "evaluation",
+)  # fmt: skip
 # What a fair comparison holds equal, beside the rollouts of an iteration.
 _BUDGET = ("training", "data", "rollouts", "evaluation", "actor.path")
 _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
@@ -92,15 +81,13 @@ class Plan:
     tasks: tuple[Task, ...]
     assigned: dict[tuple[str, int], str]
 
-    def shares(self, seed: int | None = None) -> dict[str, list[str]]:
+    def shares(self, seed: int) -> dict[str, list[str]]:
         """Identity of each value pretraining of a seed -> the rows that start from its critic."""
         rows: dict[str, list[str]] = {}
-        by_identity = {task.identity: task for task in self.tasks}
+        needs = {task.identity: task.needs for task in self.tasks}
         for row in self.grid.rows:
-            key = (row.name, self.seeds[0] if seed is None else seed)
-            needs = by_identity[self.assigned[key]].needs
-            if needs is not None:
-                rows.setdefault(needs, []).append(row.name)
+            if (first := needs[self.assigned[row.name, seed]]) is not None:
+                rows.setdefault(first, []).append(row.name)
         return rows
 
 
@@ -149,7 +136,7 @@ def compose_rows(
 def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[Task | None, Task]:
     """The row's value pretraining, if it has one, and its run."""
     config = replace(config, seed=seed)
-    if not pretrains(config):
+    if not resolve(config).value_pretraining_iterations:
         return None, Task(row, seed, config, task_identity(config))
     if config.critic.head_function is not None:
         raise UserError(
@@ -164,21 +151,16 @@ def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[
     return pretraining, Task(row, seed, config, task_identity(config), needs)
 
 
-def pretrains(config: FitConfig) -> bool:
-    return config.algorithm.has_critic and resolve(config).value_pretraining_iterations > 0
-
-
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     """The run that only pretrains; what has no influence is taken from `other`.
 
     From the base for the run itself, and from the schema's defaults for its identity, so that
     a critic is found again whatever else the base changes.
     """
-    config = copy.deepcopy(config)
     for key in _NO_INFLUENCE:
         if key == "components.clip_higher" and config.algorithm.surrogate in ("dis", "dppo_tv"):
             continue  # refused beside them, and the surrogate stays the row's
-        config = set_key(config, key, get_key(other, key))
+        config = set_key(config, key, value_at(other, key))
         taken = config.from_environment.taking(key, other.from_environment)
         config = replace(config, from_environment=taken)
     config = set_key(config, "training.num_iterations", 0)
@@ -190,16 +172,10 @@ def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
 
     It starts with the trained head, whatever that started at.
     """
-    config = set_key(copy.deepcopy(config), "critic.init", critic)
+    config = set_key(config, "critic.init", critic)
     if config.critic.head.start != "as_loaded":
         config = set_key(config, "critic.head", as_loaded(config.critic.head))
     return set_key(config, "components.value_pretraining.num_iterations", 0)
-
-
-def get_key(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def set_key(config: Any, key: str, value: Any) -> Any:
@@ -208,41 +184,71 @@ def set_key(config: Any, key: str, value: Any) -> Any:
     return replace(config, **{name: set_key(getattr(config, name), rest, value) if rest else value})
 
 
-def differences(config: FitConfig, base: FitConfig) -> dict[str, tuple[Scalar, Scalar]]:
-    """Dotted key -> (base's value, this one's), as they are written, wherever they differ.
-
-    Bookkeeping is left out.
-    """
+def differences(config: FitConfig, base: FitConfig) -> list[Change]:
+    """From the base's values to this one's, as they are written; bookkeeping is left out."""
     before, after = flatten_written(base), flatten_written(config)
-    keys = dict.fromkeys([*before, *after])
-    return {
-        key: (before.get(key), after.get(key))
-        for key in keys
+    return [
+        Change(key, as_text(before.get(key)), as_text(after.get(key)))
+        for key in before | after
         if before.get(key) != after.get(key) and not _is_under(key, _BOOKKEEPING)
-    }
+    ]
 
 
 def budget_differences(plan: Plan) -> Iterator[str]:
     """Lines on rows that do not have the full system's (or the first row's) budget."""
-    reference = plan.grid.full_system or plan.grid.rows[0].name
-    expected = plan.row_configs[reference]
+    expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
         found = [
-            f"{key} {after} (not {before})"
-            for key, (before, after) in differences(config, expected).items()
-            if _is_under(key, _BUDGET)
+            f"{change.key} {change.after} (not {change.before})"
+            for change in differences(config, expected)
+            if _is_under(change.key, _BUDGET)
         ]
-        if num_rollouts(config) != num_rollouts(expected):
-            found.append(f"{num_rollouts(config)} responses (not {num_rollouts(expected)})")
+        now, before = resolve(config).num_responses, resolve(expected).num_responses
+        if now != before:
+            found.append(f"{now} responses (not {before})")
         if found:
             yield f"{name}: {', '.join(found)}"
 
 
-def num_rollouts(config: FitConfig) -> int:
-    """Responses of one iteration."""
-    numbers = resolve(config)
-    return numbers.num_prompts * numbers.group_size
-
-
 def _is_under(key: str, blocks: Sequence[str]) -> bool:
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def describe_size(plan: Plan) -> str:
+    first = sum(task.is_pretraining for task in plan.tasks)
+    seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
+    runs = f"{_count(len(plan.tasks) - first, 'run')} and {_count(first, 'value pretraining')}"
+    rows = _count(len(plan.grid.rows), "row")
+    return f"sweep {plan.grid.name}: {rows}, {seeds}: {runs}, each a process of its own"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def describe_plan(plan: Plan, command: str) -> str:
+    """Markdown: what is run, with which budget, and what each row changes."""
+    reference = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
+    shares = plan.shares(plan.seeds[0])
+    lines = [
+        plan.grid.description or f"Sweep {plan.grid.name}.",
+        "",
+        f"- {describe_size(plan)}",
+        f"- each run: {reference.training.num_iterations} policy iterations of "
+        f"{resolve(reference).num_responses} responses, {reference.training.minibatch_size} "
+        "responses an optimizer step, "
+        f"at most {reference.rollouts.max_response_tokens} response tokens",
+        f"- actor `{reference.actor.path}`, critic from `{reference.critic.init}`",
+        f"- code {code_version()}",
+        f"- command: `{command}`",
+        *(f"- value pretraining shared by: {', '.join(rows)}" for rows in shares.values()),
+        *(f"- other budget: {line}" for line in budget_differences(plan)),
+        "",
+        "Rows, and what each changes in the base config:",
+        "",
+    ]
+    for row in plan.grid.rows:
+        changes = [*map(str, differences(plan.row_configs[row.name], plan.base))]
+        mark = " (full system)" if row.name == plan.grid.full_system else ""
+        lines += [f"- **{row.name}**{mark}", *(f"    - {line}" for line in changes or ["nothing"])]
+    return "\n".join(lines)

@@ -6,7 +6,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -15,18 +16,18 @@ from typing import Any
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
 from vapo.runs.run_dirs import read_record
-from vapo.sweep.describe import describe_differences, describe_plan
 from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
-from vapo.sweep.plan import Plan, Task
+from vapo.sweep.plan import Plan, Task, describe_plan, differences
 from vapo.system.files import write_text
+from vapo.tracking.delivery import one_line
 from vapo.tracking.links import curves_page, how_to_open
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
+from vapo.tracking.sink import active_run
 from vapo.tracking.stores import locate_store
 
-_BEST = "sweep/best_score"
 _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
 
@@ -42,23 +43,19 @@ class Parent:
     def __init__(
         self, plan: Plan, sweep_dir: Path, command: str, note: Callable[[str], None] = print
     ) -> None:
-        tracking = plan.base.tracking
         self.plan = plan
         self.path = sweep_dir / SWEEP_RECORD
         self.note = note
+        self.outcomes = {task.identity: Outcome("waiting") for task in plan.tasks}
         self._is_behind = False
-        self._metric_keys = metric_keys(row.name for row in plan.grid.rows)
+        self._metric_keys = metric_keys([row.name for row in plan.grid.rows])
+        tracking = plan.base.tracking
         self.store = locate_store(tracking.uri)
-        experiment_id = open_store(self.store, tracking.experiment, print)
-        self.experiment_id = experiment_id
+        self.experiment_id = open_store(self.store, tracking.experiment, print)
         self.client = self.store.client()
-        self.run_id = self._find(experiment_id) or self._create(experiment_id)
+        self.run_id = self._find() or self._create()
         self.client.update_run(self.run_id, "RUNNING")
-        description = describe_plan(plan, command)
-        if len(description) > _MAX_NOTE:
-            description = f"{description[: _MAX_NOTE - 4]}\n..."
-        self.client.set_tag(self.run_id, NOTE_TAG, description)
-        self.outcomes: dict[str, Outcome] = {}
+        self.client.set_tag(self.run_id, NOTE_TAG, describe_plan(plan, command)[:_MAX_NOTE])
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
@@ -67,31 +64,33 @@ class Parent:
 
     def curves_page(self) -> str | None:
         """On a server, the address of the curves of all its runs, one beside the other."""
-        ids = (self._outcome(identity).mlflow_run_id for identity in self.plan.assigned.values())
+        ids = (self.outcomes[identity].mlflow_run_id for identity in self.plan.assigned.values())
         run_ids = dict.fromkeys(run_id for run_id in ids if run_id)
         if not self.store.is_http or not run_ids:
             return None
         return curves_page(self.store.shown_uri, self.experiment_id, [*run_ids])
 
-    def _find(self, experiment_id: str) -> str | None:
+    def _find(self) -> str | None:
         from mlflow.exceptions import MlflowException
 
         with contextlib.suppress(OSError, ValueError, KeyError, MlflowException):
-            run = self.client.get_run(json.loads(self.path.read_text())["parent_run_id"])
-            if run.info.experiment_id == experiment_id and run.info.lifecycle_stage == "active":
+            run = active_run(self.client, json.loads(self.path.read_text())["parent_run_id"])
+            if run and run.info.experiment_id == self.experiment_id:
                 return str(run.info.run_id)
         return None
 
-    def _create(self, experiment_id: str) -> str:
-        name = self.plan.grid.name
-        tags = {**provenance_tags(), "role": "sweep", "sweep": name, "code": code_version()}
-        run = self.client.create_run(experiment_id, tags=tags, run_name=f"sweep {name}")
-        run_id, plan = str(run.info.run_id), self.plan
-        self.client.log_param(run_id, "_differs", plan.base.sources.differences()[:_MAX_PARAM])
-        self.client.log_param(run_id, "config", " ".join(plan.base.sources.files)[:_MAX_PARAM])
-        rows = ", ".join(row.name for row in plan.grid.rows)
-        self.client.log_param(run_id, "rows", rows[:_MAX_PARAM])
-        return run_id
+    def _create(self) -> str:
+        grid, sources = self.plan.grid, self.plan.base.sources
+        tags = {**provenance_tags(), "role": "sweep", "sweep": grid.name, "code": code_version()}
+        run = self.client.create_run(self.experiment_id, tags=tags, run_name=f"sweep {grid.name}")
+        params = {
+            "_differs": sources.differences(),
+            "config": " ".join(sources.files),
+            "rows": ", ".join(row.name for row in grid.rows),
+        }
+        for key, value in params.items():
+            self.client.log_param(run.info.run_id, key, value[:_MAX_PARAM])
+        return str(run.info.run_id)
 
     def child_config(self, task: Task, config: FitConfig) -> FitConfig:
         """The task's config with the MLflow name and tags of its run."""
@@ -117,13 +116,13 @@ class Parent:
         if task.is_pretraining:
             shared = self.plan.shares(task.seed).get(task.identity, [row.name])
             return {**tags, NOTE_TAG: f"Value pretraining for: {', '.join(shared)}"}
-        differs = describe_differences(self.plan.row_configs[row.name], self.plan.base)
+        differs = [*map(str, differences(self.plan.row_configs[row.name], self.plan.base))]
+        listed = "\n".join(f"- {line}" for line in differs or ["the base config"])
         tags |= {
             "row": row.name,
             "component_off": row.component_off or "none",
             "differs": "; ".join(differs) or "nothing: the base config",
-            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n"
-            + "\n".join(f"- {line}" for line in differs or ["the base config"]),
+            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n{listed}",
         }
         if row.paper_score is not None:
             tags["paper_score"] = f"{row.paper_score:g}"
@@ -136,18 +135,18 @@ class Parent:
 
         Raises: OSError if `sweep.json` cannot be written in the sweep's folder.
         """
+        from mlflow.exceptions import MlflowException
+
         self.outcomes[task.identity] = outcome
         self._record()
-        if outcome.was_done and outcome.mlflow_run_id:
-            from mlflow.exceptions import MlflowException
-
+        if outcome.was_done and (run_id := outcome.mlflow_run_id):
+            tags = self.child_tags(task)
             with contextlib.suppress(MlflowException):  # gone from the store: the report says so
-                before = self.client.get_run(outcome.mlflow_run_id).data.tags.get(NOTE_TAG, "")
-                tags = self.child_tags(task)
+                before = self.client.get_run(run_id).data.tags.get(NOTE_TAG, "")
                 if before.startswith(SCORE_START):
                     tags[NOTE_TAG] = with_score(tags[NOTE_TAG], before.partition("\n\n")[0])
                 for key, value in tags.items():
-                    self.client.set_tag(outcome.mlflow_run_id, key, value)
+                    self.client.set_tag(run_id, key, value)
 
     def _log_scores(self) -> None:
         """Of each row the mean over its seeds that have finished, and the best of these.
@@ -156,22 +155,21 @@ class Parent:
         """
         from mlflow.entities import Metric, RunTag
 
-        found: dict[str, list[float]] = {}
+        found = defaultdict(list)
         for (row, _), identity in self.plan.assigned.items():
-            if (score := self._outcome(identity).score) is not None:
-                found.setdefault(row, []).append(score)
+            if (score := self.outcomes[identity].score) is not None:
+                found[row].append(score)
         if not found:
             return
         scores = {row: fmean(values) for row, values in found.items()}
-        best = max(scores, key=lambda row: scores[row])
-        values = {_BEST: scores[best]}
-        values |= {self._metric_keys[row]: score for row, score in scores.items()}
-        now_ms, step = int(time.time() * 1000), len(self.outcomes)
-        self.client.log_batch(
-            self.run_id,
-            metrics=[Metric(key, score, now_ms, step) for key, score in values.items()],
-            tags=[RunTag("best_row", best)],
-        )
+        best = max(scores, key=scores.__getitem__)
+        values = {"sweep/best_score": scores[best]} | {
+            self._metric_keys[row]: scores[row] for row in scores
+        }
+        step = sum(outcome.state != "waiting" for outcome in self.outcomes.values())
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(key, score, now_ms, step) for key, score in values.items()]
+        self.client.log_batch(self.run_id, metrics=metrics, tags=[RunTag("best_row", best)])
 
     def abandoned(self, attempt: Path) -> None:
         """Mark a run that was killed before its first checkpoint: another one replaces it."""
@@ -206,7 +204,7 @@ class Parent:
             yield
         except (MlflowException, SQLAlchemyError, RequestException) as error:
             if not self._is_behind:
-                reason = " ".join(self.store.redact(str(error)).split())[:300]
+                reason = one_line(self.store.redact(str(error)))
                 self.note(
                     f"note: tracking: the sweep's parent run {self.run_id} cannot be recorded in "
                     f"{self.store.shown_uri}: {reason}; the sweep continues, {self.path} has all "
@@ -215,8 +213,13 @@ class Parent:
             self._is_behind = True
 
     def contents(self) -> dict[str, Any]:
-        plan, grid = self.plan, self.plan.grid
-        tasks: Mapping[str, Task] = {task.identity: task for task in plan.tasks}
+        grid, tasks = self.plan.grid, {task.identity: task for task in self.plan.tasks}
+
+        def entry(identity: str) -> dict[str, Any]:
+            shown = ("state", "mlflow_run_id", "run_dir")
+            outcome = {key: getattr(self.outcomes[identity], key) for key in shown}
+            return {"identity": identity, **outcome}
+
         of_row = ("system", "component_off", "paper_score")
         return {
             "parent_run_id": self.run_id,
@@ -226,21 +229,11 @@ class Parent:
                 {"row": row.name, **{key: getattr(row, key) for key in of_row}} for row in grid.rows
             ],
             "runs": [
-                {"row": row, "seed": seed, **self._entry(of), "needs": tasks[of].needs}
-                for (row, seed), of in plan.assigned.items()
+                {"row": row, "seed": seed, **entry(of), "needs": tasks[of].needs}
+                for (row, seed), of in self.plan.assigned.items()
             ],
-            "value_pretrainings": [
-                self._entry(task.identity) for task in plan.tasks if task.is_pretraining
-            ],
+            "value_pretrainings": [entry(of) for of in tasks if tasks[of].is_pretraining],
         }
-
-    def _entry(self, identity: str) -> dict[str, Any]:
-        outcome = self._outcome(identity)
-        shown = ("state", "mlflow_run_id", "run_dir")
-        return {"identity": identity, **{key: getattr(outcome, key) for key in shown}}
-
-    def _outcome(self, identity: str) -> Outcome:
-        return self.outcomes.get(identity, Outcome("waiting"))
 
     def close(self, status: str) -> None:
         """End the parent run; what the store has not taken of it is tried once more."""
@@ -250,19 +243,14 @@ class Parent:
             self.client.set_terminated(self.run_id, status)
 
 
-def metric_keys(rows: Iterable[str]) -> dict[str, str]:
+def metric_keys(rows: Sequence[str]) -> dict[str, str]:
     """The metric of each row: `sweep/` and its name, with `_` for what MLflow does not allow.
 
-    No two are the same, and none is `sweep/best_score`: a name that is taken is numbered, as
-    `sweep/a_b_2`. Rows whose names need no change keep them.
+    Where that would be another row's, or `sweep/best_score`, its number in the grid follows:
+    `sweep/a_b/2`.
     """
-    safe = {row: re.sub(r"[^\w. :-]", "_", row) for row in rows}
-    keys: dict[str, str] = {}
-    taken = {_BEST}
-    for row in sorted(safe, key=lambda row: safe[row] != row):
-        key, number = f"sweep/{safe[row]}", 2
-        while key in taken:
-            key, number = f"sweep/{safe[row]}_{number}", number + 1
-        taken.add(key)
-        keys[row] = key
-    return keys
+    safe = [re.sub(r"[^\w. :-]", "_", row) for row in rows]
+    return {
+        row: f"sweep/{name}" + f"/{i}" * ([*safe, "best_score"].count(name) > 1)
+        for i, (row, name) in enumerate(zip(rows, safe, strict=True), start=1)
+    }

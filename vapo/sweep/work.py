@@ -9,11 +9,10 @@ from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
-from vapo.sweep.display import SweepDisplay
+from vapo.sweep.display import Running, SweepDisplay, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
-from vapo.sweep.running import Running, seconds_left
 from vapo.system.progress import format_seconds
 
 _POLL_S = 0.2
@@ -40,8 +39,7 @@ class Work:
     def run(self) -> dict[str, Outcome]:
         """Outcome by identity. A signal that ends it stops the running processes first."""
         for task in self.tasks:
-            outcome = TaskFolder(self.sweep_dir, task).finished()
-            if outcome is not None:
+            if (outcome := TaskFolder(self.sweep_dir, task).finished()) is not None:
                 self._settle(task, outcome)
         waiting = [task for task in self.tasks if task.identity not in self.outcomes]
         try:
@@ -49,7 +47,7 @@ class Work:
                 while waiting or self.running:
                     self._start_ready(waiting)
                     self._collect()
-                    self.display.update(self.running, self._counts(), self._seconds_left)
+                    self.display.update(self.running, self._counts(), self._seconds_left())
                     if self.running:
                         time.sleep(_POLL_S)
         except BaseException:
@@ -63,7 +61,11 @@ class Work:
             needed = None if task.needs is None else self.outcomes.get(task.needs)
             if needed is not None and needed.state != "finished":
                 waiting.remove(task)
-                self._settle(task, Outcome("blocked", reason=self._why_blocked(task)))
+                first = next(one for one in self.tasks if one.identity == task.needs)
+                of = "" if first.row.name == task.row.name else f" ({first.name})"
+                log = TaskFolder(self.sweep_dir, first).log
+                reason = f"its value pretraining failed{of}; log: {log}"
+                self._settle(task, Outcome("blocked", reason=reason))
             elif len(self.running) < self.jobs and (task.needs is None or needed is not None):
                 waiting.remove(task)
                 self._start(task)
@@ -75,32 +77,18 @@ class Work:
         if checkpoint is None:
             for attempt in folder.attempts():
                 self.abandoned(attempt)
-        folder.config.write_text(to_yaml(self._config(task, folder)))
-        handle = self.launcher.start(
-            task.name,
-            fit_command(folder.config, checkpoint),
-            folder.log,
-            devices=task.config.trainer.devices,
-        )
+        config = replace(task.config, output_dir=str(folder.output_dir))
+        if task.needs is not None:
+            critic = f"{self.outcomes[task.needs].run_dir}/pretrained_critic"
+            config = set_key(config, "critic.init", critic)
+        if config.trainer.num_threads is None:
+            config = set_key(config, "trainer.num_threads", self.launcher.num_threads)
+        folder.config.write_text(to_yaml(self.prepare(task, config)))
+        command, devices = fit_command(folder.config, checkpoint), config.trainer.devices
+        handle = self.launcher.start(task.name, command, folder.log, devices=devices)
         self.running.append(Running(task, folder, handle, was_resumed=checkpoint is not None))
         how = "resumes from a checkpoint" if checkpoint else "started"
         self.display.line(f"        {task.name} {how}")
-
-    def _why_blocked(self, task: Task) -> str:
-        needed = next(one for one in self.tasks if one.identity == task.needs)
-        said = "its value pretraining failed"
-        if needed.row.name != task.row.name:
-            said += f" ({needed.name})"
-        return f"{said}; log: {TaskFolder(self.sweep_dir, needed).log}"
-
-    def _config(self, task: Task, folder: TaskFolder) -> FitConfig:
-        config = replace(task.config, output_dir=str(folder.output_dir))
-        if task.needs is not None:
-            run_dir = self.outcomes[task.needs].run_dir
-            config = set_key(config, "critic.init", f"{run_dir}/pretrained_critic")
-        if config.trainer.num_threads is None:
-            config = set_key(config, "trainer.num_threads", self.launcher.num_threads)
-        return self.prepare(task, config)
 
     def _collect(self) -> None:
         for run in list(self.running):
@@ -115,26 +103,23 @@ class Work:
         self.outcomes[task.identity] = outcome
         left = self._seconds_left()
         about = "" if left is None else f"; about {format_seconds(left)} left"
-        self.display.line(f"{self._position()} {task.name} {_describe(outcome)}{about}")
+        total = str(len(self.tasks))
+        done = f"[{len(self.outcomes):>{len(total)}}/{total}]"
+        self.display.line(f"{done} {task.name} {_describe(outcome)}{about}")
         if outcome.state == "failed":
             lines = [f"    | {line}" for line in outcome.reason.splitlines()]
             log = TaskFolder(self.sweep_dir, task).log
             self.display.line("\n".join([*lines, f"    | the whole log: {log}"]))
         self.ended(task, outcome)
 
-    def _position(self) -> str:
-        width = len(str(len(self.tasks)))
-        return f"[{len(self.outcomes):>{width}}/{len(self.tasks)}]"
-
     def _counts(self) -> str:
         """`3 of 14 finished, 1 failed, 2 running, 8 to come`."""
         states = [outcome.state for outcome in self.outcomes.values()]
-        not_started = len(self.tasks) - len(states) - len(self.running)
         numbers = {
             "failed": states.count("failed"),
             "blocked by them": states.count("blocked"),
             "running": len(self.running),
-            "to come": not_started,
+            "to come": len(self.tasks) - len(states) - len(self.running),
         }
         parts = [f"{number} {what}" for what, number in numbers.items() if number]
         return ", ".join([f"{states.count('finished')} of {len(self.tasks)} finished", *parts])

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
+from vapo.tracking.delivery import one_line
 
 WANDB = "wandb"
 _CSV, _WANDB = "tracking.also: csv", "tracking.also: wandb"
@@ -32,7 +33,9 @@ def check_also(tracking: TrackingConfig) -> None:
             "tracking.also: wandb is not installed: `pip install wandb` in the environment of "
             "vapo, or take it out of tracking.also"
         )
-    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or _is_logged_in()):
+    logins = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()  # where `wandb login` keeps it
+    has_login = logins.is_file() and "wandb" in logins.read_text(errors="replace")
+    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or has_login):
         raise UserError(
             "tracking.also: no key for Weights & Biases: export WANDB_API_KEY, or "
             "WANDB_MODE=offline to keep the record in the run's folder until `wandb sync` sends it"
@@ -40,12 +43,9 @@ def check_also(tracking: TrackingConfig) -> None:
 
 
 class Also:
-    """The loggers of `tracking.also` of one run, and the user's own.
+    """The loggers of `tracking.also` of one run, and the user's `own`.
 
-    Args:
-        folder: the run's; CSV files and W&B's own are written into it.
-        note: one line for the user, where one of them fails during the run.
-        own: loggers that the user made; they get metrics and config, too.
+    They write into the run's `folder`. Where one of them fails during the run, `note` gets a line.
 
     Raises: UserError where one of them cannot begin.
     """
@@ -54,22 +54,30 @@ class Also:
         self,
         tracking: TrackingConfig,
         folder: Path,
-        *,
         run_name: str,
         run_id: str,
         note: Callable[[str], None],
-        own: Sequence[Logger] = (),
+        own: Sequence[Logger],
     ) -> None:
         self._note = note
         self._loggers: dict[str, Logger] = {}  # by what a note calls them
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
-                    self._loggers[_WANDB] = _begin_wandb(tracking, folder, run_name, run_id)
+                    wandb = WandbLogger(
+                        name=run_name,
+                        project=tracking.experiment,
+                        id=run_id,  # so a resumed run continues there too
+                        save_dir=folder,
+                        tags=[f"{key}={value}"[:64] for key, value in tracking.tags.items()],
+                        settings=_SETTINGS,
+                    )
+                    _ = wandb.experiment  # begins the run now: what is wrong is said at the start
+                    self._loggers[_WANDB] = wandb
                 else:
                     self._loggers[_CSV] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
             except Exception as error:
-                raise UserError(f"tracking.also: {name} cannot begin: {_reason(error)}") from error
+                raise UserError(f"tracking.also: {name} cannot begin: {one_line(error)}") from error
         for i, logger in enumerate(own, start=1):
             self._loggers[f"logger {i} given from Python, {type(logger).__name__},"] = logger
 
@@ -89,39 +97,12 @@ class Also:
         self._loggers.clear()
 
     def _each(self, call: Callable[[Any], object], names: Sequence[str]) -> None:
-        for name in names:
-            if (logger := self._loggers.get(name)) is None:
-                continue
+        for name in filter(self._loggers.__contains__, names):
             try:
-                call(logger)
+                call(self._loggers[name])
             except Exception as error:  # whatever it is, the training must not end of it
                 del self._loggers[name]
                 self._note(
                     f"{name} failed, and the run continues without it, recorded in MLflow: "
-                    f"{_reason(error)}"
+                    f"{one_line(error)}"
                 )
-
-
-def _begin_wandb(tracking: TrackingConfig, folder: Path, run_name: str, run_id: str) -> WandbLogger:
-    """The run has MLflow's id, so a resumed one continues there too."""
-    logger = WandbLogger(
-        name=run_name,
-        project=tracking.experiment,
-        id=run_id,
-        save_dir=folder,
-        tags=[f"{key}={value}"[:64] for key, value in tracking.tags.items()],
-        settings=_SETTINGS,
-    )
-    _ = logger.experiment  # begins the run now: what is wrong is said at the start
-    return logger
-
-
-def _is_logged_in() -> bool:
-    """Whether `wandb login` left a key in the file of logins."""
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

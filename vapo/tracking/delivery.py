@@ -162,7 +162,7 @@ class Delivery:
         except OSError as raised:  # the journal's
             what = "the run's journal cannot be used"
             error = OutageError()
-            self._last_error = self._redact(_one_line(raised))
+            self._last_error = self._redact(one_line(raised))
         with self._changed:
             if self._abandoned:
                 return False
@@ -201,7 +201,11 @@ class Delivery:
             return batch
 
     def _try(self, batch: list[Record | None]) -> Exception | None:
-        """Send; if that fails again and again, find out whether it is this record's fault."""
+        """Send; if that fails again and again, find out whether it is this record's fault.
+
+        Then it is compared with a later one, which is sent again later. All kinds need the
+        database. A file also needs room for files, so it is compared with a file if there is one.
+        """
         records = [record for record in batch if record is not None]
         if not records:
             self._last_error = "its line in the journal is damaged, or its file is gone"
@@ -214,8 +218,11 @@ class Delivery:
             return error
         if len(records) > 1:
             return RefusedError()  # to be tried one by one
-        later = self._later_than(records[0])
-        if later is None or self._send([later]) is not None:
+        with self._changed:
+            later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
+        alike = [record for record in later if record.kind == records[0].kind]
+        others = alike + [record for record in later if record.kind != "file"]
+        if not others or self._send(others[:1]) is not None:
             return OutageError()
         again = self._send(records)
         return again if again is None or isinstance(again, OutageError) else RefusedError()
@@ -224,21 +231,9 @@ class Delivery:
         try:
             self._sink.send(records)
         except Exception as error:
-            self._last_error = self._redact(_one_line(error))
+            self._last_error = self._redact(one_line(error))
             return error
         return None
-
-    def _later_than(self, head: Record) -> Record | None:
-        """A record whose success shows that the store works for `head`; it is sent again later.
-
-        All kinds need the database. A file also needs room for files, so it is compared with
-        another file if there is one.
-        """
-        with self._changed:
-            later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
-        alike = [record for record in later if record.kind == head.kind]
-        rows = [record for record in later if record.kind != "file"]
-        return next(iter(alike + rows), None)
 
     def _settle(self, batch: list[Record | None], *, is_sent: bool) -> None:
         """Take off what was sent or refused; the records of a refused batch are tried singly."""
@@ -268,8 +263,8 @@ class Delivery:
             self._warn_user(text)
 
 
-def _one_line(error: Exception) -> str:
-    """Without the statement and its values, which a database's errors repeat."""
+def one_line(error: object) -> str:
+    """What an error says, short, without the statement and its values that a database repeats."""
     text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
     text = re.sub(r"^\([\w.]+Error\) ", "", text)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -19,11 +19,15 @@ from vapo.types import Prompt
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
     """Training and held-out prompts, by the digest of their texts and answers in order."""
     data = written_tree(config)["data"]
+    train = data["train"]
+    parts = {"train": ("", train)}  # of a mixture each source, by its name in the record
+    if train["kind"] == "mixture":
+        parts = {f"train: {name}": (name, source) for name, source in train["sources"].items()}
     sets: list[tuple[str, str, Mapping[str, Any], Sequence[Prompt]]] = [
         ("training", name, source, [p for p in prompts.train if p.source == part])
-        for name, part, source in _parts(data["train"])
+        for name, (part, source) in parts.items()
     ]
-    sets.append(("evaluation", "heldout", data["heldout"] or data["train"], prompts.heldout))
+    sets.append(("evaluation", "heldout", data["heldout"] or train, prompts.heldout))
     return [
         InputData(
             name=f"{source.get('task') or source.get('path') or source['kind']} ({name})",
@@ -34,13 +38,6 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
         )
         for context, name, source, kept in sets
     ]
-
-
-def _parts(train: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Each training source: how it is called in the record, its name in a mixture, itself."""
-    if train["kind"] != "mixture":
-        return [("train", "", train)]
-    return [(f"train: {name}", name, source) for name, source in train["sources"].items()]
 
 
 def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:

@@ -11,27 +11,23 @@ FOLDER/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
 
 from vapo.errors import UserError
-from vapo.system.files import sync, write_whole
+from vapo.system.files import sync, try_lock, write_whole
 from vapo.tracking.records import Kind, Record
 
 JOURNAL_NAME = "journal.jsonl"
 _TARGET = "target.json"
-
-
-class JournalInUseError(UserError):
-    """Another process, the run itself or a `vapo deliver`, holds the journal."""
 
 
 class Journal:
@@ -48,25 +44,24 @@ class Journal:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.trouble: str | None = None  # why records are in memory only
-        self._waiting: deque[bytes | Record] = deque()  # lines of the file; then what is not in it
-        self._num_not_written = 0
+        self._written: deque[bytes] = deque()  # the file's lines that were not sent
+        self._unwritten: deque[Record] = deque()  # what came after them, and is not in the file
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(self._lock, with_children=True):
+                raise UserError(
+                    f"{folder} is in use: its run, or a `vapo deliver`, is still running"
+                )
             self._open()
-        except BlockingIOError:
-            raise JournalInUseError(
-                f"{folder} is in use: its run, or a `vapo deliver`, is still running"
-            ) from None
         except OSError as error:
             raise cannot_write(folder, error) from None
 
     def __len__(self) -> int:
         """How many records were not sent."""
-        return len(self._waiting)
+        return len(self._written) + len(self._unwritten)
 
     @property
     def is_gone(self) -> bool:
@@ -84,26 +79,23 @@ class Journal:
     @property
     def num_in_process(self) -> int:
         """How many of the records that were not sent are in this process's memory only."""
-        return len(self) if self.is_gone else self._num_not_written
+        return len(self) if self.is_gone else len(self._unwritten)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> list[Record]:
         """What is in the file, sent or not; artifacts by their paths in `files`."""
-        return filter(None, map(_parse, self._lines()))
+        return [] if self.folder is None else read_from(self.folder)[0]
 
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
-        self._waiting.append(record)
-        self._num_not_written += 1
+        self._unwritten.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
         """Write what is in memory only, in order, if there is room."""
         try:
-            while self.folder and self._num_not_written:
-                record = self._waiting[-self._num_not_written]
-                assert isinstance(record, Record)
-                self._waiting[-self._num_not_written] = self._write(record)
-                self._num_not_written -= 1
+            while self.folder and self._unwritten:
+                self._written.append(self._write(self._unwritten[0]))
+                self._unwritten.popleft()
             self.trouble = None
         except OSError as error:
             reason = "it was deleted or moved" if self.is_gone else error.strerror or error
@@ -114,35 +106,36 @@ class Journal:
 
         Raises: OSError if an artifact's content cannot be read.
         """
-        for item in self._waiting:
-            record = item if isinstance(item, Record) else _parse(item)
-            if record and record.kind == "file" and isinstance(item, bytes):
+        for record in map(_parse, self._written):
+            if record and record.kind == "file":
                 try:
-                    content = self._path(record).read_bytes()
-                    record = Record("file", content, record.name)
+                    record = replace(record, payload=self._path(record.payload).read_bytes())
                 except FileNotFoundError:
                     record = None
             yield record
+        yield from self._unwritten
 
     def settle(self, num: int, *, refused_for: str | None = None) -> None:
         """Take the first `num` waiting records off: they were sent, or refused for a reason.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
         """
-        lines = [item for item in islice(self._waiting, num) if isinstance(item, bytes)]
-        is_kept = lines and self.folder is not None and not self.is_gone
+        lines = list(islice(self._written, num))
+        is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
-            self._keep_refused(lines, refused_for)
+            with self._path("refused.jsonl").open("ab") as refused:
+                for line in lines:
+                    entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
+                    refused.write(json.dumps(entry).encode() + b"\n")
         for _ in range(num):
-            self._waiting.popleft()
-        self._num_not_written -= num - len(lines)
+            (self._written or self._unwritten).popleft()
         if not is_kept:
             return
         with suppress(OSError):  # records sent but not marked are sent again: stored once
             self._mark(self._sent_bytes + sum(map(len, lines)))
             for record in map(_parse, lines if refused_for is None else []):
                 if record and record.kind == "file":
-                    self._path(record).unlink(missing_ok=True)
+                    self._path(record.payload).unlink(missing_ok=True)
 
     def start_over(self, without: Container[str]) -> None:
         """Let every record be sent again, to another run: all but the kinds `without`, and
@@ -150,12 +143,13 @@ class Journal:
         if self.folder is None:
             return
         lines = []
-        for line in self._lines():
+        for line in _lines(self.folder):
             record = _parse(line)
             if record and record.kind not in without:
-                lines += [line] if record.kind != "file" or self._path(record).exists() else []
+                is_there = record.kind != "file" or self._path(record.payload).exists()
+                lines += [line] if is_there else []
         self._mark(0)
-        write_whole(self.folder / JOURNAL_NAME, lambda aside: aside.write_bytes(b"".join(lines)))
+        write_whole(self._path(JOURNAL_NAME), lambda aside: aside.write_bytes(b"".join(lines)))
         self._file.close()
         self._open()
 
@@ -182,62 +176,54 @@ class Journal:
 
     def _open(self) -> None:
         """Read the lines that were not sent, and open the file for appending."""
-        assert self.folder is not None
-        self._file = (self.folder / JOURNAL_NAME).open("ab", buffering=0)
-        self._end = sum(map(len, self._lines()))
+        self._file = self._path(JOURNAL_NAME).open("ab", buffering=0)
+        self._end = sum(map(len, _lines(self._path(""))))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
         self._sent_bytes = 0
         with suppress(OSError, ValueError, KeyError, TypeError):
-            marked = int(json.loads((self.folder / "sent.json").read_text())["bytes"])
+            marked = int(json.loads(self._path("sent.json").read_text())["bytes"])
             self._sent_bytes = marked if marked <= self._end else 0
-        self._waiting = deque(self._lines(self._sent_bytes))
-
-    def _lines(self, start: int = 0) -> Iterator[bytes]:
-        if self.folder is not None:
-            with (self.folder / JOURNAL_NAME).open("rb") as file:
-                file.seek(start)
-                yield from (line for line in file if line.endswith(b"\n"))
+        self._written = deque(_lines(self._path(""), self._sent_bytes))
 
     def _mark(self, sent_bytes: int) -> None:
-        assert self.folder is not None
         self._sent_bytes = sent_bytes
-        aside = self.folder / ".sent.json"  # not forced to disk: the run's thread may be waiting
+        aside = self._path(".sent.json")  # not forced to disk: the run's thread may be waiting
         aside.write_text(json.dumps({"bytes": sent_bytes}))
-        aside.replace(self.folder / "sent.json")
-
-    def _keep_refused(self, lines: list[bytes], reason: str) -> None:
-        assert self.folder is not None
-        entries = [{"reason": reason, "record": line.decode("utf-8", "replace")} for line in lines]
-        with (self.folder / "refused.jsonl").open("ab") as refused:
-            refused.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        aside.replace(self._path("sent.json"))
 
     def _write(self, record: Record) -> bytes:
         """Write an artifact's content, then the line; after an error neither of them is there."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
-        payload = record.payload
-        if record.kind == "file":
-            payload = f"files/{uuid4().hex}"
+        is_file = record.kind == "file"
+        payload = f"files/{uuid4().hex}" if is_file else record.payload
         value = {"kind": record.kind, "payload": payload, "name": record.name}
         line = json.dumps(value).encode() + b"\n"
         try:
-            if record.kind == "file":
-                path = self._path(Record("file", payload))
+            if is_file:
+                path = self._path(payload)
                 path.parent.mkdir(exist_ok=True)  # not the journal's folder: it may be deleted
                 path.write_bytes(record.payload)
             if self._file.write(line) != len(line):
                 raise OSError("no room for a whole line")
         except OSError:
             os.ftruncate(self._file.fileno(), self._end)
-            if record.kind == "file":
+            if is_file:
                 path.unlink(missing_ok=True)
             raise
         self._end += len(line)
         return line
 
-    def _path(self, record: Record) -> Path:
+    def _path(self, name: str) -> Path:
         assert self.folder is not None
-        return self.folder / record.payload
+        return self.folder / name
+
+
+def _lines(folder: Path, start: int = 0) -> Iterator[bytes]:
+    """The whole lines of a journal after byte `start`: one that is being written is left out."""
+    with (folder / JOURNAL_NAME).open("rb") as file:
+        file.seek(start)
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
@@ -248,13 +234,10 @@ def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
 
     Raises: OSError if it cannot be read.
     """
-    with (folder / JOURNAL_NAME).open("rb") as file:
-        if os.fstat(file.fileno()).st_size < start:
-            start = 0
-        file.seek(start)
-        whole = file.read().rpartition(b"\n")
-    text = whole[0] + whole[1]
-    return list(filter(None, map(_parse, text.splitlines()))), start + len(text)
+    if (folder / JOURNAL_NAME).stat().st_size < start:
+        start = 0
+    lines = list(_lines(folder, start))
+    return list(filter(None, map(_parse, lines))), start + sum(map(len, lines))
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
 """Where MLflow's UI shows a run: addresses, and the command that serves them.
 
 MLflow 3 has a view for agents, which a browser shows first, and one for training. The query of an
-address decides which one it opens. The experiment's tag names the kind, too, for whatever reads it;
-in MLflow 3.17 it does not decide the view.
+address decides which one it opens.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from vapo.config.credentials import without_credentials
 from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import Store, locate_store
 
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRAINING_VIEW = "?workflowType=machine_learning"
 _SHOWN_METRIC = stored_key("eval/avg_at_k")
 

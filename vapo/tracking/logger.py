@@ -14,29 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.loggers import Logger
 
 from vapo.config.schema import TrackingConfig
+from vapo.errors import UserError
 from vapo.system.process import is_main_process
 from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
-from vapo.tracking.metric_groups import naming_of
-from vapo.tracking.opening import begin_run, open_store
+from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
-from vapo.tracking.records import (
-    TABLES_TAG,
-    Clock,
-    InputData,
-    Kind,
-    Record,
-    table_json,
-    with_table,
-)
-from vapo.tracking.sink import MlflowSink
+from vapo.tracking.records import TABLES_TAG, Clock, InputData, Kind, Record, table_json, with_table
+from vapo.tracking.sink import MlflowSink, active_run
 from vapo.tracking.stores import locate_store, what_was_not_sent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _FLUSH_S = 30.0
 
 
@@ -100,22 +91,32 @@ class RunLogger(Logger):
         if tracking.also and journal is None:
             self._note("tracking.also: a command without a run's folder records in MLflow only")
         elif journal is not None and (tracking.also or loggers):
-            self._also = self._begin_also(tracking, journal.parent, loggers)
-
-    def _begin_also(
-        self, tracking: TrackingConfig, folder: Path, loggers: Sequence[Logger]
-    ) -> Also:
-        try:
-            run_id, name, note = str(self.run_id), self.run_name, self._note
-            return Also(tracking, folder, run_name=name, run_id=run_id, note=note, own=loggers)
-        except BaseException:
-            self.close("FAILED")
-            raise
+            try:
+                self._also = Also(
+                    tracking, journal.parent, self.run_name, str(self.run_id), self._note, loggers
+                )
+            except BaseException:
+                self.close("FAILED")
+                raise
 
     def _begin(self, run_name: str, experiment_id: str) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
-        earlier = self.run_id
-        client, run = begin_run(self.store, experiment_id, earlier, run_name, self.tags)
+        from mlflow import set_tracking_uri
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking.context.registry import resolve_tags
+
+        earlier, store = self.run_id, self.store
+        set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
+        client = store.client()
+        try:
+            run = active_run(client, earlier) if earlier else None
+            if run is None:  # a new one, or the store has lost it
+                tags = resolve_tags(dict(self.tags))  # with MLflow's: who started what, and where
+                run = client.create_run(experiment_id, run_name=run_name, tags=tags)
+        except MlflowException as error:
+            what = f"resume run {earlier}" if earlier else "begin a run"
+            text = f"tracking.uri: cannot {what} in {store.shown_uri}: {error}"
+            raise UserError(store.redact(text)) from error
         self.run_id = str(run.info.run_id)
         self.run_name = str(run.info.run_name or run_name)
         self.is_resumed = self.run_id == earlier
@@ -123,9 +124,16 @@ class RunLogger(Logger):
             self.tags |= {"continues": earlier, TABLES_TAG: "[]"}  # its tables are gone with it
         self._take_over_journal(self.run_id, earlier)
         self._tables = self.tags.get(TABLES_TAG) or run.data.tags.get(TABLES_TAG, "[]")
-        self._read_history()
-        sink = MlflowSink(client, self.run_id, naming_of(run.data.metrics))
-        self._delivery = Delivery(sink, self._note, self._journal, redact=self.store.redact)
+        steps: dict[str, int] = {}
+        for record in self._journal.records():  # what earlier processes of this run recorded
+            if record.kind == "tags" and self.is_resumed:
+                self._tables = record.payload.get(TABLES_TAG, self._tables)
+            for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
+                self._clock.after(at_ms)  # times are not given again if the clock was set back
+                steps[key] = max(step, steps.get(key, step))
+        self.recorded_steps = steps
+        sink = MlflowSink(client, self.run_id)
+        self._delivery = Delivery(sink, self._note, self._journal, redact=store.redact)
         atexit.register(self.close, "KILLED")
         if self.is_resumed:
             self._submit("status", ("RUNNING", self._clock.now_ms()))
@@ -152,20 +160,6 @@ class RunLogger(Logger):
             journal.bind(self.store.shown_uri, run_id)
         except OSError as error:
             raise cannot_write(journal.folder, error) from None
-        if self.is_resumed and journal.folder is not None:
-            self.store.remove_partial_uploads(run_id)
-
-    def _read_history(self) -> None:
-        """Read what earlier processes of this run recorded: the last step of each metric, the
-        list of tables, and the times, which are not used again even if the clock was set back."""
-        steps: dict[str, int] = {}
-        for record in self._journal.records():
-            if record.kind == "tags" and self.is_resumed:
-                self._tables = record.payload.get(TABLES_TAG, self._tables)
-            for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
-                self._clock.after(at_ms)
-                steps[key] = max(step, steps.get(key, step))
-        self.recorded_steps = steps
 
     @property
     def name(self) -> str | None:
@@ -263,7 +257,7 @@ class RunLogger(Logger):
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
-    def close(self, status: RunStatus = "FINISHED") -> int:
+    def close(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> int:
         """Deliver the rest and end the run; the number of records that were not delivered."""
         if self._delivery is None:
             return 0

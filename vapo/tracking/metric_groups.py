@@ -9,45 +9,23 @@ journal, displays and reports, knows the keys of docs/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 from vapo.tracking.stores import Store
 
-MetricHistory = dict[str, list[tuple[int, float]]]
 _SCORE, _LAST, _SYSTEM = "_score", "z_", "system/"
 _SYSTEM_GROUPS = ("time", "throughput", "memory")
 _LAST_GROUPS = ("advantage", "faults", "progress", "watch")
 _FIRST_LOOK = {
     "eval": ("avg_at_k", "pass_at_k", "maj_at_k"),
-    "actor": (
-        "policy_loss",
-        "kl_loss",
-        "entropy",
-        "approx_kl",
-        "clip_fraction_low",
-        "clip_fraction_high",
-        "rejected_share",
-        "grad_norm",
-    ),
-    "critic": (
-        "value_loss",
-        "explained_variance",
-        "heldout_explained_variance",
-        "value_mean",
-        "grad_norm",
-    ),
-    "rollout": (
-        "reward_mean",
-        "accuracy",
-        "sampled_accuracy",
-        "response_length_mean",
-        "turns_mean",
-        "truncation_rate",
-        "verifier_failures",
-        "logprob_gap_mean",
-        "curriculum_stage",
-    ),
-}
+    "actor": ("policy_loss", "kl_loss", "entropy", "approx_kl", "clip_fraction_low",
+              "clip_fraction_high", "rejected_share", "grad_norm"),
+    "critic": ("value_loss", "explained_variance", "heldout_explained_variance", "value_mean",
+               "grad_norm"),
+    "rollout": ("reward_mean", "accuracy", "sampled_accuracy", "response_length_mean",
+                "turns_mean", "truncation_rate", "verifier_failures", "logprob_gap_mean",
+                "curriculum_stage"),
+}  # fmt: skip
 """Of these groups, the metrics that stay; the others go to the end."""
 
 
@@ -67,7 +45,7 @@ def stored_key(key: str) -> str:
 
 
 def documented_key(stored: str) -> str:
-    """The metric's key in docs/metrics.md; that of an older run is one already.
+    """The metric's key in docs/metrics.md, from the one that MLflow stores it under.
 
     >>> [documented_key(key) for key in ("_score_gsm8k/avg_at_k", "z_watch/entropy", "eval/x")]
     ['eval_gsm8k/avg_at_k', 'watch/entropy', 'eval/x']
@@ -86,18 +64,7 @@ def documented(metrics: Mapping[str, float]) -> dict[str, float]:
     return {documented_key(key): value for key, value in metrics.items()}
 
 
-def key_in(metrics: Iterable[str], key: str) -> str | None:
-    """The key under which a recorded run has a metric; None where it does not have it."""
-    return next((stored for stored in metrics if documented_key(stored) == key), None)
-
-
-def naming_of(metrics: Iterable[str]) -> Callable[[str], str]:
-    """How more metrics of a run are named: one that older versions began keeps its names."""
-    is_older = any(stored_key(key) != key and documented_key(key) == key for key in metrics)
-    return str if is_older else stored_key
-
-
-def recorded_metrics(store: Store, run_id: str) -> MetricHistory:
+def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """A run's record: key of docs/metrics.md -> (optimizer step, value), in order of the steps."""
     client = store.client()
     return {

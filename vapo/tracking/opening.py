@@ -7,20 +7,19 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
-from vapo.tracking.links import EXPERIMENT_TAGS
+from vapo.system.files import write_whole
+from vapo.tracking.delivery import one_line
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import Store, cannot_write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 # MLflow's own retries would hold a request for minutes; `delivery` tries again instead. And the
 # links to a run that it prints at the run's end open the view for agents (see `links`).
@@ -51,47 +50,21 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
         if store.database and not store.database.exists():
             note(f"creating the tracking store {store.database} (about 10 seconds, once)")
         with _answering(store) as client:
-            return _experiment_id(client, experiment, store.artifact_location)
+            from mlflow.exceptions import MlflowException
 
-
-def _make_database(database: Path) -> None:
-    """Make a store's tables aside: where that is cut short, MLflow never opens it again."""
-    from mlflow.db import upgrade
-
-    aside = database.with_name(f".{database.name}.new")
-    for left in (aside, aside.with_name(f"{aside.name}-journal")):
-        left.unlink(missing_ok=True)  # of a process that was killed
-    upgrade.callback(f"sqlite:///{aside}")
-    aside.replace(database)
-
-
-def begin_run(
-    store: Store,
-    experiment_id: str,
-    earlier: str | None,
-    name: str | None,
-    tags: Mapping[str, str],
-) -> tuple[MlflowClient, Run]:
-    """The run `earlier`; a new one where there is none, or where the store has lost it.
-
-    Raises: UserError if the store gives neither.
-    """
-    from mlflow import MlflowClient, set_tracking_uri
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking.context.registry import resolve_tags
-
-    set_tracking_uri(store.client_uri)  # what a client does with artifacts asks for it
-    client = MlflowClient(store.client_uri)
-    try:
-        if earlier and (run := active_run(client, earlier)):
-            return client, run
-        ours_and_mlflows = resolve_tags(dict(tags))  # MLflow's: who started what, and where
-        return client, client.create_run(experiment_id, run_name=name, tags=ours_and_mlflows)
-    except MlflowException as error:
-        what = f"resume run {earlier}" if earlier else "begin a run"
-        raise UserError(
-            store.redact(f"tracking.uri: cannot {what} in {store.shown_uri}: {error}")
-        ) from error
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                try:
+                    return str(client.create_experiment(experiment, store.artifact_location))
+                except MlflowException:  # another run may have made it meanwhile
+                    if (found := client.get_experiment_by_name(experiment)) is None:
+                        raise
+            if found.lifecycle_stage == "deleted":
+                raise UserError(
+                    f"tracking.experiment: the experiment '{experiment}' was deleted in this "
+                    "store; restore it or choose another name"
+                )
+            return str(found.experiment_id)
 
 
 def client_of(store: Store, run_id: str) -> MlflowClient:
@@ -112,20 +85,22 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
     """A client whose requests fail within seconds. Raises: UserError for what they raise here."""
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
-    store.hand_over_credentials()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        if store.database and not store.database.exists():
-            _make_database(store.database)
-        yield MlflowClient(store.client_uri)
+        if (database := store.database) and not database.exists():
+            from mlflow.db import upgrade
+
+            for left in database.parent.glob(f".{database.name}.new*"):
+                left.unlink()  # of a process that was killed
+            # aside: MLflow never opens a store again whose making was cut short
+            write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))
+        yield store.client()
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = store.redact(" ".join(str(error).split()))
-        reason = reason if len(reason) <= 300 else reason[:297] + "..."
+        reason = one_line(store.redact(str(error)))
         if store.is_http:
             names = f"{TRACKING_USER}, {TRACKING_PASSWORD}"
             fix = f"start the server, fix the address or its credentials ({names})"
@@ -139,34 +114,10 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
         ) from error
 
 
-def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, artifact_location, EXPERIMENT_TAGS))
-        except MlflowException:
-            found = client.get_experiment_by_name(name)  # another run may have made it meanwhile
-            if found is None:
-                raise
-    if found.lifecycle_stage == "deleted":
-        raise UserError(
-            f"tracking.experiment: the experiment '{name}' was deleted in this store; restore it "
-            "or choose another name"
-        )
-    for key, value in EXPERIMENT_TAGS.items():
-        if key not in found.tags:  # made by an older version of vapo, or not by vapo
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return str(found.experiment_id)
-
-
-@contextmanager
-def _only_one_opener(store: Store) -> Iterator[None]:
+def _only_one_opener(store: Store) -> AbstractContextManager[object]:
     """Runs started together wait for the one that creates the database's tables."""
     if store.database is None:
-        yield
-        return
+        return nullcontext()
     folder = store.database.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +125,5 @@ def _only_one_opener(store: Store) -> Iterator[None]:
             lock = (folder / f".{store.database.name}.lock").open("w")
     except OSError as error:
         raise cannot_write(folder, error.strerror) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock

@@ -24,12 +24,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def provenance_tags(folder: Path | None = None) -> dict[str, str]:
-    """Tags `git/...`, `version/...` and `host/...` of a run started in `folder`."""
-    tags = git_state(folder or Path.cwd())
-    tags.update({f"version/{name}": value for name, value in versions().items()})
-    tags.update({f"host/{name}": value for name, value in host().items()})
-    return tags
+def provenance_tags() -> dict[str, str]:
+    """Tags `git/...`, `version/...` and `host/...` of a run started here."""
+    of_versions = {f"version/{name}": value for name, value in versions().items()}
+    of_host = {f"host/{name}": value for name, value in host().items()}
+    return git_state(Path.cwd()) | of_versions | of_host
 
 
 def git_state(folder: Path) -> dict[str, str]:
@@ -38,13 +37,13 @@ def git_state(folder: Path) -> dict[str, str]:
     Outside a checkout the commit is what the variable VAPO_COMMIT says, as in the image that
     Dockerfile builds; without it, nothing.
     """
-    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
         built_from = os.environ.get("VAPO_COMMIT", "").strip()
         named = ("git/commit", "mlflow.source.git.commit") if built_from else ()
         return dict.fromkeys(named, built_from)
     state = {"git/commit": commit, "mlflow.source.git.commit": commit}
-    changes = _output(["git", "-C", str(folder), "status", "--porcelain"])
+    changes = output_of(["git", "-C", str(folder), "status", "--porcelain"])
     if changes is not None:
         state["git/dirty"] = str(bool(changes)).lower()
     return state
@@ -54,12 +53,15 @@ def host() -> dict[str, str]:
     """Processor, usable cores, memory and GPUs of this host."""
     import psutil
 
+    model = None
+    with suppress(OSError):
+        model = re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text())
     facts = {
-        "cpu": _cpu_model(),
+        "cpu": model[1].strip() if model else platform.machine(),
         "num_cpus": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
     }
-    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    gpus = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     names = gpus.splitlines() if gpus else []
     facts["num_gpus"] = str(len(names))
     if names:
@@ -67,14 +69,8 @@ def host() -> dict[str, str]:
     return facts
 
 
-def _cpu_model() -> str:
-    with suppress(OSError):
-        if match := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
-            return match[1].strip()
-    return platform.machine()
-
-
-def _output(command: list[str]) -> str | None:
+def output_of(command: list[str]) -> str | None:
+    """What a command prints; None if it fails, or is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

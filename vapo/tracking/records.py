@@ -52,9 +52,14 @@ def with_score(note: str, score_line: str) -> str:
 
 
 def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The artifact of a table: all columns of all rows, in the order in which they come."""
+    """The artifact of a table: all columns of all rows, in the order in which they come.
+
+    JSON has no nan and no inf, and readers reject them: null, as pandas writes.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    data = [[_json_value(row.get(column)) for column in columns] for row in rows]
+    data = [[row.get(column) for column in columns] for row in rows]
+    for cells in data:
+        cells[:] = [None if isinstance(x, float) and not math.isfinite(x) else x for x in cells]
     return json.dumps({"columns": columns, "data": data}, default=str)
 
 
@@ -68,11 +73,6 @@ def with_table(listed: str, name: str) -> str:
     while len(json.dumps(tables)) > _MAX_TAG_CHARS:
         del tables[0]
     return json.dumps(tables)
-
-
-def _json_value(value: Any) -> Any:
-    """JSON has no nan and no inf, and readers reject them: null, as pandas writes."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Clock:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,17 +77,6 @@ class Store:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
 
-    def remove_partial_uploads(self, run_id: str) -> None:
-        """Remove the copies that a killed process did not complete among a run's artifacts.
-
-        MLflow writes an artifact under a temporary name first. No other process may be writing to
-        this run. A server's artifacts are out of reach.
-        """
-        if folder := self.artifact_folder(run_id, ""):
-            with suppress(OSError):  # of another user: to be left alone
-                for path in folder.rglob(".artifact.uploading.*"):
-                    path.unlink()
-
     def hand_over_credentials(self) -> None:
         """Set the variables that MLflow and the processes of this one read for this store.
 
@@ -104,12 +92,8 @@ class Store:
         parts = self.parts
         if not parts.has_credentials:
             return
-        values = (
-            {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
-            if self.is_http
-            else {TRACKING_URI: self.uri}
-        )
-        for name, value in values.items():
+        of_server = {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
+        for name, value in (of_server if self.is_http else {TRACKING_URI: self.uri}).items():
             if value is not None:
                 _before[name] = os.environ.get(name)
                 os.environ[name] = value
@@ -160,10 +144,8 @@ def locate_store(uri: str) -> Store:
 
 def check_writable(store: Store) -> None:
     """Raises: UserError: the folder of a local store cannot be written. Nothing is made."""
-    if store.database is not None:
-        folder = store.database.parent
-        if reason := why_not_writable(folder):
-            raise cannot_write(folder, reason)
+    if store.database and (reason := why_not_writable(store.database.parent)):
+        raise cannot_write(store.database.parent, reason)
 
 
 def cannot_write(folder: Path, reason: str | None) -> UserError:
@@ -214,7 +196,7 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
             command += f"  # with the store's credentials in {names}"
         lines.append(command)
     if report.refused:
-        kept = folder / "refused.jsonl" if folder is not None else None
-        where = f"; see {kept}" if kept is not None and kept.is_file() else ""
+        kept = folder and folder / "refused.jsonl"
+        where = f"; see {kept}" if kept and kept.is_file() else ""
         lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
     return lines

@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vapo.sweep.report.recorded import SCORE
-from vapo.sweep.report.runs import Collection, RowInfo, RunRecord
+from vapo.sweep.grid import Row
+from vapo.sweep.report.rows import SCORE
+from vapo.sweep.report.runs import Collection, RunRecord
 
 ROWS = (
-    RowInfo("Vanilla PPO", "ppo", "", 5),
-    RowInfo("GRPO", "grpo", "", 47),
-    RowInfo("DAPO", "dapo", "", 50),
+    Row("Vanilla PPO", "ppo", "", 5),
+    Row("GRPO", "grpo", "", 47),
+    Row("DAPO", "dapo", "", 50),
     *(
-        RowInfo(f"without {name}", "vapo", name, score)
+        Row(f"without {name}", "vapo", name, score)
         for name, score in (
             ("value_pretraining", 11),
             ("decoupled_gae", 33),
@@ -25,8 +26,8 @@ ROWS = (
             ("group_sampling", 55),
         )
     ),
-    RowInfo("without decoupled_gae, both lambdas 1", "vapo", "decoupled_gae", None),
-    RowInfo("VAPO", "vapo", "", 60),
+    Row("without decoupled_gae, both lambdas 1", "vapo", "decoupled_gae", None),
+    Row("VAPO", "vapo", "", 60),
 )
 
 

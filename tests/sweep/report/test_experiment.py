@@ -14,10 +14,9 @@ from mlflow import MlflowClient
 from tests.tracking.ready_stores import ready_store
 from vapo.commands.report import open_reader, run, write_report
 from vapo.errors import UserError
-from vapo.sweep.report.recorded import SCORE
+from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import make_table
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.opening import open_store
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.sink import MlflowSink
@@ -60,14 +59,13 @@ class Experiment:
         status: str = "FINISHED",
         prompts: str = "d1",
         resumed_with: Mapping[str, Any] | None = None,
-        naming: Callable[[str], str] = stored_key,
     ) -> str:
         """Returns the id."""
         made = self.client.create_run(
             self.experiment_id, start_time=next(self.started), run_name=name, tags={**TAGS, **tags}
         )
         run_id = str(made.info.run_id)
-        sink = MlflowSink(self.client, run_id, naming)
+        sink = MlflowSink(self.client, run_id)
         values = CONFIG | dict(config)
         sink.send([Record("params", {key: str(value) for key, value in values.items()})])
         sink.send([Record("inputs", [InputData("t", "training", prompts, 9, "{}")])])
@@ -115,14 +113,6 @@ def scores(collection: Collection) -> dict[str, dict[int, float]]:
 
 def said(collection: Collection) -> str:
     return "\n".join(collection.notes)
-
-
-def test_runs_from_before_metrics_had_groups_are_read_too(experiment: Experiment) -> None:
-    older = experiment.add("vapo-seed0", 0.5, {"seed": 0}, naming=str)
-    newer = experiment.add("vapo seed1", 0.6, {"seed": 1})
-    for run_id, key in ((older, "eval/avg_at_k"), (newer, "_score/avg_at_k")):
-        assert set(experiment.client.get_run(run_id).data.metrics) == {key}
-    assert scores(experiment.read()) == {"vapo": {0: 0.5, 1: 0.6}}
 
 
 def test_runs_of_one_name_and_different_configs_are_rows_of_their_own(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,16 @@ from tests.systems import MAX_RESPONSE_TOKENS, estimated, system_config
 from vapo.commands.report import write_report
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import position_profile
-from vapo.sweep.report.curves import (
-    PANELS,
-    band,
-    policy_points,
-    position_bands,
-    pretraining_points,
+from vapo.sweep.grid import Row
+from vapo.sweep.report.figures import (
+    draw_all,
+    points_of,
+    position_points,
+    row_bands,
+    row_groups,
 )
-from vapo.sweep.report.figures import draw_all, row_groups
-from vapo.sweep.report.recorded import SCORE
-from vapo.sweep.report.runs import HISTORIES, Collection, RowInfo
+from vapo.sweep.report.rows import SCORE
+from vapo.sweep.report.runs import Collection, RunRecord
 from vapo.sweep.report.style import line_styles
 
 ROOT = Path(__file__).parents[3]
@@ -42,26 +43,27 @@ HISTORY = {
 
 def test_value_pretraining_is_not_on_the_x_axis() -> None:
     """Rollouts belong to the policy before the iteration's update, evaluations to the one after."""
-    assert policy_points(HISTORY, "rollout/reward_mean") == {0.0: 0.5, 2.0: 0.7}
-    assert policy_points(HISTORY, "actor/entropy") == {0.0: 1.5, 2.0: 4.0}
-    assert policy_points(HISTORY, SCORE) == {0.0: 25.0, 4.0: 50.0}
-    assert pretraining_points(HISTORY, "critic/value_loss") == {1: 3.0, 2: 1.0}
+    record = RunRecord("r", "a", 0, HISTORY)
+    assert points_of(record, "rollout/reward_mean") == {0.0: 0.5, 2.0: 0.7}
+    assert points_of(record, "actor/entropy") == {0.0: 1.5, 2.0: 4.0}
+    assert points_of(record, SCORE) == {0.0: 25.0, 4.0: 50.0}
+    assert points_of(record, "critic/value_loss", pretraining=True) == {1: 3.0, 2: 1.0}
     only_pretraining = {**HISTORY, "progress/phase": {2: 0.0, 4: 0.0}}
-    assert policy_points(only_pretraining, "rollout/reward_mean") == {}
+    assert points_of(replace(record, history=only_pretraining), "rollout/reward_mean") == {}
 
 
 def test_band_over_seeds() -> None:
-    found = band([{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}])
-    assert found is not None
-    assert (found.x, found.mean, found.low, found.high) == ([0, 2], [2, 5.5], [1, 5], [3, 6])
-    assert found.num_seeds == 2
-    assert band([{}]) is None
+    seeds: list[dict[float, float]] = [{0: 1.0, 2: 5.0, 4: 0.0}, {0: 3.0, 2: 6.0}, {}]
+    records = [RunRecord("r", "a", seed) for seed in range(3)] + [RunRecord("r", "b", 2)]
+    found = row_bands(records, ["a", "b"], lambda record: seeds[record.seed])
+    assert found == {"a": {0: [1.0, 3.0], 2: [5.0, 6.0]}}
 
 
 def test_positions_of_few_responses_are_left_out() -> None:
-    found = position_bands([run("a", 0, 0.5)], ["a"], "first", "value_mean")["a"]
-    assert found.x[0] == 0
-    assert 265 <= found.x[-1] <= 270  # exp(-p / 90) falls below 5 % at p = 269.6
+    points = partial(position_points, when="first", column="value_mean")
+    x = list(row_bands([run("a", 0, 0.5)], ["a"], points)["a"])
+    assert x[0] == 0
+    assert 265 <= x[-1] <= 270  # exp(-p / 90) falls below 5 % at p = 269.6
 
 
 def test_groups_hold_no_more_lines_than_can_be_told_apart() -> None:
@@ -69,9 +71,9 @@ def test_groups_hold_no_more_lines_than_can_be_told_apart() -> None:
     assert list(groups) == ["_systems", "_components"]
     assert groups["_systems"] == ["Vanilla PPO", "GRPO", "DAPO", "VAPO"]
     assert len(groups["_components"]) == 9
-    one = Collection("t", [RowInfo("a"), RowInfo("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
+    one = Collection("t", [Row("a"), Row("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
     assert list(row_groups(one)) == [("", "", ["a", "b"])]
-    rows = [RowInfo(str(i)) for i in range(20)]
+    rows = [Row(str(i)) for i in range(20)]
     many = Collection("t", rows, [run(row.name, 0, 0.5) for row in rows])
     assert [len(chosen) for *_, chosen in row_groups(many)] == [9, 9, 2]
 
@@ -107,10 +109,6 @@ def test_report_of_a_sweep(tmp_path: Path) -> None:
     html = (tmp_path / "report.html").read_text()
     assert html.count("data:image/png;base64,") == len(figures)
     assert "shade: lowest to highest" in html
-
-
-def test_what_is_drawn_is_read_from_the_store() -> None:
-    assert set(PANELS) <= set(HISTORIES)
 
 
 def test_legends_lie_inside_the_figures() -> None:
@@ -154,14 +152,14 @@ def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:
 
 
 def one_row() -> Collection:
-    return Collection("t", [RowInfo("a")], [run("a", 0, 0.5)])
+    return Collection("t", [Row("a")], [run("a", 0, 0.5)])
 
 
 def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:
     free = [run(name, 0, 0.5, has_critic=False) for name in "ab"]
-    drawn = {d.name for d in draw_all(Collection("t", [RowInfo("a"), RowInfo("b")], free))}
+    drawn = {d.name for d in draw_all(Collection("t", [Row("a"), Row("b")], free))}
     assert drawn == {"training_curves", "positions"}
-    only = Collection("t", [RowInfo("p")], [pretraining("p", 0)])
+    only = Collection("t", [Row("p")], [pretraining("p", 0)])
     assert "value_pretraining" in {d.name for d in draw_all(only)}
 
 

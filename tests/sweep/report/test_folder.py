@@ -12,9 +12,8 @@ from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
 from vapo.cli import main
 from vapo.errors import UserError
-from vapo.sweep.folders import Outcome
+from vapo.sweep.folders import Outcome, SweepFolder, read_sweep_folder
 from vapo.sweep.recording import Parent
-from vapo.sweep.report.folder import SweepFolder, read_sweep_folder
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 from vapo.tracking.sink import MlflowSink

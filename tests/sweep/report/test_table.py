@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.sweep.report.synthetic import ablation
-from vapo.sweep.report.recorded import SCORE
+from vapo.sweep.grid import Row
 from vapo.sweep.report.render import as_csv, columns, markdown, page
-from vapo.sweep.report.runs import Collection, RowInfo, RunRecord
+from vapo.sweep.report.rows import SCORE
+from vapo.sweep.report.runs import Collection, RunRecord
 from vapo.sweep.report.table import Estimate, agreement, compare, conclusion, estimate, make_table
 
 
@@ -23,7 +24,7 @@ def collection(
         for row, by_seed in scores.items()
         for seed, score in by_seed.items()
     ]
-    return Collection("t", [RowInfo(row, paper_score=paper.get(row)) for row in scores], runs, full)
+    return Collection("t", [Row(row, paper_score=paper.get(row)) for row in scores], runs, full)
 
 
 def test_mean_and_interval_of_three_seeds() -> None:
@@ -166,7 +167,7 @@ def test_the_score_within_so_many_policy_steps() -> None:
     record = RunRecord("r", "a", 0, history)
     assert [record.score(n) for n in (39, 40, 79, 80)] == [0.1, 0.4, 0.4, 0.7]
     found = replace(collection({"all": {0: 0.5}}, {}), runs=[record], within=40)
-    found = replace(found, rows=[RowInfo("a")], full_system=None)
+    found = replace(found, rows=[Row("a")], full_system=None)
     [row] = make_table(found)
     assert row.score == Estimate(40.0, None)
     assert "within 40 optimizer steps of the policy" in markdown(found, [row])
@@ -295,7 +296,7 @@ def test_without_a_full_system_there_is_no_comparison() -> None:
 
 
 def test_what_is_missing_is_said_and_html_is_escaped() -> None:
-    found = Collection("<t>", [RowInfo("a<b")], [], None, missing=["a<b/0 (failed)"])
+    found = Collection("<t>", [Row("a<b")], [], None, notes=["Not in the table: a<b/0 (failed)."])
     table = make_table(found)
     assert "Not in the table: a<b/0 (failed)." in conclusion(found, table)
     html = page(found, table, {})

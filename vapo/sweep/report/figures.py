@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 from matplotlib import pyplot
@@ -11,12 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vapo.sweep.report.curves import PANELS, Band, position_bands, row_bands
-from vapo.sweep.report.runs import Collection, RowInfo
+from vapo.sweep.grid import Row
+from vapo.sweep.report.rows import SCORE
+from vapo.sweep.report.runs import PANELS, Collection, RunRecord
 from vapo.sweep.report.style import house_style, line_styles
 
+Points = Mapping[float, float]
+Band = Mapping[float, Sequence[float]]
+"""At each x the values of a row's seeds."""
 _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
+_WHEN = ("first", "last")
+_PRETRAINING_PANELS = {
+    "critic/value_loss": "value loss",
+    "critic/explained_variance": "explained variance",
+}
 _POSITION_PANELS = {
     "value_mean": "mean value",
     "advantage_mean": "mean advantage\n(before whitening)",
@@ -33,29 +44,28 @@ class Drawing:
 
 def draw_all(collection: Collection) -> Iterator[Drawing]:
     """Every figure that the runs have data for. Close each one when it is written."""
+    runs, full_system = collection.runs, collection.full_system
     with house_style():
         for suffix, about, rows in row_groups(collection):
-            note = band_note(collection, rows)
-            for name, caption, figure in (
-                (
-                    "training_curves",
+            most = max(sum(run.row == row for run in runs) for row in rows)
+            note = f"Lines: means of up to {most} seeds; shade: lowest to highest."
+            about += f". {note}" if most > 1 else ". "
+            if figure := curves(runs, rows, PANELS, full_system):
+                caption = (
                     "Score, response length, reward, entropy, explained variance of the critic "
                     "and upper clip fraction against optimizer steps of the policy, value "
-                    f"pretraining left out{about}. {note}",
-                    training_curves(collection, rows),
-                ),
-                (
-                    "positions",
+                    f"pretraining left out{about}"
+                )
+                yield Drawing(f"training_curves{suffix}", caption, figure)
+            if figure := position_figure(runs, rows, full_system):
+                caption = (
                     "Mean value, mean advantage (before whitening) and weight of the final reward "
-                    "against token position, at the first and the last policy "
-                    f"iteration{about}. {note}",
-                    position_figure(collection, rows),
-                ),
-            ):
-                if figure is not None:
-                    yield Drawing(f"{name}{suffix}", caption, figure)
-        figure = pretraining_figure(collection)
-        if figure is not None:
+                    f"against token position, at the first and the last policy iteration{about}"
+                )
+                yield Drawing(f"positions{suffix}", caption, figure)
+        runs = [*collection.pretrainings, *runs]
+        rows = list(dict.fromkeys(run.row for run in runs))
+        if figure := curves(runs, rows, _PRETRAINING_PANELS, pretraining=True):
             caption = "Value pretraining: loss, and explained variance against Monte-Carlo returns."
             yield Drawing("value_pretraining", caption, figure)
 
@@ -68,9 +78,9 @@ def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
     """
     drawn = {run.row for run in collection.runs}
     rows = [row for row in collection.rows if row.name in drawn]
-    full = [row for row in rows if row.name == collection.full_system]
-    others = [row for row in rows if row not in full]
-    parts: list[tuple[str, str, list[RowInfo]]] = [
+    full = [row.name for row in rows if row.name == collection.full_system]
+    others = [row for row in rows if row.name not in full]
+    parts: list[tuple[str, str, list[Row]]] = [
         ("_systems", "; systems", [row for row in others if not row.component_off]),
         ("_components", "; without a component", [row for row in others if row.component_off]),
     ]
@@ -80,103 +90,83 @@ def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
         limit = _MAX_LINES - len(full)
         for start in range(0, len(chosen), limit):
             number = f"_{start // limit + 1}" if len(chosen) > limit else ""
-            part = [*chosen[start : start + limit], *full]
-            yield suffix + number, about, [row.name for row in part]
+            part = [row.name for row in chosen[start : start + limit]]
+            yield suffix + number, about, part + full
     if not others and full:
-        yield "", "", [row.name for row in full]
+        yield "", "", full
 
 
-def band_note(collection: Collection, rows: Sequence[str]) -> str:
-    """What the shade is; nothing where every row has one seed."""
-    most = max(len(collection.of_row(row)) for row in rows)
-    return f"Lines: means of up to {most} seeds; shade: lowest to highest." if most > 1 else ""
+def _panels(num_panels: int, height: float, rows: Sequence[str], **share: Any) -> Any:
+    """A figure with two panels a line, and its axes, below each other in an array."""
+    lines, size = -(-num_panels // 2), (_WIDTH, height + legend_height(rows))
+    return pyplot.subplots(lines, 2, figsize=size, squeeze=False, layout="constrained", **share)
 
 
-def training_curves(collection: Collection, rows: Sequence[str]) -> Figure | None:
-    """The paper's four plots, the critic's and the clip's, the systems overlaid."""
-    styles = line_styles(rows, collection.full_system)
-    bands = {key: row_bands(collection.runs, rows, key) for key in PANELS}
-    if not any(bands.values()):
+def curves(
+    runs: Sequence[RunRecord],
+    rows: Sequence[str],
+    panels: Mapping[str, str],
+    full_system: str | None = None,
+    *,
+    pretraining: bool = False,
+) -> Figure | None:
+    """Metrics, by their titles, against the policy's steps, or iterations of value pretraining."""
+    points = partial(points_of, pretraining=pretraining)
+    bands = {key: row_bands(runs, rows, partial(points, key=key)) for key in panels}
+    bands = {key: found for key, found in bands.items() if found}
+    if not bands:
         return None
-    keys = [key for key in PANELS if bands[key]]
-    lines = -(-len(keys) // 2)
-    figure, axes = pyplot.subplots(
-        lines,
-        2,
-        figsize=(_WIDTH, 2.2 * lines + 0.2 + legend_height(rows)),
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, key in zip(axes.flat, keys, strict=False):
-        draw_bands(axis, bands[key], styles)
-        axis.set_ylabel(PANELS[key])
-    for axis in axes.flat[len(keys) :]:
+    rows = [row for row in rows if any(row in found for found in bands.values())][:_MAX_LINES]
+    styles = line_styles(rows, full_system)
+    figure, axes = _panels(len(bands), 2.2 * -(-len(bands) // 2) + 0.2, rows, sharex=True)
+    for axis, (key, found) in zip(axes.flat, bands.items(), strict=False):
+        draw_bands(axis, {row: found[row] for row in rows if row in found}, styles)
+        axis.set_ylabel(panels[key])
+        if pretraining and key == "critic/explained_variance":
+            _draw_zero(axis)
+    for axis in axes.flat[len(bands) :]:
         axis.set_axis_off()
-    for axis in axes.flat[max(0, len(keys) - 2) : len(keys)]:
-        axis.set_xlabel("optimizer steps of the policy")
+    for axis in axes.flat[max(0, len(bands) - 2) : len(bands)]:
+        axis.set_xlabel(
+            "iterations of value pretraining" if pretraining else "optimizer steps of the policy"
+        )
         axis.tick_params(labelbottom=True)
     add_legend(figure, styles, bands.values())
     return figure
 
 
-def position_figure(collection: Collection, rows: Sequence[str]) -> Figure | None:
+def position_figure(
+    runs: Sequence[RunRecord], rows: Sequence[str], full_system: str | None
+) -> Figure | None:
     """VC-PPO's diagnostics. Left: the first policy iteration, right: the last."""
-    styles = line_styles(rows, collection.full_system)
+    styles = line_styles(rows, full_system)
     data = {
-        (column, when): position_bands(collection.runs, rows, when, column)
+        (column, when): row_bands(runs, rows, partial(position_points, when=when, column=column))
         for column in _POSITION_PANELS
-        for when in ("first", "last")
+        for when in _WHEN
     }
-    columns = [key for key in _POSITION_PANELS if data[key, "first"] or data[key, "last"]]
+    columns = [key for key in _POSITION_PANELS if any(data[key, when] for when in _WHEN)]
     if not columns:
         return None
-    figure, axes = pyplot.subplots(
-        len(columns),
-        2,
-        figsize=(_WIDTH, 1.9 * len(columns) + 0.5 + legend_height(rows)),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
-    )
+    height = 1.9 * len(columns) + 0.5
+    figure, axes = _panels(2 * len(columns), height, rows, sharex="col", sharey="row")
     for line, column in zip(axes, columns, strict=True):
-        for axis, when in zip(line, ("first", "last"), strict=True):
+        for axis, when in zip(line, _WHEN, strict=True):
             draw_bands(axis, data[column, when], styles)
+            if column != "reward_weight_mean":
+                _draw_zero(axis)
         line[0].set_ylabel(_POSITION_PANELS[column])
         if column == "reward_weight_mean":
             line[0].set_ylim(-0.04, 1.04)
-        else:
-            for axis in line:
-                axis.axhline(0, color="#888888", linewidth=0.6, zorder=1)
-    for axis, when in zip(axes[0], ("first", "last"), strict=True):
-        axis.set_title(f"{when} policy iteration")
-    for axis in axes[-1]:
-        axis.set_xlabel("token position in the response")
+    for first, last, when in zip(axes[0], axes[-1], _WHEN, strict=True):
+        first.set_title(f"{when} policy iteration")
+        last.set_xlabel("token position in the response")
     add_legend(figure, styles, data.values())
     return figure
 
 
-def pretraining_figure(collection: Collection) -> Figure | None:
-    """Value loss and explained variance against iterations of value pretraining."""
-    runs = [*collection.pretrainings, *collection.runs]
-    rows = list(dict.fromkeys(run.row for run in runs))
-    panels = {"critic/value_loss": "value loss", "critic/explained_variance": "explained variance"}
-    bands = {key: row_bands(runs, rows, key, pretraining=True) for key in panels}
-    rows = [row for row in rows if any(row in found for found in bands.values())][:_MAX_LINES]
-    if not rows:
-        return None
-    styles = line_styles(rows, None)
-    figure, axes = pyplot.subplots(
-        1, 2, figsize=(_WIDTH, 2.6 + legend_height(rows)), layout="constrained"
-    )
-    for axis, (key, title) in zip(axes, panels.items(), strict=True):
-        draw_bands(axis, {row: one for row, one in bands[key].items() if row in rows}, styles)
-        axis.set_ylabel(title)
-        axis.set_xlabel("iterations of value pretraining")
-    axes[1].axhline(0, color="#888888", linewidth=0.6, zorder=1)
-    add_legend(figure, styles, bands.values())
-    return figure
+def _draw_zero(axis: Axes) -> None:
+    axis.axhline(0, color="#888888", linewidth=0.6, zorder=1)
 
 
 def draw_bands(
@@ -184,11 +174,12 @@ def draw_bands(
 ) -> None:
     """Lines with about eight markers each; a shade where there are several seeds."""
     for row, one in bands.items():
-        style = styles[row]
-        axis.plot(one.x, one.mean, markevery=max(1, len(one.x) // 8), **style)
-        if one.num_seeds > 1:
+        x, color = list(one), styles[row]["color"]
+        mean, low, high = ([of(values) for values in one.values()] for of in (fmean, min, max))
+        axis.plot(x, mean, markevery=max(1, len(x) // 8), **styles[row])
+        if len(one[x[0]]) > 1:
             shade = min(0.15, 0.35 / len(bands))  # several lie on top of each other
-            axis.fill_between(one.x, one.low, one.high, color=style["color"], alpha=shade, lw=0)
+            axis.fill_between(x, low, high, color=color, alpha=shade, lw=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
 
@@ -196,13 +187,8 @@ def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], drawn: A
     """One legend below the panels, of the rows that are in any of them."""
     present = [row for row in styles if any(row in bands for bands in drawn)]
     handles = [pyplot.Line2D([], [], label=row, **styles[row]) for row in present]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(legend_columns(present), len(handles)),
-        frameon=False,
-        handlelength=3.6,
-    )
+    columns, where = min(legend_columns(present), len(handles)), "outside lower center"
+    figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, handlelength=3.6)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
@@ -214,3 +200,55 @@ def legend_columns(labels: Sequence[str]) -> int:
 def legend_height(labels: Sequence[str]) -> float:
     """Inches, which the panels do not have to give up."""
     return 0.16 * -(-len(labels) // legend_columns(labels))
+
+
+def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
+    """A metric against the policy's optimizer steps, or against iterations of value pretraining.
+
+    The score is in per cent. Iterations count from 1, and value pretraining is not on the axis of
+    the policy's steps. There x is the number of steps of the policy that the value belongs to: an
+    iteration's rollouts are those of the policy before its update, an evaluation's of the one
+    after it. Entropy, logged at every step, is averaged over the iteration, at its beginning.
+    """
+    values, steps, phase = (
+        run.history.get(name, {}) for name in (key, "progress/policy_steps", "progress/phase")
+    )
+    if key == SCORE:
+        return {steps.get(step, 0.0): 100 * value for step, value in sorted(values.items())}
+    points: dict[float, float] = {}
+    before, number = 0, 0
+    for step in sorted(phase):
+        if bool(phase[step]) != pretraining:
+            number += 1
+            if inside := [v for at, v in values.items() if before < at <= step and v == v]:
+                points[number if pretraining else steps.get(before, 0.0)] = fmean(inside)
+        before = step
+    return points
+
+
+def row_bands(
+    runs: Sequence[RunRecord], rows: Sequence[str], points: Callable[[RunRecord], Points]
+) -> dict[str, Band]:
+    """Of each row with points its band; an x that a seed lacks, because it is shorter, is out."""
+    bands: dict[str, Band] = {}
+    for row in rows:
+        found = [seed for run in runs if run.row == row and (seed := points(run))]
+        if found and (shared := set.intersection(*map(set, found))):
+            bands[row] = {x: [seed[x] for seed in found] for x in sorted(shared)}
+    return bands
+
+
+def position_points(run: RunRecord, when: str, column: str) -> Points:
+    """`column` of the diagnostics at the `first` or `last` iteration of the policy phase.
+
+    A position is drawn as far as every seed has it and at least 5 % of the responses' tokens
+    that the first position has.
+    """
+    tables = [table for table in run.positions if table["phase"] == "policy_optimization"]
+    tables.sort(key=lambda table: int(table["iteration"]))
+    columns = tables[0 if when == "first" else -1]["columns"] if tables else {}
+    if column not in columns:
+        return {}
+    parts = zip(columns["position"], columns[column], columns["num_tokens"], strict=True)
+    enough = 0.05 * columns["num_tokens"][0]
+    return {position: value for position, value, count in parts if count >= enough}

@@ -87,25 +87,24 @@ def page(
     """One file that holds everything. `figures`: name -> (caption, PNG)."""
     shown = columns(collection)
     head = "".join(f"<th>{html.escape(title)}</th>" for title in shown)
-    body = []
+    body = ""
     for row in table:
         mark = ' class="full"' if row.name == collection.full_system else ""
         data = "".join(f"<td>{html.escape(cell(row))}</td>" for cell in shown.values())
-        body.append(f"<tr{mark}>{data}</tr>")
-    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in conclusion(collection, table))
-    drawn = []
+        body += f"<tr{mark}>{data}</tr>"
+    below = "".join(f"<p>{html.escape(line)}</p>" for line in conclusion(collection, table))
     for caption, path in figures.values():
-        data = base64.b64encode(path.read_bytes()).decode()
-        drawn.append(
-            f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        data, text = base64.b64encode(path.read_bytes()).decode(), html.escape(caption)
+        below += (
+            f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{text}</figcaption></figure>"
         )
     title = html.escape(collection.title)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        f"{sentences}{''.join(drawn)}</body></html>\n"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"{below}</body></html>\n"
     )
 
 

@@ -6,43 +6,39 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
 from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
-from vapo.sweep.report.recorded import CRITIC_INIT, SCORE, as_recorded, facts_of
-from vapo.sweep.report.rows import RecordedRow, separate_rows, usable
-from vapo.tracking.metric_groups import documented, key_in
+from vapo.sweep.grid import Row
+from vapo.sweep.report.rows import (
+    CRITIC_INIT,
+    SCORE,
+    Recorded,
+    as_recorded,
+    facts_of,
+    separate_rows,
+    usable,
+)
+from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import Store
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-HISTORIES = (
-    SCORE,
-    "rollout/response_length_mean",
-    "rollout/reward_mean",
-    "actor/entropy",
-    "actor/clip_fraction_high",
-    "critic/value_loss",
-    "critic/explained_variance",
-    "progress/phase",
-    "progress/policy_steps",
-)
+PANELS = {
+    SCORE: "score (avg@k), %",
+    "rollout/response_length_mean": "response length, tokens",
+    "rollout/reward_mean": "mean reward",
+    "actor/entropy": "entropy, nats",
+    "critic/explained_variance": "explained variance",
+    "actor/clip_fraction_high": "upper clip fraction",
+}
+"""What is drawn against the policy's steps, and its title."""
+_HISTORIES = (*PANELS, "critic/value_loss", "progress/phase", "progress/policy_steps")
 _PAGE = 1000
-
-History = Mapping[str, Mapping[int, float]]
-
-
-@dataclass(frozen=True)
-class RowInfo:
-    """One line of the table, as the grid has it."""
-
-    name: str
-    system: str = ""
-    component_off: str = ""
-    paper_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,41 +48,41 @@ class RunRecord:
     run_id: str
     row: str
     seed: int
-    history: History = field(default_factory=dict)
+    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     positions: Sequence[Mapping[str, Any]] = ()
 
     def score(self, within: int | None = None) -> float | None:
         """avg@k of the last evaluation, or of the last within so many policy steps."""
         steps = self.history.get("progress/policy_steps", {})
-        scores = {
-            at: value
-            for at, value in self.history.get(SCORE, {}).items()
-            if within is None or steps.get(at, 0) <= within
-        }
-        return scores[max(scores)] if scores else None
+        scores = self.history.get(SCORE, {})
+        known = [at for at in scores if within is None or steps.get(at, 0) <= within]
+        return scores[max(known)] if known else None
 
 
 @dataclass(frozen=True)
 class Collection:
     """The runs of one report, at most one of each row and seed.
 
-    `missing`: rows' runs that failed or are not in the store. `notes`: sentences on how the rows
-    were separated and which runs were left out. `within`: the table takes the last
-    evaluation within so many optimizer steps of the policy; None: the last of the run.
+    `notes`: sentences on how the rows were separated and which runs were left out, failed or are
+    not in the store. `within`: the table takes the last evaluation within so many optimizer
+    steps of the policy; None: the last of the run.
+
+    Raises: UserError if the full system is not one of the rows.
     """
 
     title: str
-    rows: Sequence[RowInfo]
+    rows: Sequence[Row]
     runs: Sequence[RunRecord]
     full_system: str | None = None
     pretrainings: Sequence[RunRecord] = ()
-    missing: Sequence[str] = ()
     parent_run_id: str | None = None
     within: int | None = None
     notes: Sequence[str] = ()
 
-    def of_row(self, name: str) -> list[RunRecord]:
-        return [run for run in self.runs if run.row == name]
+    def __post_init__(self) -> None:
+        rows = [row.name for row in self.rows]
+        if self.full_system is not None and self.full_system not in rows:
+            raise UserError(f"--full_system {self.full_system}: not a row; rows: {', '.join(rows)}")
 
 
 class Reader:
@@ -103,7 +99,7 @@ class Reader:
 
         `named`: where the id is from, for the errors.
         """
-        parent = self._run(parent_run_id, named)
+        self._run(parent_run_id, named)
         try:
             record = json.loads(self._artifact(parent_run_id, SWEEP_RECORD))
         except (LookupError, ValueError):
@@ -115,32 +111,26 @@ class Reader:
         lost = "finished, but not in the store or without an evaluation"
         runs, pretrainings, missing = [], [], []
         for entry in record["runs"]:
-            run, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
-            if state == "finished" and run is not None:
-                runs.append(self._record(run, entry["row"], entry["seed"]))
+            one, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
+            if state == "finished" and one is not None:
+                runs.append(self._record(one, entry["row"], entry["seed"]))
             else:
                 why = lost if state == "finished" else state
                 missing.append(f"{entry['row']}/{entry['seed']} ({why})")
         for entry in record["value_pretrainings"]:
-            run = self._evaluated(entry["mlflow_run_id"])
-            if run is not None:
-                one = as_recorded(run)
-                pretrainings.append(self._record(run, one.name, one.seed))
+            if (one := self._evaluated(entry["mlflow_run_id"])) is not None:
+                pretrainings.append(self._record(one, one.name, one.seed))
             elif entry["state"] == "finished":
                 missing.append(f"value pretraining {entry['identity']} ({lost})")
-        full_system = full_system or record["full_system"]
-        check_full_system(full_system, [row["row"] for row in record["rows"]])
+        keys = ("row", "system", "component_off", "paper_score")
         return Collection(
-            title=f"Sweep {record['grid']}",
-            rows=[
-                RowInfo(r["row"], r["system"], r["component_off"], r["paper_score"])
-                for r in record["rows"]
-            ],
-            runs=runs,
-            full_system=full_system,
-            pretrainings=pretrainings,
-            missing=missing,
-            parent_run_id=str(parent.info.run_id),
+            f"Sweep {record['grid']}",
+            [Row(*(row[key] for key in keys)) for row in record["rows"]],
+            runs,
+            full_system or record["full_system"],
+            pretrainings,
+            parent_run_id,
+            notes=[f"Not in the table: {', '.join(missing)}."] if missing else [],
         )
 
     def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:
@@ -159,44 +149,42 @@ class Reader:
     def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
         """All of them, oldest first."""
         runs: list[Any] = []
-        token = None
-        while True:
+        token, order = None, ["attributes.start_time ASC"]
+        while token != "":
             page = self.client.search_runs(
-                [experiment_id],
-                filter_string=filter_string,
-                max_results=_PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
+                [experiment_id], filter_string, max_results=_PAGE, order_by=order, page_token=token
             )
             runs += page
-            token = page.token
-            if not token:
-                return runs
+            token = page.token or ""
+        return runs
 
     def _collect(
         self, title: str, runs: Sequence[Any], full_system: str | None, *, only_finished: bool
     ) -> Collection:
         """Rows from the runs' names and from all that decides their numbers."""
         chosen, notes = usable(map(as_recorded, runs), only_finished=only_finished)
-        by_id = {run.info.run_id: run for run in runs}
         pretrainings: dict[str, Any] = {}
-        known = [replace(one, facts=self._facts(by_id[one.run_id], pretrainings)) for one in chosen]
+        known = [replace(one, facts=self._facts(one.run, pretrainings)) for one in chosen]
         rows, of_rows = separate_rows(one for one in known if one.role != "value_pretraining")
         first, of_first = separate_rows(one for one in known if one.role == "value_pretraining")
         notes += [*of_rows, *of_first]
         if not rows:
             kind = "finished run" if only_finished else "run"
             raise UserError(" ".join([f"{title}: no {kind} with a recorded evaluation.", *notes]))
-        if full_system is None:
-            full_system, more = _marked(rows)
-            notes += more
-        check_full_system(full_system, [row.name for row in rows])
+        marked = [row for row, found in rows.items() if _tag(found, "full_system")]
+        if full_system is None and len(marked) > 1:
+            notes.append(
+                f"No row is compared with another: {len(marked)} rows are a full system "
+                f"({', '.join(marked)}); choose one with --full_system."
+            )
+        elif full_system is None:
+            full_system = next(iter(marked), None)
         return Collection(
             title,
-            [_row_info(row) for row in rows],
-            self._records(rows, by_id),
+            [_row(name, found) for name, found in rows.items()],
+            self._records(rows),
             full_system,
-            self._records(first, by_id),
+            self._records(first),
             notes=tuple(notes),
         )
 
@@ -212,42 +200,40 @@ class Reader:
         is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
         return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
-    def _evaluated(self, run_id: str | None) -> Any | None:
+    def _evaluated(self, run_id: str | None) -> Recorded | None:
         """A run of the store; None where it is not there, or evaluated nothing."""
-        from mlflow.exceptions import MlflowException
+        run = self._find(run_id) if run_id else None
+        one = None if run is None else as_recorded(run)
+        return one if one and one.score is not None else None
 
-        try:
-            run = self.client.get_run(run_id) if run_id else None
-        except MlflowException:
-            return None
-        return run if run is not None and SCORE in documented(run.data.metrics) else None
+    def _records(self, rows: Mapping[str, Sequence[Recorded]]) -> list[RunRecord]:
+        return [self._record(one, row, one.seed) for row, runs in rows.items() for one in runs]
 
-    def _records(self, rows: Sequence[RecordedRow], by_id: Mapping[str, Any]) -> list[RunRecord]:
-        return [self._record(by_id[r.run_id], row.name, r.seed) for row in rows for r in row.runs]
-
-    def _record(self, run: Any, row: str, seed: int) -> RunRecord:
-        run_id = run.info.run_id
+    def _record(self, one: Recorded, row: str, seed: int) -> RunRecord:
+        run_id, metrics = one.run.info.run_id, one.run.data.metrics
         history = {
-            key: {m.step: m.value for m in self.client.get_metric_history(run_id, stored)}
-            for key in HISTORIES
-            if (stored := key_in(run.data.metrics, key)) is not None
+            key: {m.step: m.value for m in self.client.get_metric_history(run_id, stored_key(key))}
+            for key in _HISTORIES
+            if stored_key(key) in metrics
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
         return RunRecord(run_id, row, seed, history, [json.loads(table) for table in tables])
 
-    def _run(self, run_id: str, flag: str) -> Any:
+    def _find(self, run_id: str) -> Any | None:
         from mlflow.exceptions import MlflowException
 
-        try:
+        with suppress(MlflowException):
             return self.client.get_run(run_id)
-        except MlflowException:
-            hint = "; another store is given with --tracking_uri"
-            if (Path(run_id) / SWEEP_RECORD).is_file():
-                hint = f"; for the folder of a sweep: vapo report {run_id}"
-            raise UserError(
-                f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}"
-            ) from None
+        return None
+
+    def _run(self, run_id: str, flag: str) -> Any:
+        if (run := self._find(run_id)) is not None:
+            return run
+        hint = "; another store is given with --tracking_uri"
+        if (Path(run_id) / SWEEP_RECORD).is_file():
+            hint = f"; for the folder of a sweep: vapo report {run_id}"
+        raise UserError(f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}")
 
     def _artifact(self, run_id: str, name: str) -> str:
         """Raises: LookupError when there is none."""
@@ -260,29 +246,13 @@ class Reader:
             raise LookupError(name) from error
 
 
-def check_full_system(name: str | None, rows: Sequence[str]) -> None:
-    """Raises: UserError when it is not one of the rows."""
-    if name is not None and name not in rows:
-        raise UserError(f"--full_system {name}: not a row; rows: {', '.join(rows)}")
+def _row(name: str, runs: Sequence[Recorded]) -> Row:
+    off, paper = _tag(runs, "component_off") or "none", _tag(runs, "paper_score")
+    score = None if paper is None else float(paper)
+    return Row(name, component_off="" if off == "none" else off, paper_score=score)
 
 
-def _row_info(row: RecordedRow) -> RowInfo:
-    off, paper = row.tag("component_off") or "none", row.tag("paper_score")
-    return RowInfo(
-        row.name,
-        row.tag("system") or "",
-        "" if off == "none" else off,
-        None if paper is None else float(paper),
-    )
-
-
-def _marked(rows: Sequence[RecordedRow]) -> tuple[str | None, list[str]]:
-    """The row that a sweep's grid calls the full system; of several, none, with a note."""
-    marked = [row.name for row in rows if row.tag("full_system")]
-    if len(marked) < 2:
-        return next(iter(marked), None), []
-    names = ", ".join(marked)
-    return None, [
-        f"No row is compared with another: {len(marked)} rows are a full system ({names}); choose "
-        "one with --full_system."
-    ]
+def _tag(runs: Sequence[Recorded], key: str) -> str | None:
+    """Of the latest run that has it: a grid may have been changed in between."""
+    tags = (one.run.data.tags.get(key) for one in reversed(runs))
+    return next((tag for tag in tags if tag), None)

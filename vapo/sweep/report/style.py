@@ -6,8 +6,8 @@ lines apart without colour. The full system is black, solid and thicker in every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import cycle
 from typing import Any
 
@@ -43,10 +43,8 @@ _RC = {
 }
 
 
-@contextmanager
-def house_style() -> Iterator[None]:
-    with pyplot.rc_context(_RC):
-        yield
+def house_style() -> AbstractContextManager[None]:
+    return pyplot.rc_context(_RC)
 
 
 def line_styles(rows: Sequence[str], full_system: str | None) -> dict[str, dict[str, Any]]:

@@ -19,11 +19,9 @@ from scipy.stats import t as students_t
 
 from vapo.sweep.report.runs import Collection
 
-Interval = tuple[float, float]
 Sign = Literal["agrees", "differs", "no effect", ""]
 _ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
 COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
-_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -36,22 +34,18 @@ class Estimate:
     """
 
     mean: float
-    interval: Interval | None = None
+    interval: tuple[float, float] | None = None
     seeds: tuple[float, ...] = ()
     p: float | None = None
 
     @property
-    def has_spread(self) -> bool:
-        return self.interval is not None or self.p is not None
-
-    @property
-    def is_clear(self) -> bool:
+    def is_clear(self) -> bool | None:
         """Whether the interval leaves zero out, by more than what float arithmetic may add; of
-        seeds that collapse, whether p is below 5 %."""
+        seeds that collapse, whether p is below 5 %. None where nothing is known of the spread."""
         if self.p is not None:
-            return self.p < _LEVEL
+            return self.p < 0.05
         if self.interval is None:
-            return False
+            return None
         return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
 
 
@@ -75,19 +69,18 @@ class RowResult:
     @property
     def is_shown(self) -> bool | None:
         """Whether the difference is clear; None where nothing is known of its spread."""
-        if self.difference is None or not self.difference.has_spread:
-            return None
-        return self.difference.is_clear
+        return None if self.difference is None else self.difference.is_clear
 
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse."""
+    mean = fmean(values)
     if len(values) < 2:
-        return Estimate(values[0])
+        return Estimate(mean)
     if stdev(values) > COLLAPSE_SPREAD:
-        return Estimate(fmean(values), seeds=tuple(values))
+        return Estimate(mean, seeds=tuple(values))
     half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(fmean(values), (fmean(values) - half, fmean(values) + half))
+    return Estimate(mean, (mean - half, mean + half))
 
 
 def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Estimate, str]:
@@ -104,26 +97,26 @@ def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Est
         if found.seeds:
             found = replace(found, p=_permutation_p([differences], "samples"))
         return found, "paired"
-    mine, other = list(scores.values()), list(full.values())
-    mean = fmean(mine) - fmean(other)
-    if min(len(mine), len(other)) < 2:
+    both = [list(values.values()) for values in (scores, full)]
+    mean = fmean(both[0]) - fmean(both[1])
+    if min(map(len, both)) < 2:
         return Estimate(mean), "unpaired"
-    if max(stdev(mine), stdev(other)) > COLLAPSE_SPREAD:
-        return Estimate(mean, p=_permutation_p([mine, other], "independent")), "unpaired"
-    parts = [variance(values) / len(values) for values in (mine, other)]
+    if max(map(stdev, both)) > COLLAPSE_SPREAD:
+        return Estimate(mean, p=_permutation_p(both, "independent")), "unpaired"
+    parts = [variance(values) / len(values) for values in both]
     if sum(parts) == 0:
         return Estimate(mean, (mean, mean)), "unpaired"
     degrees = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (mine, other), strict=True)
+        part**2 / (len(values) - 1) for part, values in zip(parts, both, strict=True)
     )
     half = quantile(degrees) * math.sqrt(sum(parts))
     return Estimate(mean, (mean - half, mean + half)), "unpaired"
 
 
 def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
-    def difference(first: np.ndarray, *rest: np.ndarray, axis: int) -> Any:
-        mean = np.mean(first, axis=axis)
-        return mean - np.mean(rest[0], axis=axis) if rest else mean
+    def difference(*samples: np.ndarray, axis: int) -> Any:
+        means = [np.mean(values, axis=axis) for values in samples]
+        return means[0] - sum(means[1:])
 
     found = permutation_test(
         samples, difference, permutation_type=kind, vectorized=True, rng=np.random.default_rng(0)
@@ -139,31 +132,30 @@ def make_table(collection: Collection) -> list[RowResult]:
     """Every row of the collection, in its order, whether it has runs or not."""
     scores = {row.name: _scores(collection, row.name) for row in collection.rows}
     paper = {row.name: row.paper_score for row in collection.rows}
-    full_name = collection.full_system
-    full = scores.get(full_name or "", {})
-    full_paper = paper.get(full_name or "")
+    full = scores.get(collection.full_system or "", {})
+    full_paper = paper.get(collection.full_system or "")
     results = []
-    for row in collection.rows:
-        mine = scores[row.name]
-        difference, how = None, ""
-        if mine and full and row.name != full_name:
-            difference, how = compare(mine, full)
-        paper_difference = None
-        if row.paper_score is not None and full_paper is not None and row.name != full_name:
-            paper_difference = row.paper_score - full_paper
-        common = len(mine.keys() & full.keys())
-        is_part = how == "paired" and common < max(len(mine), len(full))
+    for name, mine in scores.items():
+        difference, how, paper_difference, common_seeds = None, "", None, None
+        if name != collection.full_system:
+            if mine and full:
+                difference, how = compare(mine, full)
+            common = len(mine.keys() & full.keys())
+            if how == "paired" and common < max(len(mine), len(full)):
+                common_seeds = common
+            if (score := paper[name]) is not None and full_paper is not None:
+                paper_difference = score - full_paper
         results.append(
             RowResult(
-                row.name,
+                name,
                 len(mine),
                 estimate(list(mine.values())) if mine else None,
                 difference,
                 how,
-                row.paper_score,
+                paper[name],
                 paper_difference,
                 agreement(difference, paper_difference),
-                common if is_part else None,
+                common_seeds,
             )
         )
     return results
@@ -186,7 +178,9 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     """Sentences below the table."""
     lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
-    scores = [f"Scores: avg@k of the last evaluation{_within(collection)}, per cent."]
+    steps = collection.within
+    within = "" if steps is None else f" within {steps} optimizer steps of the policy"
+    scores = [f"Scores: avg@k of the last evaluation{within}, per cent."]
     estimates = [e for row in table for e in (row.score, row.difference) if e is not None]
     if any(one.interval for one in estimates):
         paired = f"; differences {' or '.join(sorted(how))} by seed" if how else ""
@@ -198,12 +192,8 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
             "differences, or permutations of unpaired runs."
         )
     lines.append(" ".join([*scores, "A single seed has no interval."]))
-    if collection.missing:
-        lines.append(f"Not in the table: {', '.join(collection.missing)}.")
-    if early := [
-        f"{r.row}/{r.seed}" for r in collection.runs if r.score(collection.within) is None
-    ]:
-        lines.append(f"Left out, no evaluation{_within(collection)}: {', '.join(early)}.")
+    if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
+        lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
     return [*lines, *collection.notes]
 
 
@@ -228,23 +218,16 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
         text += ". No difference has an interval, which takes two seeds."
     if zeros := signs.count("no effect"):
         text += f" It is exactly 0 (no effect) in {zeros}."
-    unclear = sum(row.is_shown is False for row in judged if row.sign != "no effect")
-    if unclear:
+    if unclear := sum(row.is_shown is False for row in judged if row.sign != "no effect"):
         text += f" Where it is not 0, the interval holds 0 in {unclear} (no difference shown)."
     return [text]
 
 
-def _within(collection: Collection) -> str:
-    if collection.within is None:
-        return ""
-    return f" within {collection.within} optimizer steps of the policy"
-
-
 def _scores(collection: Collection, row: str) -> dict[int, float]:
     """Seed -> score in per cent."""
-    scores: dict[int, float | None] = {}
-    for run in collection.of_row(row):
-        if run.seed in scores:
+    runs = [run for run in collection.runs if run.row == row]
+    for run in runs:
+        if sum(other.seed == run.seed for other in runs) > 1:
             raise ValueError(f"two runs of row {row} and seed {run.seed}")
-        scores[run.seed] = run.score(collection.within)
+    scores = {run.seed: run.score(collection.within) for run in runs}
     return {seed: 100 * score for seed, score in scores.items() if score is not None}
