@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vapo.commands.checked import checked
+from vapo.commands.early_checks import checked
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
@@ -231,7 +231,7 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
         UserError: config, data or machine do not fit.
     """
     with checked("fit", config, {"ckpt_path": None}):
-        from vapo.commands.training_checks import checked_inputs
+        from vapo.commands.fit import checked_inputs
         from vapo.rewards.scorer import scorer_of
         from vapo.system.progress import Progress
         from vapo.training.parts import Sampling, module_of

@@ -25,27 +25,19 @@ def _configured(
     *options: CommandOption,
     schema: str = "FitConfig",
     example: str = "conf/vapo.yaml",
-    epilog: str | None = None,
-    trains_networks: bool = False,
-    loads: tuple[str, ...] = (),
+    **more: Any,
 ) -> Command:
     """A command with one config, composed of files and overrides."""
+    own = (
+        option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
+        option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
+    )
     return Command(
-        module,
-        doc,
-        (
-            option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
-            option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
-            *options,
-        ),
-        schema=schema,
-        needs=(("config", example),),
+        module, doc, (*own, *options), schema=schema, needs=(("config", example),),
         more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
-        epilog=epilog,
-        trains_networks=trains_networks,
-        loads=loads,
-    )
+        **more,
+    )  # fmt: skip
 
 
 def _checkpoint_option(does: str) -> CommandOption:
@@ -77,7 +69,7 @@ COMMANDS = {
         "fit", "train a policy",
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
         _checkpoint_option("resume from"),
-        epilog=_EXIT_CODES, trains_networks=True, loads=_TRAINER,
+        epilog=_EXIT_CODES, loads=_TRAINER,
     ),
     "try": _configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
@@ -133,7 +125,6 @@ COMMANDS = {
             type=positive, default=30,
         ),
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
-        trains_networks=True,
         loads=_TRAINER,
     ),
     "estimate": _configured(

@@ -14,11 +14,11 @@ from typing import Any
 from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.command_rules import DATA_KEY, check_critic_row
+from vapo.commands.file_checks import DATA_KEY
+from vapo.commands.sampling import recorded
 from vapo.config import FitConfig, resolve
-from vapo.config.written import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
-from vapo.errors import UserError
+from vapo.errors import about
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
@@ -43,7 +43,6 @@ from vapo.system.devices import set_threads
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
-from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 
 
@@ -84,8 +83,6 @@ def run(
     quiet_libraries()
     read = read_grid(grid)
     base, configs = compose_rows(read, config, [*overrides, f"{DATA_KEY}={rollouts}"])
-    for name, own in configs.items():
-        check_critic_row(name, own, rollouts)
     set_threads(base.trainer)
     for own in (base, *configs.values()):
         settle_precision(own)
@@ -102,36 +99,22 @@ def run(
     ]
     metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, own in configs.items():  # before the first critic is trained
-        try:
+        with about(f"row '{name}' of the grid"):
             check_truth(own, (row.truth for row in rows), metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
             check_head_is_kept(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))
-        except UserError as error:
-            raise UserError(f"row '{name}' of the grid: {error}") from None
     folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
-    with (
-        Progress() as progress,
-        RunLogger(
-            recorded_tracking(base),
-            run_name=base.tracking.run_name or f"critics-{read.name}",
-            tags={
-                "command": "critics",
-                DATA_KEY: f"{rollouts} ({digest})",
-                **model_tags(base, None),
-            },
-            note=progress.note,
-        ) as logger,
-    ):
-        logger.log_config(to_yaml(base), params(base))
+    name, tags = f"critics-{read.name}", {DATA_KEY: f"{rollouts} ({digest})"}
+    with recorded(base, "critics", None, name=name, tags=tags) as (progress, logger):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
         progress.note(describe_cost(cells, rows))
         curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
         text = write_report(folder, curves, read, logger)
-        recorded = logger.describe()
-    say(f"{text}\n{recorded}\n{folder}")
+        where = logger.describe()
+    say(f"{text}\n{where}\n{folder}")
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
+from vapo.commands.early_checks import model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
@@ -39,7 +39,6 @@ def run(
     hardware = _hardware(
         [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens, config
     )
-    check_estimate(config)
     quiet_libraries()
     path = config.actor.path if model_config is None else model_config_folder(model_config)
     actor = _read(path)

@@ -5,23 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.training_checks import checked_inputs
+from vapo.advantages.estimators import estimator_of
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
 from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
-from vapo.networks.build import check_head_is_kept
+from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_start
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.precision import settle_precision
+from vapo.prompts.critic_prompts import with_critic_prompts
+from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import scorer_of
+from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.compatibility import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.run_dirs import (
@@ -35,9 +41,11 @@ from vapo.runs.run_dirs import (
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
-from vapo.system.distributed import leave_together
+from vapo.system.devices import pick_device, set_threads
+from vapo.system.distributed import check_launch, leave_together
 from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
+from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
@@ -71,20 +79,45 @@ def run(
     else:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
+    name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
-        closing(open_run_dir(config, folder_name(config), resume=resume)) as run_dir,
+        closing(open_run_dir(config, name, resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        own = OwnParts(callbacks, loggers)
-        return train(config, run_dir, checkpoint, inputs, own, stopping, started)
+        return train(config, run_dir, checkpoint, inputs, stopping, started, callbacks, loggers)
 
 
-@dataclass(frozen=True)
-class OwnParts:
-    """What a user adds to a run from Python."""
+def checked_inputs(config: FitConfig) -> Inputs:
+    """Check the config against the machine, and read tokenizer, prompts and stored rollouts.
 
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
+    Raises: UserError: one of them does not fit the config or the machine.
+    """
+    check_launch(config.trainer)
+    return read_inputs(config, checked_tokenizer(config))
+
+
+def read_inputs(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Inputs:
+    """The prompts and stored rollouts of a config. Raises: UserError."""
+    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
+    return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
+
+
+def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:
+    """Set threads and precision, and check device, engine, estimator, critic and tokenizers; the
+    policy's.
+
+    Raises: UserError: one of them does not fit the config or the machine.
+    """
+    quiet_libraries()
+    set_threads(config.trainer)
+    pick_device(config.trainer)
+    check_engine(config)
+    estimator_of(config.algorithm)
+    check_critic(config)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    check_tokenizers(config, tokenizer)
+    settle_precision(config)
+    return tokenizer
 
 
 def train(
@@ -92,9 +125,10 @@ def train(
     run_dir: RunDir,
     checkpoint: Path | None,
     inputs: Inputs,
-    own: OwnParts,
     stopping: Stopping,
     started: float,
+    own_callbacks: Sequence[Callback],
+    own_loggers: Sequence[Logger],
 ) -> Path:
     """The run itself, once everything has been checked."""
     tokenizer, prompts = inputs.tokenizer, inputs.prompts
@@ -108,7 +142,7 @@ def train(
             tags=run_tags(config),
             note=progress.note,
             journal=run_dir.path / "tracking",
-            loggers=own.loggers,
+            loggers=own_loggers,
         ) as logger,
     ):
         progress.poll = stopping.poll
@@ -125,7 +159,7 @@ def train(
             safe_point=stopping.safe_point,
         )
         callbacks = RunCallbacks(parts, run_dir, logger, progress, tokenizer, stopping, kept)
-        callbacks.add(own.callbacks)
+        callbacks.add(own_callbacks)
         trainer = make_trainer(parts, callbacks.in_order, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
@@ -133,7 +167,9 @@ def train(
             with closing(parts.datamodule), callbacks.peers.ends_clearly(run_dir):
                 trainer.fit(module, parts.datamodule, ckpt_path=path)
                 leave_together()
-            describe_score(config, callbacks, logger)
+            scores = callbacks.evaluation
+            if line := score_line(scores.first, scores.latest, config.evaluation.k):
+                logger.describe_score(line)  # the first line of the run's description
         except StoppedRun as stopped:
             stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
             logger.set_tags({"stopped": str(stop)})
@@ -178,18 +214,6 @@ def begin_record(
     if stored is not None:
         progress.note(stored.describe())
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
-
-
-def describe_score(config: FitConfig, callbacks: RunCallbacks, logger: RunLogger) -> None:
-    """The score before and after, as the first line of the description of a run that finished."""
-    evaluation = callbacks.evaluation
-    if line := score_line(evaluation.first, evaluation.latest, config.evaluation.k):
-        logger.describe_score(line)
-
-
-def folder_name(config: FitConfig) -> str:
-    """What follows the time in the name of the run's folder."""
-    return config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
 
 
 def summarize(

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from vapo.advantages.token_rewards import critic_rewards
-from vapo.commands.command_rules import check_measuring
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
@@ -50,19 +49,6 @@ class Measuring:
             f"{segments} prefixes of each of {groups * group_size:,} responses, so at most "
             f"{prefixes:,} prefixes, {total:,} continuations and {tokens:,} tokens"
         )
-
-
-def measuring_of(
-    config: FitConfig, value_truth: int | None, truth_share: float | None
-) -> Measuring | None:
-    """What the command's options ask for; None: nothing.
-
-    Raises: UserError naming the option.
-    """
-    check_measuring(config, value_truth, truth_share)
-    if value_truth is None:
-        return None
-    return Measuring(value_truth, 1.0 if truth_share is None else truth_share)
 
 
 def measure_step_starts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
 from vapo.networks.critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.precision import settle_precision
 from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
@@ -29,11 +28,10 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
+from vapo.rollouts.engines.selection import access_to
 from vapo.rollouts.player import Player
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.devices import pick_device
 from vapo.system.progress import Stage
-from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
@@ -61,12 +59,8 @@ class ScoredInputs:
 
 def run(config: RewardModelConfig) -> None:
     """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
-    quiet_libraries()
-    set_threads(config.trainer)
-    settle_precision(config)
+    sampling = settled_sampling(config, config.policy_path, EvaluationConfig())
     device = pick_device(config.trainer)
-    sampling = sampling_config(config, config.policy_path, EvaluationConfig())
-    check_engine(sampling)
     tokenizer = load_tokenizer(config.policy_path, key="policy_path")
     pad_id = int(tokenizer.pad_token_id)
     prompts = load_prompts(config.data, tokenizer)
@@ -75,13 +69,12 @@ def run(config: RewardModelConfig) -> None:
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
     with recorded_run(config, sampling, "reward-model", prompts) as (progress, scorer, logger):
-        with closing(make_sampler(sampling, access_to(policy, device), tokenizer)) as sampler:
-            player = Player(sampling, sampler, scorer, tokenizer)
+        with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
             how = (config, player, progress.stage)
             train = scored_responses(prompts.training, config.num_steps, "train", *how)
             heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
         train = with_unfinished(train, config, tokenizer, scorer.score)
-        del policy, sampler, player, how
+        del policy, player, how
         train_supervised(
             SupervisedModule(
                 critic,

@@ -13,15 +13,13 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.command_rules import check_rollouts
+from vapo.commands.filter import chunk_prompts, settings_of
 from vapo.commands.measured_rollouts import (
     Measuring,
     describe_stored_truth,
     measure_step_starts,
-    measuring_of,
     stored_truth_metrics,
 )
-from vapo.commands.pass_rate_file import chunk_prompts, settings_of
 from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
@@ -42,7 +40,6 @@ from vapo.rollouts.rollout_file import (
 )
 from vapo.system.atomic_files import write_text
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.types import Prompt
@@ -60,17 +57,16 @@ def run(
     truth_share: float | None = None,
 ) -> Path:
     """Sample, score and write what is not written yet; the file."""
-    quiet_libraries()
-    check_rollouts(config, output)
-    measuring = measuring_of(config, value_truth, truth_share)
+    measuring = None
+    if value_truth is not None:
+        measuring = Measuring(value_truth, 1.0 if truth_share is None else truth_share)
     tokenizer, prompts = read_inputs(config)
     num_groups = -(-num // resolve(config).group_size)
     metadata = metadata_of(config, prompts, tokenizer, num_groups)
     if measuring is not None:
         metadata["value_truth"] = measuring.settings(config)
     key = hashlib.sha256(_settings_text(metadata).encode()).hexdigest()[:12]
-    name = output or Path(config.output_dir) / "rollouts" / f"{key}.parquet"
-    path = Path(name)
+    path = Path(output or Path(config.output_dir) / "rollouts" / f"{key}.parquet")
     if path.exists():
         if _settings_text(read_metadata(path, key="--output")) != _settings_text(metadata):
             raise UserError(
@@ -158,9 +154,8 @@ def sample_parts(
                 groups,
                 continuer,
                 measuring,
-                group_size=size,
-                number=number,
-                note=progress.note,
+                number,
+                progress.note,
             )
             write_table(parts[number], table, metadata | {_SPENT: spent})
             advance(1)
@@ -172,8 +167,6 @@ def sample_part(
     groups: Sequence[int],
     continuer: Continuer,
     measuring: Measuring | None,
-    *,
-    group_size: int,
     number: int,
     note: Callable[[str], None],
 ) -> tuple[pa.Table, int]:
@@ -184,6 +177,7 @@ def sample_part(
         number: the chunk's, which with the seed decides what is sampled.
     """
     config, tokenizer = continuer.config, continuer.player.tokenizer
+    group_size = resolve(config).group_size
     rollouts = sample_and_score(
         prompts,
         continuer.player,

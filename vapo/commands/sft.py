@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
@@ -21,16 +22,13 @@ from vapo.networks.actor import Actor
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
-from vapo.networks.precision import settle_precision
 from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
-from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.rollouts.player import Player
-from vapo.system.devices import pick_device, set_threads
+from vapo.rollouts.engines.selection import access_to
+from vapo.system.devices import pick_device
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
@@ -45,12 +43,8 @@ from vapo.types import Prompt, Rollout
 
 def run(config: SftConfig) -> None:
     """Train on demonstrations, write a Hugging Face folder, evaluate it on held-out prompts."""
-    quiet_libraries()
-    set_threads(config.trainer)
-    settle_precision(config)
+    sampling = settled_sampling(config, config.export_dir, config.evaluation)
     device = pick_device(config.trainer)
-    sampling = sampling_config(config, config.export_dir, config.evaluation)
-    check_engine(sampling)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer = make_or_load(config)
     prompts = load_prompts(config.data, tokenizer)
@@ -81,10 +75,10 @@ def run(config: SftConfig) -> None:
             precision=config.trainer.precision,
         )
         save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
-        with closing(make_sampler(sampling, access_to(model, device), tokenizer)) as sampler:
+        with playing(sampling, access_to(model, device), tokenizer, scorer) as player:
             result = evaluate(
                 prompts.heldout,
-                player=Player(sampling, sampler, scorer, tokenizer),
+                player=player,
                 config=config.evaluation,
                 max_response_tokens=config.rollouts.max_response_tokens,
                 progress=progress,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from vapo.commands.early_checks import check_run
+from vapo.commands.file_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
 from vapo.sweep.describe import describe_budget, describe_plan, describe_size

@@ -9,7 +9,6 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
-from vapo.commands.command_rules import check_value_truth
 from vapo.commands.sampling import load_policy, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
@@ -42,7 +41,6 @@ from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.types import RolloutBatch
@@ -56,7 +54,6 @@ def run(
     value_truth: int | None = None,
 ) -> dict[str, float]:
     """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
-    quiet_libraries()
     config, page = _checked(config, value_page, value_truth, ckpt_path)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     tokenizer, prompts = read_inputs(config)
@@ -138,7 +135,6 @@ def _checked(
     config: FitConfig, value_page: str | None, value_truth: int | None, ckpt_path: str | None
 ) -> tuple[FitConfig, Path | None]:
     """The config with the number of continuations, and the page's path; before anything loads."""
-    check_value_truth(config, value_truth)
     page = None if value_page is None else Path(value_page)
     if page is not None:
         check_request(page, config)

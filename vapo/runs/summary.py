@@ -137,7 +137,7 @@ def write_summary(run_dir: Path, summary: RunSummary) -> Path:
     """
     path = run_dir / SUMMARY_NAME
     try:
-        write_text(path, json.dumps(_finite(asdict(summary)), indent=2) + "\n")
+        write_text(path, json.dumps(finite(asdict(summary)), indent=2) + "\n")
     except OSError as error:
         why = "the folder was deleted or moved" if not run_dir.is_dir() else error.strerror
         raise InterruptedRunError(
@@ -279,9 +279,10 @@ def _times(summary: RunSummary) -> str:
     return f"{total} ({stages})" if stages and not summary.profile else total
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for the numbers that JSON cannot represent."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
