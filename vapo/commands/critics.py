@@ -63,11 +63,6 @@ class Cell:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write(self, points: Sequence[Any], oracle: float | None) -> None:
-        about = {"critic": self.critic, "seed": self.config.seed, "oracle": oracle}
-        found = {**about, "points": [astuple(point) for point in points]}
-        write_text(self.path, json.dumps(found) + "\n")
-
 
 def run(
     *,
@@ -168,11 +163,11 @@ def train_cells(
                     every_n=every_n,
                     advance=advance,
                 )
-            cell.write(points, oracle_explained_variance(stored))
-            curve = cell.result()
+            oracle = oracle_explained_variance(stored)
+            curve = Curve(cell.critic, cell.config.seed, tuple(map(astuple, points)), oracle)
+            write_text(cell.path, json.dumps(vars(curve)) + "\n")
             num_trained += 1
             each = (time.monotonic() - started) / num_trained
-            assert curve is not None
             progress.note(
                 f"{name}: held-out explained variance {curve.points[-1][3]:.3f} "
                 f"({num_trained}/{left}, about {each * (left - num_trained):.0f} s left)"

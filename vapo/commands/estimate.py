@@ -146,6 +146,10 @@ def render(estimate: Estimate) -> str:
         lines.append(f"{part:<{max(label, 15)}}  {cells}")
     counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
+    host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
+    if host:  # of cpu_offload and saving in the background
+        total = _gib(sum(estimate.host.values()))
+        host = [f"host memory, GiB of each process: {total} ({', '.join(host)})"]
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
     return "\n".join(
         [
@@ -155,7 +159,7 @@ def render(estimate: Estimate) -> str:
             "",
             f"peak: {_gib(estimate.peak)} GiB, in the stage {peak}. Prompts and responses are "
             "taken as long as they may be.",
-            *_host_lines(estimate),
+            *host,
         ]
     )
 
@@ -175,15 +179,6 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
         f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
         f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
     )
-
-
-def _host_lines(estimate: Estimate) -> list[str]:
-    """What cpu_offload and saving in the background keep in host memory, if anything."""
-    if not estimate.host:
-        return []
-    parts = ", ".join(f"{part} {_gib(value)}" for part, value in estimate.host.items())
-    total = _gib(sum(estimate.host.values()))
-    return [f"host memory, GiB of each process: {total} ({parts})"]
 
 
 def verdict(estimate: Estimate, gpu_memory_gib: float) -> str:

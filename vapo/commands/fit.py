@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
+from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
@@ -20,12 +20,8 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_start
-from vapo.networks.loading import load_tokenizer
-from vapo.networks.precision import settle_precision
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import scorer_of
-from vapo.rollouts.engines.selection import check_engine
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.compatibility import check_compatible
@@ -41,11 +37,10 @@ from vapo.runs.run_dirs import (
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
-from vapo.system.devices import pick_device, set_threads
+from vapo.system.devices import pick_device
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.main_process import is_main_process
 from vapo.system.progress import Progress
-from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
@@ -93,31 +88,13 @@ def checked_inputs(config: FitConfig) -> Inputs:
     Raises: UserError: one of them does not fit the config or the machine.
     """
     check_launch(config.trainer)
-    return read_inputs(config, checked_tokenizer(config))
-
-
-def read_inputs(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Inputs:
-    """The prompts and stored rollouts of a config. Raises: UserError."""
-    prompts = with_critic_prompts(load_prompts(config.data, tokenizer), config, tokenizer)
-    return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
-
-
-def checked_tokenizer(config: FitConfig) -> PreTrainedTokenizerBase:
-    """Set threads and precision, and check device, engine, estimator, critic and tokenizers; the
-    policy's.
-
-    Raises: UserError: one of them does not fit the config or the machine.
-    """
-    quiet_libraries()
-    set_threads(config.trainer)
     pick_device(config.trainer)
-    check_engine(config)
     estimator_of(config.algorithm)
     check_critic(config)
-    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    tokenizer, prompts = read_inputs(config)
     check_tokenizers(config, tokenizer)
-    settle_precision(config)
-    return tokenizer
+    prompts = with_critic_prompts(prompts, config, tokenizer)
+    return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
 
 
 def train(

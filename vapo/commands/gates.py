@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from vapo.commands.fit import checked_tokenizer, read_inputs
+from vapo.commands.fit import checked_inputs
 from vapo.commands.sampling import load_policy, playing, recorded
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.oracle import oracle_states
@@ -29,8 +29,6 @@ from vapo.studies.gates.start_policy import StartPolicy, sample_start
 from vapo.system.atomic_files import write_text, write_whole
 from vapo.system.shown_text import say
 from vapo.tracking.logger import RunLogger
-from vapo.training.parts import Inputs
-from vapo.types import Prompt
 
 
 def run(
@@ -42,7 +40,14 @@ def run(
 ) -> Path:
     """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
     started = time.monotonic()
-    inputs, heldout, answer_ids = gates_inputs(config, answer_now)
+    inputs = checked_inputs(config)
+    check_head_is_kept(config)
+    tokenizer, heldout = inputs.tokenizer, inputs.prompts.heldout[: config.evaluation.num_prompts]
+    if not heldout:
+        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
+    answer_ids, budget = None, config.rollouts.max_response_tokens
+    if answer_now is not None:
+        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
     folder = output_dir or Path(config.output_dir) / "gates"
     folder.mkdir(parents=True, exist_ok=True)
     critic = critic_start(config)
@@ -50,7 +55,7 @@ def run(
         scorer_of(config) as scorer,
         recorded(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
     ):
-        setting, tokenizer = ProbeSetting(config, inputs, scorer, progress), inputs.tokenizer
+        setting = ProbeSetting(config, inputs, scorer, progress)
         with playing(config, load_policy(config), tokenizer, scorer) as player:
             start = sample_start(config, heldout, player, progress, answer_ids=answer_ids)
         del player  # with its policy, which needs memory
@@ -74,23 +79,6 @@ def run(
         where = logger.describe()
     say(f"{console_text(figures, gates)}\n\n{about[-1]}\n{where}\n{folder}")
     return folder
-
-
-def gates_inputs(
-    config: FitConfig, answer_now: str | None
-) -> tuple[Inputs, list[Prompt], tuple[int, ...] | None]:
-    """Read what is needed, and check it before anything is sampled; with the held-out prompts and
-    the tokens of `answer_now`."""
-    tokenizer = checked_tokenizer(config)
-    check_head_is_kept(config)
-    budget, answer_ids = config.rollouts.max_response_tokens, None
-    if answer_now is not None:
-        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
-    inputs = read_inputs(config, tokenizer)
-    heldout = inputs.prompts.heldout[: config.evaluation.num_prompts]
-    if not heldout:
-        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
-    return inputs, heldout, answer_ids
 
 
 def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import FitConfig, SftConfig
@@ -46,7 +46,12 @@ def run(config: SftConfig) -> None:
     sampling = settled_sampling(config, config.export_dir, config.evaluation)
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
-    model, tokenizer = make_or_load(config)
+    if config.model_path is None:
+        tokenizer = make_tokenizer(config.new_model.alphabet)
+        model = make_model(config.new_model, tokenizer)
+    else:
+        model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
+        tokenizer = load_tokenizer(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train, environment_is_used=config.environment.is_used)
     actor = Actor(model)
@@ -130,14 +135,6 @@ def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) 
             f"data.train: prompt {turns.prompt_id} has a list of turns as its demonstration: set "
             "environment.kind to what answers them, or give one text"
         )
-
-
-def make_or_load(config: SftConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if config.model_path is None:
-        tokenizer = make_tokenizer(config.new_model.alphabet)
-        return make_model(config.new_model, tokenizer), tokenizer
-    model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
-    return model, load_tokenizer(config.model_path)
 
 
 def collate_demonstrations(

@@ -49,7 +49,10 @@ def run(
     plan = make_plan(choose_rows(whole_grid, rows), config, overrides, seeds)
     default_dir = Path(plan.base.output_dir) / f"sweep_{plan.grid.name}"
     folder = (sweep_dir or default_dir).expanduser().absolute()
-    _check_rows(plan, folder)
+    to_do = [task for task in plan.tasks if TaskFolder(folder, task).finished() is None]
+    for name in dict.fromkeys(task.row.name for task in to_do):
+        with about(f"row '{name}' of the grid"):
+            check_run(plan.row_configs[name])
     command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
         say("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
@@ -65,14 +68,6 @@ def run(
             gpus = [] if plan.base.trainer.accelerator == "cpu" else visible_gpus()
             start = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
         _work(plan, folder, command, start, jobs, not no_report)
-
-
-def _check_rows(plan: Plan, sweep_dir: Path) -> None:
-    """Check the files of every row that has a run to do, before the first of them is begun."""
-    tasks = [t for t in plan.tasks if TaskFolder(sweep_dir, t).finished() is None]
-    for name in dict.fromkeys(task.row.name for task in tasks):
-        with about(f"row '{name}' of the grid"):
-            check_run(plan.row_configs[name])
 
 
 def _work(

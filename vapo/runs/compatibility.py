@@ -21,6 +21,7 @@ from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import Manifest
 
 _SHOWN = 3
+_MEMBERS = "critic.members."
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
@@ -49,7 +50,8 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
         check_value_head(manifest.value_head, config, name=name)
-        check_count(_count_in(manifest), config, name=name)
+        members = {key.split(".")[2] for key in manifest.parameters if key.startswith(_MEMBERS)}
+        check_count(len(members) or 1, config, name=name)
         _check_network(manifest, _critic_parameters(config), name, "critic", critic_start(config))
 
 
@@ -60,16 +62,9 @@ def _critic_parameters(config: FitConfig) -> dict[str, str]:
         empty = empty_value_model(critic_path(config, member), config.critic)
         put_own_head(empty, config)
         choose_trained(empty, config)
-        prefix = "critic." if count == 1 else f"critic.members.{member}."
+        prefix = "critic." if count == 1 else f"{_MEMBERS}{member}."
         parameters |= parameters_of(Critic(empty), prefix)
     return parameters
-
-
-def _count_in(manifest: Manifest) -> int:
-    """How many critics a checkpoint has."""
-    prefix = "critic.members."
-    names = [key.removeprefix(prefix) for key in manifest.parameters if key.startswith(prefix)]
-    return len({name.partition(".")[0] for name in names}) or 1
 
 
 def check_count(theirs: int, config: FitConfig, *, name: str) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from types import FrameType
 
 import psutil
 import torch
@@ -36,12 +36,7 @@ class Stopping:
         self._taken.enter_context(ending_signals(self._take, SIGNALS))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._taken.close()

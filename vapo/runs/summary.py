@@ -222,15 +222,10 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.score_before is not None:
         after = after.removesuffix(what)
     rows = [("score before", before), ("score after", after)]
-    return [*rows, ("score best", best)] if (best := _better(summary)) else rows
-
-
-def _better(summary: RunSummary) -> str:
-    """The score of `best.ckpt`, if it is of an earlier iteration than the last."""
-    if summary.score_best is None or summary.best_iteration == summary.num_iterations:
-        return ""
-    score = f"{100 * summary.score_best:.1f} %"
-    return f"{score} after iteration {summary.best_iteration} (best.ckpt)"
+    if summary.score_best is not None and summary.best_iteration != summary.num_iterations:
+        best = f"{100 * summary.score_best:.1f} % after iteration {summary.best_iteration}"
+        rows.append(("score best", f"{best} (best.ckpt)"))
+    return rows
 
 
 def _faults(faults: Mapping[str, int]) -> str:
