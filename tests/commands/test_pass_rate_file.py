@@ -11,9 +11,15 @@ import pytest
 from tests.config.fits import fit_config
 from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
-from vapo.commands.command_rules import check_filter
-from vapo.commands.filter import _sample, render, summary_metrics
-from vapo.commands.pass_rate_file import PassRateFile, default_path, settings_of
+from vapo.commands.early_checks import check_early
+from vapo.commands.filter import (
+    PassRateFile,
+    _sample,
+    default_path,
+    render,
+    settings_of,
+    summary_metrics,
+)
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import SourceConfig
@@ -175,16 +181,16 @@ def test_a_foreign_file_is_not_touched(tmp_path: Path, policy: Path, finished: P
 
 def test_what_filter_does_not_do_is_said_first(tmp_path: Path, policy: Path) -> None:
     config = config_of(tmp_path, policy)
-    check_filter(config)
+    check_early("filter", config, {})
     config.rewards.shuffle = True
     with pytest.raises(UserError, match=r"rewards\.shuffle would make"):
-        check_filter(config)
+        check_early("filter", config, {})
     config.trainer.devices = 2
     with pytest.raises(UserError, match="vapo filter is one process"):
-        check_filter(config)
+        check_early("filter", config, {})
     config.data.train = make(SourceConfig, kind="mixture")
     with pytest.raises(UserError, match="filter one source at a time"):
-        check_filter(config)
+        check_early("filter", config, {})
 
 
 def test_an_environment_is_a_setting_where_it_is_used(tmp_path: Path, policy: Path) -> None:

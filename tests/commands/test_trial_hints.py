@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.config.fits import ROOT, fit_config
-from tests.tiny_model import tiny_model
-from vapo.commands.sampled_trials import TriedPolicy, shown_trial
-from vapo.commands.trial_hints import Policy, hints
-from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
-from vapo.config import FitConfig
+from vapo.commands.sampled_trials import shown_trial
+from vapo.commands.trials import (
+    MAX_SHOWN_CHARS,
+    Policy,
+    Trial,
+    block,
+    hints,
+    inline,
+    render,
+    summarize,
+)
 from vapo.networks.loading import load_tokenizer
-from vapo.rollouts.engines.selection import access_to
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"
@@ -127,9 +131,7 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
         ids = (begin, said, said)
         rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns, False)
         ends = frozenset([int(tokenizer.eos_token_id)])
-        access = access_to(tiny_model(), torch.device("cpu"))
-        start = TriedPolicy(FitConfig(), [], access, tokenizer, ends)
-        return shown_trial(rollout, start, "").foreign_end
+        return shown_trial(rollout, tokenizer, ends, "").foreign_end
 
     assert found(Turn(1, 2)) is None
     assert found(Turn(0, 3)) == "<|im_start|>"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.config.fits import ROOT, STATE_TRACKING, write
 from vapo import cli
-from vapo.commands.given_responses import read_responses
 from vapo.commands.trials import MAX_SHOWN_CHARS
+from vapo.commands.trying import read_responses
 from vapo.errors import UserError
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"

@@ -24,7 +24,7 @@ from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
-from vapo.runs.compatibility import check_compatible
+from vapo.runs.checkpoints import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.run_dirs import (
     RunDir,
