@@ -74,7 +74,16 @@ class Parser(argparse.ArgumentParser):
             if entries is None:
                 self.error(f"unexpected argument '{token}'{did_you_mean(token, flags)}")
             if token.startswith("--"):
-                _check_flag(flag, flags, entries)
+                from vapo.config.foreign_names import meant_key
+                from vapo.config.options import is_key
+
+                if not is_key(flag[2:], entries):
+                    hint = did_you_mean(flag, flags)
+                    if not hint and (nearest := meant_key(flag[2:], entries)):
+                        hint = f"; did you mean '--{nearest}'?"
+                    raise UserError(
+                        f"command line: unknown option '{flag}'{hint or '; see --help'}"
+                    )
                 if not equals and (not left or left[0].startswith("--")):
                     raise UserError(f"{flag} needs a value, as {flag}=VALUE")
                 overrides.append(token[2:] if equals else f"{flag[2:]}={left.pop(0)}")
@@ -146,18 +155,6 @@ class Command:
         for names, kwargs in self.options:
             parser.add_argument(*names, **kwargs)
         return parser
-
-
-def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -> None:
-    from vapo.config.foreign_names import meant_key
-    from vapo.config.options import is_key
-
-    if is_key(flag[2:], entries):
-        return
-    hint = did_you_mean(flag, flags)
-    if not hint and (nearest := meant_key(flag[2:], entries)):
-        hint = f"; did you mean '--{nearest}'?"
-    raise UserError(f"command line: unknown option '{flag}'{hint or '; see --help'}")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -208,20 +208,11 @@ def _serve(config: FitConfig, options: Options) -> None:
         folder_with_config(config.actor.path)
 
 
-def _sft(config: SftConfig, options: Options) -> None:
-    if config.model_path is not None:
-        with about("model_path"):
-            check_model_folder(config.model_path, has_tokenizer=True)
-    _check_supervised(config)
-
-
-def _reward_model(config: RewardModelConfig, options: Options) -> None:
-    with about("policy_path"):
-        check_model_folder(config.policy_path, has_tokenizer=True)
-    _check_supervised(config)
-
-
-def _check_supervised(config: SftConfig | RewardModelConfig) -> None:
+def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None:
+    key = "model_path" if isinstance(config, SftConfig) else "policy_path"
+    if (path := getattr(config, key)) is not None:
+        with about(key):
+            check_model_folder(path, has_tokenizer=True)
     check_sources(config)
     if reason := why_not_writable(Path(config.export_dir).expanduser().absolute()):
         raise UserError(f"export_dir: cannot write in {config.export_dir}: {reason}")
@@ -287,7 +278,7 @@ _CHECKS: dict[str, Callable[[Any, Options], None]] = {
     "gates": _gates,
     "estimate": _estimate,
     "serve": _serve,
-    "sft": _sft,
-    "reward-model": _reward_model,
+    "sft": _supervised,
+    "reward-model": _supervised,
     "critics": _critics,
 }

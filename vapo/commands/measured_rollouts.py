@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -97,12 +97,3 @@ def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, 
         "rollouts/truth_noise": sum(noise) / max(len(noise), 1),
         "rollouts/num_continuation_tokens": float(num_sampled_tokens),
     }
-
-
-def describe_stored_truth(metrics: Mapping[str, float]) -> str:
-    """One line for the console."""
-    return (
-        f"{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "
-        f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
-        f"{metrics['rollouts/truth_noise']:.3f}"
-    )

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.filter import chunk_prompts, settings_of
 from vapo.commands.measured_rollouts import (
     Measuring,
-    describe_stored_truth,
     measure_step_starts,
     stored_truth_metrics,
 )
@@ -83,7 +82,13 @@ def run(
         shutil.rmtree(_folder(path))
         logger.log_metrics(metrics, step=0)
         where = logger.describe()
-    said = "" if measuring is None else f"\n{describe_stored_truth(metrics)}"
+    said = ""
+    if measuring is not None:
+        said = (
+            f"\n{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "
+            f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
+            f"{metrics['rollouts/truth_noise']:.3f}"
+        )
     say(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "

@@ -76,37 +76,26 @@ def _marked(text: str) -> str:
 
 def render(trial: Trial, number: int, total: int) -> str:
     """Everything about one response."""
-    is_sampled = trial.finish_reason is not None
-    count = f", {trial.num_prompt_tokens} tokens" if is_sampled else ""
+    tokens, length = "", f"{len(trial.response)} characters"
+    if trial.finish_reason is not None:
+        tokens = f", {trial.num_prompt_tokens} tokens"
+        ended = "truncated" if trial.is_truncated else "finished"
+        length = f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
+    said = "correct" if trial.is_correct else "incorrect"
+    if trial.failure is not None:
+        said = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
+    read = "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
     parts = [
         f"--- {number} of {total}: {inline(trial.prompt_id)}",
-        *([f"prompt{count}:", block(trial.problem)] if trial.problem else []),
+        *([f"prompt{tokens}:", block(trial.problem)] if trial.problem else []),
         f"reference answer: {inline(trial.answer)}",
-        f"response, {_length(trial)}:",
+        f"response, {length}:",
         block(trial.response),
-        _verdict(trial),
+        f"verdict: {said}; reward {trial.reward:g}{read}",
     ]
     if trial.output:
         parts += ["the verifier printed:", block(trial.output.rstrip("\n"))]
     return "\n".join(parts)
-
-
-def _length(trial: Trial) -> str:
-    if trial.finish_reason is None:
-        return f"{len(trial.response)} characters"
-    ended = "truncated" if trial.is_truncated else "finished"
-    return f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
-
-
-def _verdict(trial: Trial) -> str:
-    if trial.failure is not None:
-        said = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
-    else:
-        said = "correct" if trial.is_correct else "incorrect"
-    extracted = (
-        "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
-    )
-    return f"verdict: {said}; reward {trial.reward:g}{extracted}"
 
 
 def summarize(trials: Sequence[Trial]) -> str:

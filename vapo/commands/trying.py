@@ -49,7 +49,7 @@ def run(config: FitConfig, *, num: int | None = None, responses: Path | None = N
     with VerifierOutput() as output, ExitStack() as started:
         if responses is not None:
             given = read_responses(responses)
-            asked = asked_by(config, given)
+            asked = list(asked_by(config, given))
             with _imports_shown(output):
                 judges = started_judges(config, asked, output, started)
             return _show(given_trials(given, asked, judges, output), len(given), config, None)
@@ -177,7 +177,7 @@ def given_trials(
         )
 
 
-def asked_by(config: FitConfig, responses: Sequence[Given]) -> list[Asked]:
+def asked_by(config: FitConfig, responses: Sequence[Given]) -> Iterator[Asked]:
     """What each response is judged against; the data are read only where a line needs them.
 
     Raises: UserError: there is no such row; names the line.
@@ -187,24 +187,22 @@ def asked_by(config: FitConfig, responses: Sequence[Given]) -> list[Asked]:
     if any(given.answer is None for given in responses):
         rows = _rows(config, "train")
         by_id = {asked[1].place: asked for asked in [*_rows(config, "heldout"), *rows]}
-    return [_one_asked(given, rows, by_id) for given in responses]
-
-
-def _one_asked(given: Given, rows: list[Asked], by_id: Mapping[str, Asked]) -> Asked:
-    if given.answer is not None:
-        return "", Row(given.place, "", given.answer, metadata=given.metadata)
-    if given.prompt_id is None:
-        if given.number < len(rows):
-            return rows[given.number]
-        raise UserError(
-            f"{given.place}: it is response {given.number + 1}, and there are {len(rows)} training "
-            "rows; in a .jsonl file a line can have a `prompt_id` or an `answer`"
-        )
-    if given.prompt_id not in by_id:
-        close = difflib.get_close_matches(given.prompt_id, by_id, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; the first is {next(iter(by_id))!r}"
-        raise UserError(f"{given.place}: no row has the prompt_id {given.prompt_id!r}{hint}")
-    return by_id[given.prompt_id]
+    for given in responses:
+        if given.answer is not None:
+            yield "", Row(given.place, "", given.answer, metadata=given.metadata)
+        elif given.prompt_id in by_id:
+            yield by_id[given.prompt_id]
+        elif given.prompt_id is not None:
+            close = difflib.get_close_matches(given.prompt_id, by_id, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the first is {next(iter(by_id))!r}"
+            raise UserError(f"{given.place}: no row has the prompt_id {given.prompt_id!r}; {hint}")
+        elif given.number < len(rows):
+            yield rows[given.number]
+        else:
+            raise UserError(
+                f"{given.place}: it is response {given.number + 1}, and there are {len(rows)} "
+                "training rows; in a .jsonl file a line can have a `prompt_id` or an `answer`"
+            )
 
 
 def _rows(config: FitConfig, name: str) -> list[Asked]:

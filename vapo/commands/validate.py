@@ -54,7 +54,17 @@ def run(
     value_truth: int | None = None,
 ) -> dict[str, float]:
     """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
-    config, page = _checked(config, value_page, value_truth, ckpt_path)
+    page = None if value_page is None else Path(value_page)
+    if page is not None:
+        check_request(page, config)
+    if page is not None or value_truth is not None:
+        estimator_of(config.algorithm)
+        check_own_head(config)
+        if ckpt_path is None:
+            check_head_is_kept(config)
+    if value_truth is not None:
+        truth = replace(config.value_truth, num_continuations=value_truth)
+        config = replace(config, value_truth=truth)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     tokenizer, prompts = read_inputs(config)
     if judges_values:
@@ -69,7 +79,7 @@ def run(
         result, batch, measured = sample_heldout(
             config, prompts, sampler, tokenizer, value_truth, judges_values
         )
-    metrics, truth, estimated, checked = result.metrics, None, None, None
+    metrics, found, estimated, checked = result.metrics, None, None, None
     if networks is not None:
         estimated, checked = evaluated_heldout(config, batch, networks)
         metrics |= value_metrics(estimated, resolve(config))
@@ -78,16 +88,16 @@ def run(
         if checked is not None:
             points = on_rows(points, checked.rows)
         values = None if estimated is None else estimated.old_values
-        truth = beside_values(points, num_tokens, values, config, seed=config.seed)
+        found = beside_values(points, num_tokens, values, config, seed=config.seed)
     if page is not None and estimated is not None and checked is not None:
-        write_page(page, config, estimated, checked, tokenizer, path, truth=truth)
+        write_page(page, config, estimated, checked, tokenizer, path, truth=found)
     for key, value in metrics.items():
         say(f"{key}: {value:.4f}")
-    if truth is not None:
-        say(describe_truth(truth.figures))
-        for remark in verdict(truth.figures):
+    if found is not None:
+        say(describe_truth(found.figures))
+        for remark in verdict(found.figures):
             say(f"{remark.text} ({remark.row})")
-        metrics |= truth_metrics(truth)
+        metrics |= truth_metrics(found)
     if page is not None:
         say(page)
     return metrics
@@ -129,21 +139,3 @@ def sample_heldout(
         if judges_values:
             batch, _ = collection.with_baselines(batch, settings, 0)
     return result, batch, measured
-
-
-def _checked(
-    config: FitConfig, value_page: str | None, value_truth: int | None, ckpt_path: str | None
-) -> tuple[FitConfig, Path | None]:
-    """The config with the number of continuations, and the page's path; before anything loads."""
-    page = None if value_page is None else Path(value_page)
-    if page is not None:
-        check_request(page, config)
-    if page is not None or value_truth is not None:
-        estimator_of(config.algorithm)
-        check_own_head(config)
-        if ckpt_path is None:
-            check_head_is_kept(config)
-    if value_truth is None:
-        return config, page
-    truth = replace(config.value_truth, num_continuations=value_truth)
-    return replace(config, value_truth=truth), page

@@ -43,7 +43,11 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     if not verified:
         verify(path)
     try:
-        contents = _read_shards(path) if is_sharded(path) else _read_file(path / STATE_NAME)
+        sharded = is_sharded(path)
+        file = path / (SHARDS_NAME if sharded else STATE_NAME)
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+        if sharded:
+            contents["state_dict"] = _read_shards(path)
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
     if not isinstance(contents, dict) or not {"config", "state_dict"} <= contents.keys():
@@ -51,13 +55,8 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     return contents
 
 
-def _read_file(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _read_shards(folder: Path) -> Any:
-    """The weights of all shards put together, and what every shard shares."""
-    contents = _read_file(folder / SHARDS_NAME)
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """The weights of all shards put together."""
     reader, prefix = FileSystemReader(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -65,8 +64,7 @@ def _read_shards(folder: Path) -> Any:
         if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
     load(weights, storage_reader=reader, no_dist=True)
-    contents["state_dict"] = {name.removeprefix(prefix): t for name, t in weights.items()}
-    return contents
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
 def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
