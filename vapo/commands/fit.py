@@ -108,7 +108,6 @@ def train(
     own_loggers: Sequence[Logger],
 ) -> Path:
     """The run itself, once everything has been checked."""
-    tokenizer, prompts = inputs.tokenizer, inputs.prompts
     with (
         Progress() as progress,
         scorer_of(config) as scorer,
@@ -123,10 +122,10 @@ def train(
         ) as logger,
     ):
         progress.poll = stopping.poll
-        run_dir.record("running", logger.run_id)
         begin_record(config, run_dir, inputs, logger, progress)
         module = module_of(config, inputs)
-        kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
+        train_set = inputs.prompts.train
+        kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
         parts = training_parts(
             module,
             Sampling(config, inputs, scorer, progress, kept),
@@ -135,7 +134,7 @@ def train(
             stored=inputs.stored,
             safe_point=stopping.safe_point,
         )
-        callbacks = RunCallbacks(parts, run_dir, logger, progress, tokenizer, stopping, kept)
+        callbacks = RunCallbacks(parts, run_dir, logger, progress, inputs.tokenizer, stopping, kept)
         callbacks.add(own_callbacks)
         trainer = make_trainer(parts, callbacks.in_order, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
@@ -168,6 +167,7 @@ def begin_record(
     progress: Progress,
 ) -> None:
     """What the run reads, into its record; what the user should know of it, to the console."""
+    run_dir.record("running", logger.run_id)
     prompts, stored = inputs.prompts, inputs.stored
     if run_dir.is_same_config:
         logger.skip_recorded()

@@ -37,10 +37,6 @@ def run(
 ) -> None:
     """Run what has not been run, and write the report into the parent run.
 
-    Args:
-        rows: names of rows, each text one or several with commas between them; none: all rows.
-        jobs: None: 1 on this host, no limit on a cluster.
-
     Raises: UserError at the end if runs failed; the others have been run.
     """
     if slurm and launcher != "slurm":
