@@ -98,7 +98,6 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
         run_dir,
         recorded="in MLflow's experiment 'x' as 'a name'",
         ablation="components.value_pretraining.enabled=false",
-        checkpoint=run_dir / "checkpoints" / "best.ckpt",
         value_pages=tmp_path / f"mlruns/artifacts/{'0' * 32}/artifacts/value_pages",
     )
     lines = text.splitlines()
@@ -138,13 +137,11 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
 
 
 def test_the_commands_take_a_folder_with_a_space_as_one_word(summary, tmp_path):
-    text = render_summary(
-        summary, tmp_path / "a run", recorded="x", checkpoint=tmp_path / "a run/best.ckpt"
-    )
+    text = render_summary(summary, tmp_path / "a run", recorded="x")
     shell = 'vapo() { for word; do echo "<$word>"; done; }\n'
     typed = shell + text.partition("try next:")[2].partition("run folder:")[0]
     words = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout
-    for name in ("config.yaml", "best.ckpt", "actor"):
+    for name in ("config.yaml", "checkpoints/best.ckpt", "actor"):
         assert f"<{tmp_path}/a run/{name}>\n" in words
 
 
@@ -154,7 +151,6 @@ def test_no_command_reads_the_config_of_a_run_with_a_notebooks_function(summary,
         tmp_path,
         recorded="x",
         ablation="components.value_pretraining.enabled=false",
-        checkpoint=tmp_path / "best.ckpt",
         config_is_whole=False,
     )
     assert "--config" not in text

@@ -226,7 +226,6 @@ def summarize(
         faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)
-    best = run_dir.checkpoints / "best.ckpt"
     value_pages = locate_store(config.tracking.uri).artifact_folder(logger.run_id, "value_pages")
     return render_summary(
         summary,
@@ -237,7 +236,6 @@ def summarize(
             if resolve(config).value_pretraining_iterations
             else None
         ),
-        checkpoint=best,
         config_is_whole=not names_a_notebooks_function(config),
         value_pages=value_pages if value_pages is not None and value_pages.is_dir() else None,
     )

@@ -152,7 +152,6 @@ def render_summary(
     *,
     recorded: str,
     ablation: str | None = None,
-    checkpoint: Path | None = None,
     value_pages: Path | None = None,
     config_is_whole: bool = True,
 ) -> str:
@@ -188,16 +187,13 @@ def render_summary(
         commands.append('vapo deliver "$R"')
     if ablation is not None and config_is_whole:
         commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
-    if checkpoint is not None:
-        best = f'"$R"/{checkpoint.relative_to(run_dir)}'
-        if config_is_whole:
-            commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
-        commands.append(f'vapo export {best} "$R"/actor')
-    if commands[-1].startswith("R="):  # nothing reads it
-        commands.pop()
+    best = '"$R"/checkpoints/best.ckpt'
+    if config_is_whole:
+        commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
+    commands.append(f'vapo export {best} "$R"/actor')
     lines = [line for label, text in rows for line in _row(label, text)]
-    tried = ["try next:", *(f"  {command}" for command in commands)] if commands else []
-    return "\n".join(["", *lines, *tried, "run folder:", shown_path(run_dir)])
+    lines += ["try next:", *(f"  {command}" for command in commands), "run folder:"]
+    return "\n".join(["", *lines, shown_path(run_dir)])
 
 
 def _row(label: str, text: str) -> list[str]:
