@@ -1,17 +1,16 @@
 """`vapo filter`: the policy's pass rate of each training prompt, as a file to train on.
 
-The file has the rows as they were read, one line for each finished prompt, so a run that was
-killed resumes where it was. Beside it, `FILE.settings.json` says what the numbers belong to: the
-weights, the prompts, how they were sampled and judged.
+The file has the rows as they were read, one line for each prompt. Beside it, `FILE.settings.json`
+says what the numbers belong to: the weights, the prompts, how they were sampled and judged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from vapo.config.rewards import verifier_settings
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
-from vapo.prompts.load import PromptSplit
 from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
 from vapo.system.atomic_files import write_text
 from vapo.system.file_locks import try_lock
 from vapo.system.progress import Progress
@@ -39,23 +38,21 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
-    with closing(PassRateFile(path, settings)) as file:
-        left = len(prompts.train) - len(file.num_correct)
-        with recorded(config, "filter", prompts) as (progress, logger):
-            progress.note(
-                f"{path}: {len(file.num_correct)} prompts are there, {left} are sampled, "
-                f"{num_responses} responses each"
-            )
-            started, num_tokens = time.monotonic(), 0
-            if left:
-                num_tokens = _sample(config, prompts, tokenizer, file, progress)
-            metrics = summary_metrics(file.histogram())
-            metrics["filter/num_response_tokens"] = float(num_tokens)
-            metrics["filter/sampling_s"] = time.monotonic() - started
-            logger.log_metrics(metrics, step=0)
-            text = render(file.histogram(), metrics)
-            logger.log_text(text + "\n", "pass_rates.txt")
-            where = logger.describe()
+    is_there = path.exists()
+    if is_there:
+        check_settings(path, settings)
+    with recorded(config, "filter", prompts) as (progress, logger):
+        started, num_tokens = time.monotonic(), 0
+        if not is_there:
+            num_tokens = sample_file(config, prompts.train, tokenizer, path, settings, progress)
+        histogram = read_histogram(path, num_responses)
+        metrics = summary_metrics(histogram)
+        metrics["filter/num_response_tokens"] = float(num_tokens)
+        metrics["filter/sampling_s"] = time.monotonic() - started
+        logger.log_metrics(metrics, step=0)
+        text = render(histogram, metrics)
+        logger.log_text(text + "\n", "pass_rates.txt")
+        where = logger.describe()
     say(
         f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
@@ -64,39 +61,90 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     return path
 
 
-def _sample(
+def sample_file(
     config: FitConfig,
-    prompts: PromptSplit,
+    train: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
-    file: PassRateFile,
+    path: Path,
+    settings: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Fill the file, chunk by chunk; a chunk's responses depend on (seed, chunk) only."""
-    k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
-    num_tokens = 0
-    with (
-        policy_player(config, tokenizer) as player,
-        progress.stage(
-            "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
-        ) as advance,
-    ):
-        for start in range(0, len(train), size):
-            chunk: list[Prompt] = train[start : start + size]
-            missing = [i for i in range(start, start + len(chunk)) if i not in file.num_correct]
-            if not missing:
-                continue
-            rollouts = player.play(
-                chunk,
-                group_size=k,
-                settings=sampling_settings(config.rollouts),
-                seed=derive_seed(config.seed, "pass rates", start),
-            )
-            for i, prompt in enumerate(chunk):
-                file.append(start + i, prompt, rollouts[i * k : (i + 1) * k])
-            file.flush()
+    """Write the file of all prompts; the tokens that it took. A chunk depends on (seed, chunk)."""
+    k = int(settings["num_responses"])
+    size, text = chunk_prompts(config, k), json.dumps(settings, indent=1) + "\n"
+    with closing(Parts(path, text, -(-len(train) // size))) as parts:
+        progress.note(
+            f"{path}: {len(parts.files) - len(parts.missing)} of {len(parts.files)} parts are "
+            f"there, each of up to {size} prompts; {k} responses to each prompt"
+        )
+        num_tokens = 0
+
+        def write(number: int, player: Player) -> None:
+            nonlocal num_tokens
+            first, sampling = number * size, sampling_settings(config.rollouts)
+            seed = derive_seed(config.seed, "pass rates", first)
+            chunk = train[first : first + size]
+            rollouts = player.play(chunk, group_size=k, settings=sampling, seed=seed)
+            write_text(parts.files[number], rows_of(rollouts, first, k))
             num_tokens += sum(rollout.num_sampled for rollout in rollouts)
-            advance(len(missing))
+
+        parts.fill("pass rates", config, tokenizer, progress, write)
+        write_text(settings_path(path), text)
+        write_text(path, "".join(file.read_text(encoding="utf-8") for file in parts.files))
+        parts.remove()
     return num_tokens
+
+
+def rows_of(rollouts: Sequence[Rollout], first: int, k: int) -> str:
+    """A line for each prompt, `k` rollouts for each; `first` is the number of the first prompt."""
+    rows = []
+    for place in range(0, len(rollouts), k):
+        num_correct = sum(bool(rollout.is_correct) for rollout in rollouts[place : place + k])
+        row = {
+            **rollouts[place].prompt.record,
+            PASS_RATE: num_correct / k,
+            "num_correct": num_correct,
+            "num_responses": k,
+            "prompt_index": first + place // k,
+        }
+        rows.append(json.dumps(row, default=str) + "\n")
+    return "".join(rows)
+
+
+def settings_path(path: Path) -> Path:
+    """What the rows of the file belong to."""
+    return path.with_name(f"{path.name}.settings.json")
+
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raises: UserError: the file belongs to other settings, or is no such file."""
+    beside = settings_path(path)
+    try:
+        written = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(
+            f"--output {path}: there is a file without a readable {beside.name}; give "
+            "another name, or remove it"
+        ) from None
+    for name, value in settings.items():
+        if written.get(name) != value:
+            raise UserError(
+                f"--output {path}: its rows belong to other settings ({name} "
+                f"{written.get(name)!r}, now {value!r}); give another name, or remove it"
+            )
+
+
+def read_histogram(path: Path, k: int) -> list[int]:
+    """How many prompts have 0, 1, ..., k correct responses."""
+    bins = [0] * (k + 1)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            bins[int(json.loads(line)["num_correct"])] += 1
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise UserError(
+                f"{path}:{number}: not a row that `vapo filter` wrote; remove the file"
+            ) from None
+    return bins
 
 
 def summary_metrics(histogram: list[int]) -> dict[str, float]:
@@ -179,96 +227,55 @@ def default_path(config: FitConfig, settings: Mapping[str, Any]) -> Path:
     return Path(config.output_dir) / "pass_rates" / f"{key}.jsonl"
 
 
-class PassRateFile:
-    """Appends finished prompts; a context manager that holds the file alone.
+class Parts:
+    """The parts of a file that takes long to sample: a command that was killed finds them again.
 
-    Raises:
-        UserError: the file belongs to other settings, is no such file, or is being written.
+    Their folder lies beside the file and belongs to its settings alone.
+
+    Raises: UserError: it cannot be written, has parts of other settings, or is being written.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
-        self.num_responses = int(settings["num_responses"])
-        self.num_correct: dict[int, int] = {}
+    def __init__(self, path: Path, settings: str, num: int) -> None:
+        self.folder = path.with_name(f"{path.name}.parts")
+        self.files = [self.folder / f"{number:06d}{path.suffix}" for number in range(num)]
+        about = self.folder / "settings.json"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("a")
+            if not try_lock(self._lock):
+                raise UserError(f"--output {path}: another command is writing it")
+            if about.exists() and about.read_text(encoding="utf-8") != settings:
+                raise UserError(
+                    f"--output {path}: {self.folder} has rollouts of other settings; give another "
+                    "name, or remove it"
+                )
+            write_text(about, settings)
         except OSError as error:
             raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
-        try:
-            if not try_lock(self._file, with_children=True):
-                raise UserError(f"--output {path}: another `vapo filter` is writing it")
-            self._check(settings)
-            self._read_finished()
-        except BaseException:
-            self._file.close()
-            raise
+        self.missing = [number for number, file in enumerate(self.files) if not file.is_file()]
+
+    def fill(
+        self,
+        stage: str,
+        config: FitConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Progress,
+        write: Callable[[int, Player], None],
+    ) -> None:
+        """Play with the config's policy for each part that is missing."""
+        if not self.missing:
+            return
+        with (
+            policy_player(config, tokenizer) as player,
+            progress.stage(stage, total=len(self.missing), unit="parts") as advance,
+        ):
+            for number in self.missing:
+                write(number, player)
+                advance(1)
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        self._lock.close()
 
-    def append(self, index: int, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """One finished prompt, its responses judged; nothing if it is there already."""
-        if index in self.num_correct:
-            return
-        num_correct = sum(bool(rollout.is_correct) for rollout in rollouts)
-        row = {
-            **prompt.record,
-            PASS_RATE: num_correct / len(rollouts),
-            "num_correct": num_correct,
-            "num_responses": len(rollouts),
-            "prompt_index": index,
-        }
-        self._file.write(json.dumps(row, default=str).encode() + b"\n")
-        self.num_correct[index] = num_correct
-
-    def flush(self) -> None:
-        """What was appended survives a kill, and a crash of the machine."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def histogram(self) -> list[int]:
-        """How many prompts have 0, 1, ..., k correct responses."""
-        bins = [0] * (self.num_responses + 1)
-        for number in self.num_correct.values():
-            bins[number] += 1
-        return bins
-
-    def _check(self, settings: Mapping[str, Any]) -> None:
-        beside = self.path.with_name(f"{self.path.name}.settings.json")
-        is_empty = self.path.stat().st_size == 0
-        if is_empty:
-            write_text(beside, json.dumps(settings, indent=1) + "\n")
-            return
-        try:
-            written = json.loads(beside.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(
-                f"--output {self.path}: there is a file without a readable {beside.name}; give "
-                "another name, or remove it"
-            ) from None
-        for name, value in settings.items():
-            if written.get(name) != value:
-                raise UserError(
-                    f"--output {self.path}: its rows belong to other settings ({name} "
-                    f"{written.get(name)!r}, now {value!r}); give another name, or remove it"
-                )
-
-    def _read_finished(self) -> None:
-        """A last line that was cut by a kill is cut off and made again."""
-        self._file.seek(0)
-        end = 0
-        for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
-                self._file.truncate(end)
-                break
-            try:
-                row = json.loads(line)
-                self.num_correct[int(row["prompt_index"])] = int(row["num_correct"])
-            except (ValueError, KeyError, TypeError):
-                raise UserError(
-                    f"{self.path}:{number}: not a row that `vapo filter` wrote; remove the file"
-                ) from None
-            end += len(line)
-        self._file.seek(0, os.SEEK_END)
+    def remove(self) -> None:
+        """The file itself has everything now."""
+        shutil.rmtree(self.folder)

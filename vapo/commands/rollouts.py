@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.filter import chunk_prompts, settings_of
+from vapo.commands.filter import Parts, chunk_prompts, settings_of
 from vapo.commands.measured_rollouts import (
     Measuring,
     measure_step_starts,
     stored_truth_metrics,
 )
-from vapo.commands.sampling import policy_player, read_inputs, recorded
+from vapo.commands.sampling import read_inputs, recorded
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
@@ -30,6 +30,7 @@ from vapo.prompts.load import PromptSplit
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     one_table,
@@ -37,7 +38,6 @@ from vapo.rollouts.rollout_file import (
     rollout_table,
     write_table,
 )
-from vapo.system.atomic_files import write_text
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
@@ -76,10 +76,8 @@ def run(
         return path
     with recorded(config, "rollouts", prompts) as (progress, logger):
         started = time.monotonic()
-        parts = sample_parts(config, prompts, tokenizer, path, metadata, progress, measuring)
-        metrics = join_parts(parts, path, metadata)
+        metrics = sample_file(config, prompts, tokenizer, path, metadata, progress, measuring)
         metrics["rollouts/sampling_s"] = time.monotonic() - started
-        shutil.rmtree(_folder(path))
         logger.log_metrics(metrics, step=0)
         where = logger.describe()
     said = ""
@@ -117,54 +115,53 @@ def metadata_of(
     }
 
 
-def sample_parts(
+def sample_file(
     config: FitConfig,
     prompts: PromptSplit,
     tokenizer: PreTrainedTokenizerBase,
     path: Path,
     metadata: dict[str, Any],
     progress: Progress,
-    measuring: Measuring | None = None,
-) -> list[Path]:
-    """One file for each chunk of groups, which a run that was killed does not sample again.
+    measuring: Measuring | None,
+) -> dict[str, float]:
+    """Write the file, chunk by chunk of groups; what it says of the policy, and what it has cost.
 
     A chunk depends on (seed, chunk) only.
     """
     size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
     chunk = min(chunk_prompts(config, size), num_groups)
-    parts = [_folder(path) / f"{number:06d}.parquet" for number in range(-(-num_groups // chunk))]
-    _open_folder(path, metadata)
-    missing = [number for number, part in enumerate(parts) if not part.is_file()]
-    progress.note(
-        f"{path}: {num_groups} groups of {size}; {len(parts) - len(missing)} of {len(parts)} "
-        f"parts are there, each of up to {chunk} groups"
-    )
-    if measuring is not None:
-        progress.note(measuring.most(config, num_groups, size))
-    if not missing:
-        return parts
-    with (
-        policy_player(config, tokenizer) as player,
-        progress.stage("rollouts", total=len(missing), unit="parts") as advance,
-    ):
-        settings = sampling_settings(config.rollouts)
-        continuer = Continuer(config, settings, player, progress.stage)
-        for number in missing:
+    with closing(Parts(path, _settings_text(metadata), -(-num_groups // chunk))) as parts:
+        progress.note(
+            f"{path}: {num_groups} groups of {size}; {len(parts.files) - len(parts.missing)} of "
+            f"{len(parts.files)} parts are there, each of up to {chunk} groups"
+        )
+        if measuring is not None:
+            progress.note(measuring.most(config, num_groups, size))
+
+        def write(number: int, player: Player) -> None:
+            continuer = Continuer(
+                config, sampling_settings(config.rollouts), player, progress.stage
+            )
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
             )
             groups = range(number * chunk, min((number + 1) * chunk, num_groups))
             table, spent = sample_part(
-                chosen[: len(groups)],
-                groups,
-                continuer,
-                measuring,
-                number,
-                progress.note,
+                chosen[: len(groups)], groups, continuer, measuring, number, progress.note
             )
-            write_table(parts[number], table, metadata | {_SPENT: spent})
-            advance(1)
-    return parts
+            write_table(parts.files[number], table, metadata | {_SPENT: spent})
+
+        parts.fill("rollouts", config, tokenizer, progress, write)
+        table = one_table(parts.files, key="--output")
+        metrics = summary_metrics(table)
+        if measuring is not None:
+            of_parts = (read_metadata(part, key="--output") for part in parts.files)
+            spent = sum(int(found.get(_SPENT, 0)) for found in of_parts)
+            metadata = metadata | {_SPENT: spent}
+            metrics |= stored_truth_metrics(table, spent)
+        write_table(path, table, metadata)
+        parts.remove()
+    return metrics
 
 
 def sample_part(
@@ -204,42 +201,10 @@ def sample_part(
     return rollout_table(rollouts, of_rows, states, measured), num_tokens
 
 
-def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
-    """Write the file of all parts; what it says of the policy, and what its truth has cost."""
-    table = one_table(parts, key="--output")
-    metrics = summary_metrics(table)
-    if "value_truth" in metadata:
-        spent = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
-        metadata = metadata | {_SPENT: spent}
-        metrics |= stored_truth_metrics(table, spent)
-    write_table(path, table, metadata)
-    return metrics
-
-
 def _settings_text(metadata: dict[str, Any]) -> str:
     """What decides the rollouts; the config's hash also has what does not, as the critic."""
     kept = {name: value for name, value in metadata.items() if name not in _NO_SETTINGS}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
-
-
-def _folder(path: Path) -> Path:
-    return path.with_name(f"{path.name}.parts")
-
-
-def _open_folder(path: Path, metadata: dict[str, Any]) -> None:
-    """The folder of the parts, which belongs to these settings alone."""
-    about = _folder(path) / "settings.json"
-    text = _settings_text(metadata)
-    try:
-        about.parent.mkdir(parents=True, exist_ok=True)
-        if about.exists() and about.read_text(encoding="utf-8") != text:
-            raise UserError(
-                f"--output {path}: {about.parent} has rollouts of other settings; give another "
-                "name, or remove it"
-            )
-        write_text(about, text)
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
 
 
 def summary_metrics(table: pa.Table) -> dict[str, float]:
