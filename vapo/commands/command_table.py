@@ -290,16 +290,6 @@ COMMANDS = {
             option("--list", "say what is left, send nothing", dest="only_list", **_SWITCH),
         ),
     ),
-    "completion": Command(
-        "completion", "complete commands, options and config keys with the shell's Tab key",
-        (
-            option("shell", "words: for the scripts", choices=["bash", "zsh", "fish", "words"]),
-            option("--line TEXT", "words: what is typed after `vapo`, so far", default=""),
-        ),
-        epilog='bash: put `eval "$(vapo completion bash)"` into ~/.bashrc\n'
-        'zsh:  put `eval "$(vapo completion zsh)"` into ~/.zshrc, after compinit\n'
-        "fish: put `vapo completion fish | source` into ~/.config/fish/config.fish",
-    ),
     "doctor": Command(
         "doctor", "say which sampling engines work here, and what is missing",
         (

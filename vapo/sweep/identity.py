@@ -18,9 +18,8 @@ _PACKAGE = Path(__file__).parents[1]
 _AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/run_hours.py",
                "studies/critics/report.py", "cli.py", "commands/command_line.py",
                "commands/command_table.py", "commands/early_checks.py", "commands/file_checks.py",
-               "commands/completion.py", "commands/ui.py", "commands/sweep.py",
-               "commands/report.py", "commands/rollouts.py", "commands/critics.py",
-               "commands/trying.py", "commands/trials.py",
+               "commands/ui.py", "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
+               "commands/critics.py", "commands/trying.py", "commands/trials.py",
                "commands/sampled_trials.py")  # fmt: skip
 
 
