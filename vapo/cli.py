@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vapo.commands.command_line import Command, command_hint
+from vapo.commands.command_line import Command, did_you_mean
 from vapo.commands.command_table import COMMANDS
 from vapo.errors import StoppedRun, StopRequested, UserError
 from vapo.system.main_process import is_main_process
@@ -54,7 +54,8 @@ def _dispatch(argv: list[str]) -> None:
     elif name == "--version":
         say(f"vapo {__version__}")
     elif name not in COMMANDS:
-        raise UserError(f"unknown command '{name}'{command_hint(name, COMMANDS)}")
+        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"]) or "; see `vapo --help`"
+        raise UserError(f"unknown command '{name}'{hint}")
     else:
         _run(name, COMMANDS[name], rest)
 

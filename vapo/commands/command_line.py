@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,33 +14,6 @@ from vapo.errors import UserError
 
 if TYPE_CHECKING:
     from vapo.config.options import Entry
-
-
-_OTHER_NAMES = {
-    other: command
-    for command, others in {
-        "fit": "train run start resume ppo grpo rl",
-        "validate": "eval evaluate test val benchmark",
-        "rollouts": "generate sample rollout",
-        "filter": "pass_rate",
-        "critics": "pretrain_critic",
-        "sft": "finetune",
-        "reward-model": "rm reward",
-        "serve": "server rollout-server vllm-serve",
-        "sweep": "ablation grid",
-        "report": "plot table",
-        "import": "convert download",
-        "export": "save merge",
-        "ui": "mlflow dashboard tensorboard",
-        "deliver": "sync",
-        "doctor": "check env info",
-        "estimate": "memory",
-        "--help": "help",
-        "--version": "version",
-    }.items()
-    for other in others.split()
-}
-"""What people type who come from elsewhere -> the command here."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -160,14 +133,6 @@ class Command:
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def command_hint(name: str, known: Iterable[str]) -> str:
-    """Which command is meant by a name that none has: `; did you mean '...'?`, or where to look."""
-    other = _OTHER_NAMES.get(name.lower().replace("_", "-"), _OTHER_NAMES.get(name.lower()))
-    if other is not None:
-        return f"; did you mean '{other}'?"
-    return did_you_mean(name, [*known, "--help", "--version"]) or "; see `vapo --help`"
 
 
 def folder_name(text: str) -> Path:
