@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from vapo.rollouts.rollout_file import (
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
-from vapo.types import Prompt
 
 _SPENT = "continuation_tokens"
 _NO_SETTINGS = ("config_hash", "schema_version", _SPENT)
@@ -129,6 +128,7 @@ def sample_file(
     A chunk depends on (seed, chunk) only.
     """
     size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
+    settings = sampling_settings(config.rollouts)
     chunk = min(chunk_prompts(config, size), num_groups)
     with closing(Parts(path, _settings_text(metadata), -(-num_groups // chunk))) as parts:
         progress.note(
@@ -139,66 +139,47 @@ def sample_file(
             progress.note(measuring.most(config, num_groups, size))
 
         def write(number: int, player: Player) -> None:
-            continuer = Continuer(
-                config, sampling_settings(config.rollouts), player, progress.stage
-            )
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
             )
             groups = range(number * chunk, min((number + 1) * chunk, num_groups))
-            table, spent = sample_part(
-                chosen[: len(groups)], groups, continuer, measuring, number, progress.note
+            rollouts = sample_and_score(
+                chosen[: len(groups)],
+                player,
+                progress.stage,
+                group_size=size,
+                settings=settings,
+                seed=derive_seed(config.seed, "stored rollouts", number),
             )
+            of_rows = [group for group in groups for _ in range(size)]
+            states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
+            measured, spent = measure_step_starts(
+                rollouts,
+                of_rows,
+                measuring,
+                Continuer(config, settings, player, progress.stage),
+                seed=derive_seed(config.seed, "stored continuations", number),
+                note=progress.note,
+            )
+            table = rollout_table(rollouts, of_rows, states, measured)
             write_table(parts.files[number], table, metadata | {_SPENT: spent})
 
         parts.fill("rollouts", config, tokenizer, progress, write)
-        table = one_table(parts.files, key="--output")
-        metrics = summary_metrics(table)
-        if measuring is not None:
-            of_parts = (read_metadata(part, key="--output") for part in parts.files)
-            spent = sum(int(found.get(_SPENT, 0)) for found in of_parts)
-            metadata = metadata | {_SPENT: spent}
-            metrics |= stored_truth_metrics(table, spent)
-        write_table(path, table, metadata)
+        metrics = join_parts(parts.files, path, metadata)
         parts.remove()
     return metrics
 
 
-def sample_part(
-    prompts: Sequence[Prompt],
-    groups: Sequence[int],
-    continuer: Continuer,
-    measuring: Measuring | None,
-    number: int,
-    note: Callable[[str], None],
-) -> tuple[pa.Table, int]:
-    """The table of a chunk, and the tokens of its continuations.
-
-    Args:
-        groups: the number of each prompt's group in the file.
-        number: the chunk's, which with the seed decides what is sampled.
-    """
-    config, tokenizer = continuer.config, continuer.player.tokenizer
-    group_size = resolve(config).group_size
-    rollouts = sample_and_score(
-        prompts,
-        continuer.player,
-        continuer.stage,
-        group_size=group_size,
-        settings=continuer.settings,
-        seed=derive_seed(config.seed, "stored rollouts", number),
-    )
-    of_rows = [group for group in groups for _ in range(group_size)]
-    states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-    measured, num_tokens = measure_step_starts(
-        rollouts,
-        of_rows,
-        measuring,
-        continuer,
-        seed=derive_seed(config.seed, "stored continuations", number),
-        note=note,
-    )
-    return rollout_table(rollouts, of_rows, states, measured), num_tokens
+def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
+    """Write the file of all parts; what it says of the policy, and what its truth has cost."""
+    table = one_table(parts, key="--output")
+    metrics = summary_metrics(table)
+    if "value_truth" in metadata:
+        spent = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
+        metadata = metadata | {_SPENT: spent}
+        metrics |= stored_truth_metrics(table, spent)
+    write_table(path, table, metadata)
+    return metrics
 
 
 def _settings_text(metadata: dict[str, Any]) -> str:

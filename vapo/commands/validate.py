@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
-from vapo.commands.sampling import load_policy, read_inputs
+from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
@@ -35,9 +34,7 @@ from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import make_sampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.engines.selection import ActorAccess
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
 from vapo.system.progress import Progress
@@ -75,10 +72,9 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    with closing(make_sampler(config, access, tokenizer)) as sampler:
-        result, batch, measured = sample_heldout(
-            config, prompts, sampler, tokenizer, value_truth, judges_values
-        )
+    result, batch, measured = sample_heldout(
+        config, prompts, access, tokenizer, value_truth, judges_values
+    )
     metrics, found, estimated, checked = result.metrics, None, None, None
     if networks is not None:
         estimated, checked = evaluated_heldout(config, batch, networks)
@@ -106,7 +102,7 @@ def run(
 def sample_heldout(
     config: FitConfig,
     prompts: PromptSplit,
-    sampler: Sampler,
+    access: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
     value_truth: int | None,
     judges_values: bool,
@@ -117,8 +113,8 @@ def sample_heldout(
     with (
         Progress() as progress,
         scorer_of(config) as scorer,
+        playing(config, access, tokenizer, scorer) as player,
     ):
-        player = Player(config, sampler, scorer, tokenizer)
         result = evaluate(
             prompts.heldout,
             player=player,
