@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ from vapo.training.supervised import (
 )
 from vapo.types import Prompt, Rollout
 
+Example = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
+"""A prompt's tokens, those that follow it, and which of the latter have loss."""
+
 
 def run(config: SftConfig) -> None:
     """Train on demonstrations, write a Hugging Face folder, evaluate it on held-out prompts."""
@@ -56,7 +59,8 @@ def run(config: SftConfig) -> None:
     require_demonstrations(prompts.train, environment_is_used=config.environment.is_used)
     actor = Actor(model)
     batches = Batches(
-        *examples_of(prompts.train, config, sampling, tokenizer),
+        examples_of(prompts.train, config, sampling, tokenizer),
+        partial(cut, pad_id=int(tokenizer.pad_token_id), max_tokens=config.microbatch_tokens),
         batch_size=config.batch_size,
         num_steps=config.num_steps,
         seed=config.seed,
@@ -100,16 +104,13 @@ def examples_of(
     config: SftConfig,
     sampling: FitConfig,
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[Any], Callable[[list[Any]], SupervisedBatch]]:
-    """The examples, and what makes an optimizer step of some: prompts, or episodes played of them.
+) -> list[Example]:
+    """Prompts with their demonstrations, or the episodes that were played of these.
 
     Raises: UserError: a demonstration and the environment do not fit together.
     """
-    pad_id, max_tokens = int(tokenizer.pad_token_id), config.microbatch_tokens
     if not config.environment.is_used:
-        return prompts, partial(
-            collate_demonstrations, tokenizer=tokenizer, pad_id=pad_id, max_tokens=max_tokens
-        )
+        return [prompt_example(prompt, tokenizer) for prompt in prompts]
     with (
         Progress() as progress,
         closing(make_environments(sampling)) as environments,
@@ -118,7 +119,18 @@ def examples_of(
         episodes = play_demonstrations(
             prompts, environments, config=sampling, tokenizer=tokenizer, advance=advance
         )
-    return episodes, partial(collate_episodes, pad_id=pad_id, max_tokens=max_tokens)
+    return [episode_example(episode) for episode in episodes]
+
+
+def prompt_example(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """The demonstration ends with the end token."""
+    ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+    return prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id)), (True,) * (len(ids) + 1)
+
+
+def episode_example(episode: Rollout) -> Example:
+    """The policy's tokens alone have loss."""
+    return episode.prompt.prompt_ids, episode.response_ids, episode.is_sampled
 
 
 def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) -> None:
@@ -137,43 +149,20 @@ def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) 
         )
 
 
-def collate_demonstrations(
-    examples: list[Prompt], tokenizer: PreTrainedTokenizerBase, pad_id: int, *, max_tokens: int
-) -> SupervisedBatch:
-    """Prompts and demonstrations with their end tokens; the denominator counts the latter's."""
-    pairs = []
-    for prompt in examples:
-        ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        pairs.append((prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id))))
-    everything = [(True,) * len(ids) for _, ids in pairs]
-    return _cut(pairs, everything, pad_id, max_tokens=max_tokens)
-
-
-def collate_episodes(examples: list[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """Episodes, of which the policy's tokens alone have loss, and count in the denominator."""
-    pairs = [(episode.prompt.prompt_ids, episode.response_ids) for episode in examples]
-    return _cut(pairs, [episode.is_sampled for episode in examples], pad_id, max_tokens=max_tokens)
-
-
-def _cut(
-    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    has_loss: Sequence[tuple[bool, ...]],
-    pad_id: int,
-    *,
-    max_tokens: int,
-) -> SupervisedBatch:
-    lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids in pairs]
+def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
+    """Micro-batches of one optimizer step; the denominator counts the tokens that have loss."""
+    lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
     microbatches = []
-    for chunk in cut_by_tokens(lengths, range(len(pairs)), max_tokens=max_tokens):
-        masks = [torch.tensor(has_loss[row]) for row in chunk]
+    for rows in cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens):
+        masks = [torch.tensor(examples[row][2]) for row in rows]
         microbatches.append(
             token_inputs(
-                [pairs[row] for row in chunk],
+                [examples[row][:2] for row in rows],
                 pad_id=pad_id,
                 response_mask=pad_sequence(masks, batch_first=True, padding_value=False),
             )
         )
-    return SupervisedBatch(microbatches, denominator=sum(map(sum, has_loss)))
+    return SupervisedBatch(microbatches, denominator=sum(sum(mask) for *_, mask in examples))
 
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:
