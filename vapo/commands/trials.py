@@ -190,27 +190,19 @@ def _of_most_truncated(
 ) -> str:
     """What cut the most, and the key that sets its limit."""
     (kind, count), *_ = kinds.most_common(1)
-    episodes, budget = config.environment.episode_options, config.rollouts.max_response_tokens
-    ends = ", ".join(map(inline, policy.end_tokens))
+    episodes, ends = config.environment.episode_options, ", ".join(map(inline, policy.end_tokens))
+    key, limit = "rollouts.max_response_tokens", config.rollouts.max_response_tokens
     if kind == "turns":
-        return (
-            f"{count} of {total} episodes had all their turns before the environment ended them: "
-            f"raise environment.max_turns, which is {episodes.max_turns}"
-        )
-    if kind == "turn_length":
-        return (
-            f"{count} of {total} episodes ended in a turn that was cut without an end token "
-            f"({ends}): raise environment.max_turn_tokens, which is {episodes.max_turn_tokens}"
-        )
-    if config.environment.is_used:
-        return (
-            f"{count} of {total} episodes used up their budget, observations included: raise "
-            f"rollouts.max_response_tokens, which is {budget}"
-        )
-    return (
-        f"{count} of {total} responses reached their budget without an end token ({ends}): raise "
-        f"rollouts.max_response_tokens, which is {budget}"
-    )
+        what = "episodes had all their turns before the environment ended them"
+        key, limit = "environment.max_turns", episodes.max_turns
+    elif kind == "turn_length":
+        what = f"episodes ended in a turn that was cut without an end token ({ends})"
+        key, limit = "environment.max_turn_tokens", episodes.max_turn_tokens
+    elif config.environment.is_used:
+        what = "episodes used up their budget, observations included"
+    else:
+        what = f"responses reached their budget without an end token ({ends})"
+    return f"{count} of {total} {what}: raise {key}, which is {limit}"
 
 
 def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
