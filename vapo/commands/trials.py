@@ -140,7 +140,6 @@ class Policy:
 
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
     """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
-    yield from _of_failures(trials, config)
     if policy is not None:
         yield from _of_lengths(trials, config, policy)
     judged = [t for t in trials if t.failure is None]
@@ -203,34 +202,6 @@ def _of_most_truncated(
     else:
         what = f"responses reached their budget without an end token ({ends})"
     return f"{count} of {total} {what}: raise {key}, which is {limit}"
-
-
-def _of_failures(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    who, whose, block = "your verifier", "the verifier's", "rewards"
-    timeout_s, total = config.rewards.timeout_s, len(trials)
-    if config.environment.is_used:
-        who, whose, block = "your environment", "an environment's", "environment"
-        timeout_s = config.environment.episode_options.timeout_s
-    found = [t.failure for t in trials if t.failure is not None]
-    failures = Counter(failure.partition(":")[0] for failure in found)
-    for kind, count in failures.most_common():
-        first = next(failure for failure in found if failure.partition(":")[0] == kind)
-        known = {
-            "nan": f"{who} gave a reward that is not finite (nan or inf) to {count} of {total} "
-            "responses, which is no verdict",
-            "error": f"{who} raised on {count} of {total} responses: {_raised(first)}",
-            "timeout": f"{count} of {total} verdicts took longer than {block}.timeout_s, "
-            f"{timeout_s:g} s",
-            "crash": f"{count} of {total} times {whose} process ended without a verdict",
-        }
-        yield known.get(kind, f"{count} of {total} responses have no verdict: {inline(first)}")
-
-
-def _raised(failure: str) -> str:
-    """The first one's line and error, of `error: KeyError: 'x' (mine.py:2)`."""
-    said = failure.partition(":")[2].strip()
-    placed = re.fullmatch(r"(.*) \(([^()]+:\d+)\)", said, re.DOTALL)
-    return inline(f"{placed[2]}: {placed[1]}" if placed else said)
 
 
 def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
