@@ -1,34 +1,33 @@
-"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on."""
+"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on; with
+`--value_truth` also what prefixes of its responses are worth, and what that costs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from vapo.advantages.token_rewards import critic_rewards
 from vapo.commands.filter import Parts, chunk_prompts, settings_of
-from vapo.commands.measured_rollouts import (
-    Measuring,
-    measure_step_starts,
-    stored_truth_metrics,
-)
 from vapo.commands.sampling import read_inputs, recorded
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
@@ -38,9 +37,12 @@ from vapo.rollouts.rollout_file import (
     rollout_table,
     write_table,
 )
+from vapo.rollouts.segments import step_starts
+from vapo.rollouts.stored_truth import returns_settings
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
+from vapo.types import Rollout
 
 _SPENT = "continuation_tokens"
 _NO_SETTINGS = ("config_hash", "schema_version", _SPENT)
@@ -200,4 +202,86 @@ def summary_metrics(table: pa.Table) -> dict[str, float]:
         "rollouts/pass_rate": sum(correct) / table.num_rows,
         "rollouts/reward_mean": sum(rewards) / table.num_rows,
         "rollouts/num_response_tokens": float(sum(lengths)),
+    }
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """K continuations from every step start of the responses of a share of the groups."""
+
+    num_continuations: int
+    share: float
+
+    def settings(self, config: FitConfig) -> dict[str, Any]:
+        """What decides the measured values, as the file's metadata have it."""
+        return {
+            "num_continuations": self.num_continuations,
+            "share": self.share,
+            "segments": asdict(config.value_truth.segments),
+            **returns_settings(config),
+        }
+
+    def is_measured(self, group: int) -> bool:
+        """Whether a group is among the share, which is spread evenly over all of them."""
+        return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
+
+    def most(self, config: FitConfig, num_groups: int, group_size: int) -> str:
+        """What it costs at most, before a response is known."""
+        groups = sum(map(self.is_measured, range(num_groups)))
+        segments = config.value_truth.segments.max_segments
+        prefixes = groups * group_size * segments
+        total = prefixes * self.num_continuations
+        tokens = total * config.rollouts.max_response_tokens
+        return (
+            f"--value_truth {self.num_continuations}: {groups} of {num_groups} groups, at most "
+            f"{segments} prefixes of each of {groups * group_size:,} responses, so at most "
+            f"{prefixes:,} prefixes, {total:,} continuations and {tokens:,} tokens"
+        )
+
+
+def measure_step_starts(
+    rollouts: Sequence[Rollout],
+    groups: Sequence[int],
+    measuring: Measuring | None,
+    continuer: Continuer,
+    *,
+    seed: int,
+    note: Callable[[str], None],
+) -> tuple[list[list[MeasuredState]], int]:
+    """Continue the responses of the groups that are measured from the start of each of their steps.
+
+    What it costs is said before. Returns each response's measured states, and the tokens sampled.
+    """
+    config = continuer.config
+    found: list[list[MeasuredState]] = [[] for _ in rollouts]
+    places = [
+        Place(row, start)
+        for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
+        if measuring is not None and measuring.is_measured(group) and not rollout.is_lost
+        for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
+    ]
+    if measuring is None or not places:  # perhaps all episodes were lost to their environment
+        return found, 0
+    k, num_states = measuring.num_continuations, len(by_state(rollouts, places))
+    about = expected_tokens(rollouts, places, k)
+    note(
+        f"{num_states:,} prefixes of {len({place.row for place in places}):,} responses, "
+        f"{k * num_states:,} continuations, about {about:,} tokens"
+    )
+    made = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
+    measured = made.measured(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
+    for place in places:
+        if place in measured:  # else a continuation was lost to the environment
+            found[place.row].append(measured[place])
+    return found, made.num_sampled_tokens
+
+
+def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
+    """What was measured, and from how many tokens; keys as docs/metrics.md has them."""
+    lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
+    sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
+    return {
+        "rollouts/num_measured_prefixes": float(round(sum(1 / rows for rows in sharing))),
+        "rollouts/truth_noise": sum(noise) / max(len(noise), 1),
+        "rollouts/num_continuation_tokens": float(num_sampled_tokens),
     }
