@@ -40,11 +40,6 @@ def _configured(
     )  # fmt: skip
 
 
-def _checkpoint_option(does: str) -> CommandOption:
-    what = f"{does} a checkpoint; last and best: of the newest run in output_dir"
-    return option("--ckpt_path last|best|PATH", what)
-
-
 _FILES: dict[str, Any] = {"action": "append", "type": Path}
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _EXIT_CODES = """exit codes:
@@ -56,6 +51,7 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 129 by SIGHUP, 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_CHECKPOINT = "a checkpoint; last and best: of the newest run in output_dir"
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
@@ -68,7 +64,7 @@ COMMANDS = {
     "fit": _configured(
         "fit", "train a policy",
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
-        _checkpoint_option("resume from"),
+        option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
         epilog=_EXIT_CODES, loads=_TRAINER,
     ),
     "try": _configured(
@@ -82,7 +78,7 @@ COMMANDS = {
     ),
     "validate": _configured(
         "validate", "score a policy on held-out prompts",
-        _checkpoint_option("score the actor of"),
+        option("--ckpt_path last|best|PATH", f"score the actor of {_CHECKPOINT}"),
         option(
             "--value_page FILE",
             "also write a page of the responses' tokens by value, as page.html; of the "

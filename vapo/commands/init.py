@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
@@ -46,7 +45,12 @@ def run(folder: Path) -> None:
                 raise _cannot_write(folder, reason)
             if place != path and place.exists() and not place.is_dir():
                 raise _cannot_write(folder, f"{place} is a file, where a folder must be")
-    different = [name for name, content in contents.items() if _differs(folder / name, content)]
+    there = {name: folder / name for name in contents if (folder / name).exists()}
+    different = [
+        name
+        for name, path in there.items()
+        if not path.is_file() or path.read_bytes() != contents[name]
+    ]
     if different:
         more = f" and {len(different) - 1} more" if len(different) > 1 else ""
         raise UserError(
@@ -71,7 +75,3 @@ def _cannot_write(folder: Path, reason: str) -> UserError:
         f"vapo init cannot write {folder}: {reason}. Move it away, or name a new folder: vapo "
         "init FOLDER"
     )
-
-
-def _differs(path: Path, content: bytes) -> bool:
-    return os.path.exists(path) and (not path.is_file() or path.read_bytes() != content)

@@ -24,14 +24,11 @@ from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
-from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to
-from vapo.rollouts.player import Player
 from vapo.system.devices import pick_device
-from vapo.system.progress import Stage
 from vapo.system.seeding import derive_seed
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
@@ -41,7 +38,7 @@ from vapo.training.supervised import (
     recorded_run,
     train_supervised,
 )
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Rollout
 
 NUM_HELDOUT_BATCHES = 4
 
@@ -70,11 +67,27 @@ def run(config: RewardModelConfig) -> None:
     )
     with recorded_run(config, sampling, "reward-model", prompts) as (progress, scorer, logger):
         with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
-            how = (config, player, progress.stage)
-            train = scored_responses(prompts.training, config.num_steps, "train", *how)
-            heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
+            sampled = []
+            for source, num_batches, purpose in (
+                (prompts.training, config.num_steps, "train"),
+                (prompts.heldout, NUM_HELDOUT_BATCHES, "heldout"),
+            ):
+                num_prompts = -(-num_batches * config.batch_size // config.group_size)
+                sampled.append(
+                    sample_and_score(
+                        group_sampling(
+                            source, num_prompts=num_prompts, seed=config.seed, iteration=0
+                        ),
+                        player,
+                        progress.stage,
+                        group_size=config.group_size,
+                        settings=sampling_settings(config.rollouts),
+                        seed=derive_seed(config.seed, "reward model", purpose),
+                    )
+                )
+        train, heldout = sampled
         train = with_unfinished(train, config, tokenizer, scorer.score)
-        del policy, player, how
+        del policy, player
         train_supervised(
             SupervisedModule(
                 critic,
@@ -102,31 +115,6 @@ def run(config: RewardModelConfig) -> None:
     for key, value in report.items():
         say(f"{key}: {value:.3f}")
     say(f"{recorded}\n{Path(config.export_dir)}")
-
-
-def scored_responses(
-    source: list[Prompt] | TrainingSet,
-    num_batches: int,
-    purpose: str,
-    config: RewardModelConfig,
-    player: Player,
-    stage: Stage,
-) -> list[Rollout]:
-    """The policy's responses for so many batches, judged."""
-    prompts = group_sampling(
-        source,
-        num_prompts=-(-num_batches * config.batch_size // config.group_size),
-        seed=config.seed,
-        iteration=0,
-    )
-    return sample_and_score(
-        prompts,
-        player,
-        stage,
-        group_size=config.group_size,
-        settings=sampling_settings(config.rollouts),
-        seed=derive_seed(config.seed, "reward model", purpose),
-    )
 
 
 def with_unfinished(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,7 @@ from vapo.commands.file_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
 from vapo.sweep.describe import describe_budget, describe_plan, describe_size
-from vapo.sweep.folders import Outcome, TaskFolder, locked
+from vapo.sweep.folders import TaskFolder, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, visible_gpus
 from vapo.sweep.plan import Plan, make_plan
@@ -108,13 +108,7 @@ def _work(
     if page := parent.curves_page():
         say(f"its runs side by side:\n  {page}")
     say(f"sweep folder:\n{sweep_dir}")
-    _check_finished(plan, sweep_dir, outcomes)
-
-
-def _check_finished(plan: Plan, sweep_dir: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Raises: UserError with the runs that did not finish, and the logs of those that failed."""
-    missing = [task for task in plan.tasks if outcomes[task.identity].state != "finished"]
-    if not missing:
+    if not (missing := [t for t in plan.tasks if outcomes[t.identity].state != "finished"]):
         return
     failed = [task for task in missing if outcomes[task.identity].state == "failed"]
     logs = [f"  {task.name}: {TaskFolder(sweep_dir, task).log}" for task in failed]

@@ -31,7 +31,16 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
             "or leave --run out to see all experiments"
         )
     store = locate_store(tracking_uri)
-    _check_store(store)
+    if store.is_http or store.uri.startswith("databricks"):
+        raise UserError(
+            f"tracking.uri: {store.shown_uri} is a server with a UI of its own: open it in a "
+            "browser; `vapo ui` is for a local folder or a database"
+        )
+    if store.database and not store.database.is_file():
+        raise UserError(
+            f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
+            f"{store.database.name}); run `vapo fit` first, or name another folder"
+        )
     server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     pages = [experiments_page(server)]
     if run is not None:
@@ -96,16 +105,3 @@ def server_command(store: Store, host: str, port: int) -> list[str]:
     # no line for every request, and none of how the server ends
     quiet = ["--uvicorn-opts", "--log-level=warning"]
     return [*command, "--host", host, "--port", str(port), "--workers", "1", *quiet]
-
-
-def _check_store(store: Store) -> None:
-    if store.is_http or store.uri.startswith("databricks"):
-        raise UserError(
-            f"tracking.uri: {store.shown_uri} is a server with a UI of its own: open it in a "
-            "browser; `vapo ui` is for a local folder or a database"
-        )
-    if store.database and not store.database.is_file():
-        raise UserError(
-            f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
-            f"{store.database.name}); run `vapo fit` first, or name another folder"
-        )
