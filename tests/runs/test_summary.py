@@ -11,8 +11,8 @@ from vapo.config.functions import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import (
     FAILED_EPISODES,
+    RunSummary,
     make_run_dir,
-    make_summary,
     render_summary,
     score_line,
     write_summary,
@@ -31,14 +31,14 @@ PLAIN_FIELDS = {
 
 @pytest.fixture
 def summary():
-    return make_summary(
-        before={
+    return RunSummary(
+        evaluation_before={
             "eval/avg_at_k": 0.61,
             "eval/avg_at_k_ci_low": 0.58,
             "eval/avg_at_k_ci_high": 0.64,
             "eval/maj_at_k": math.nan,
         },
-        after={"eval/avg_at_k": 0.835},
+        evaluation_after={"eval/avg_at_k": 0.835},
         k=8,
         num_iterations=60,
         stage_seconds={"rollout": 61.0, "training": 122.0},
@@ -194,7 +194,7 @@ def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):
 )
 def test_text_says_how_to_open_the_record(summary, tmp_path, uri, command):
     fields = {key: value for key, value in vars(summary).items() if key in PLAIN_FIELDS}
-    made = make_summary(before={}, after={}, **fields | {"tracking_uri": uri})
+    made = RunSummary(**fields | {"tracking_uri": uri})
     lines = render_summary(made, tmp_path, recorded="x").splitlines()
     assert command in lines
     assert "secret" not in write_summary(tmp_path, made).read_text()

@@ -35,7 +35,7 @@ from vapo.runs.run_dirs import (
     tell,
 )
 from vapo.runs.stopping import Stopping
-from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
+from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.devices import pick_device
 from vapo.system.distributed import check_launch, leave_together
@@ -205,9 +205,9 @@ def summarize(
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     recording, watch = callbacks.recording, callbacks.watch
     score_best, best_iteration = callbacks.checkpointing.best
-    summary = make_summary(
-        before=callbacks.evaluation.first,
-        after=callbacks.evaluation.latest,
+    summary = RunSummary(
+        evaluation_before=dict(callbacks.evaluation.first),
+        evaluation_after=dict(callbacks.evaluation.latest),
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,

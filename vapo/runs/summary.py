@@ -39,13 +39,14 @@ class RunSummary:
     `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote.
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
-    `faults` how many updates were skipped and rollouts left out. Use `make_summary`.
+    `faults` how many updates were skipped and rollouts left out. Credentials in `tracking_uri` are
+    left out.
     """
 
-    score_before: float | None
-    score_before_ci: tuple[float, float] | None
-    score_after: float | None
-    score_after_ci: tuple[float, float] | None
+    score_before: float | None = field(init=False)
+    score_before_ci: tuple[float, float] | None = field(init=False)
+    score_after: float | None = field(init=False)
+    score_after_ci: tuple[float, float] | None = field(init=False)
     k: int
     num_iterations: int
     stage_seconds: dict[str, float]
@@ -66,25 +67,11 @@ class RunSummary:
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
 
-
-def make_summary(
-    *, before: Mapping[str, float], after: Mapping[str, float], **fields: Any
-) -> RunSummary:
-    """A summary from the metrics of the first and the last evaluation, and the other fields.
-
-    Credentials in `tracking_uri` are left out.
-    """
-    uri = fields.pop("tracking_uri")
-    return RunSummary(
-        tracking_uri=without_credentials(uri),
-        score_before=before.get(_SCORE),
-        score_before_ci=interval_of(before),
-        score_after=after.get(_SCORE),
-        score_after_ci=interval_of(after),
-        evaluation_before=dict(before),
-        evaluation_after=dict(after),
-        **fields,
-    )
+    def __post_init__(self) -> None:
+        before, after = self.evaluation_before, self.evaluation_after
+        self.tracking_uri = without_credentials(self.tracking_uri)
+        self.score_before, self.score_before_ci = before.get(_SCORE), interval_of(before)
+        self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
 
 
 def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
