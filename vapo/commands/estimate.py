@@ -135,15 +135,11 @@ def render(estimate: Estimate) -> str:
         if any(stages[stage].get(part) for stage in stages)
     ]
     rows.append(("total", [sum(stages[stage].values()) for stage in stages]))
-    label = max(len(part) for part, _ in rows)
-    widths = [max(len(stage), 8) for stage in stages]
-    head = "  ".join(f"{stage:>{width}}" for stage, width in zip(stages, widths, strict=True))
-    lines = [f"{'GiB on each GPU':<{max(label, 15)}}  {head}"]
-    for part, values in rows:
-        cells = "  ".join(
-            f"{_gib(value):>{width}}" for value, width in zip(values, widths, strict=True)
-        )
-        lines.append(f"{part:<{max(label, 15)}}  {cells}")
+    table = [("GiB on each GPU", list(stages)), *((part, list(map(_gib, v))) for part, v in rows)]
+    label, widths = max(len(part) for part, _ in table), [max(len(stage), 8) for stage in stages]
+    lines = [
+        "  ".join([f"{part:<{label}}", *map(str.rjust, cells, widths)]) for part, cells in table
+    ]
     counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
