@@ -104,7 +104,7 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
 
 
 def _run_configured(
-    name: str, command: Command, schema: type, options: dict[str, Any], overrides: list[str]
+    name: str, command: Command, schema: Any, options: dict[str, Any], overrides: list[str]
 ) -> None:
     """Compose the config, and check what the command will read and write, before torch is loaded.
 

@@ -118,7 +118,7 @@ def test_other_processes_of_a_run_say_nothing(
         for name in ("xml.dom.minicompat", "vapo.commands.init"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         run = cli._load_command("x", Command("init", "", loads=("xml.dom.minicompat",)), "a.yaml")
-        assert run is sys.modules["vapo.commands.init"].run  # type: ignore[attr-defined]
+        assert run is sys.modules["vapo.commands.init"].run
         return capsys.readouterr().err.splitlines()
 
     first, last = load()

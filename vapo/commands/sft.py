@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import FitConfig, SftConfig
@@ -50,8 +50,8 @@ def run(config: SftConfig) -> None:
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     if config.model_path is None:
-        tokenizer = make_tokenizer(config.new_model.alphabet)
-        model = make_model(config.new_model, tokenizer)
+        tokenizer: PreTrainedTokenizerBase = make_tokenizer(config.new_model.alphabet)
+        model: PreTrainedModel = make_model(config.new_model, tokenizer)
     else:
         model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
         tokenizer = load_tokenizer(config.model_path)

@@ -190,13 +190,13 @@ def _of_most_truncated(
     """What cut the most, and the key that sets its limit."""
     (kind, count), *_ = kinds.most_common(1)
     episodes, ends = config.environment.episode_options, ", ".join(map(inline, policy.end_tokens))
-    key, limit = "rollouts.max_response_tokens", config.rollouts.max_response_tokens
+    key, limit = "rollouts.max_response_tokens", str(config.rollouts.max_response_tokens)
     if kind == "turns":
         what = "episodes had all their turns before the environment ended them"
-        key, limit = "environment.max_turns", episodes.max_turns
+        key, limit = "environment.max_turns", str(episodes.max_turns)
     elif kind == "turn_length":
         what = f"episodes ended in a turn that was cut without an end token ({ends})"
-        key, limit = "environment.max_turn_tokens", episodes.max_turn_tokens
+        key, limit = "environment.max_turn_tokens", str(episodes.max_turn_tokens)
     elif config.environment.is_used:
         what = "episodes used up their budget, observations included"
     else:
