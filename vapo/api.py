@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vapo.commands.checked import checked
+from vapo.commands.early_checks import checked
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
@@ -231,14 +231,14 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
         UserError: config, data or machine do not fit.
     """
     with checked("fit", config, {"ckpt_path": None}):
-        from vapo.commands.training_checks import checked_inputs
-        from vapo.rewards.scorer import Scorer
+        from vapo.commands.fit import checked_inputs
+        from vapo.rewards.scorer import scorer_of
         from vapo.system.progress import Progress
         from vapo.training.parts import Sampling, module_of
         from vapo.training.parts import training_parts as parts_of
 
         inputs = checked_inputs(config)
-        with Progress(live=False) as progress, Scorer(config) as scorer:
+        with Progress(live=False) as progress, scorer_of(config) as scorer:
             progress.note(inputs.prompts.report.describe())
             parts = parts_of(
                 module_of(config, inputs),

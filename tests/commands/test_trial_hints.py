@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.config.fits import ROOT, fit_config
-from tests.tiny_model import tiny_model
-from vapo.commands.sampled_trials import TriedPolicy, shown_trial
-from vapo.commands.trial_hints import Policy, hints
-from vapo.commands.trials import MAX_SHOWN_CHARS, Trial, block, inline, render, summarize
-from vapo.config import FitConfig
+from vapo.commands.sampled_trials import shown_trial
+from vapo.commands.trials import (
+    MAX_SHOWN_CHARS,
+    Policy,
+    Trial,
+    block,
+    hints,
+    inline,
+    render,
+    summarize,
+)
 from vapo.networks.loading import load_tokenizer
-from vapo.rollouts.engines.selection import access_to
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 POLICY = ROOT / "models" / "state_tracking" / "policy"
@@ -51,24 +55,8 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
         ([trial("142 and 4.42 and 420"), trial("x", extracted="7")], (), None),
         ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
         ([trial("a", answer="")], ("rewards.verifier=exact",), None),
-        (
-            [trial("42", failure="timeout")],
-            (),
-            "1 of 1 verdicts took longer than rewards.timeout_s",
-        ),
         ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
-        (
-            [trial("a", failure="error: KeyError: 'b (c:1)' (raising.py:2)")] * 2,
-            (),
-            "your verifier raised on 2 of 2 responses: raising.py:2: KeyError: 'b (c:1)'",
-        ),
-        (
-            [trial("a", failure="error: TypeError: score() takes 1"), trial("b")],
-            (),
-            "your verifier raised on 1 of 2 responses: TypeError: score() takes 1",
-        ),
-        ([trial("a", failure="nan")], (), "a reward that is not finite (nan or inf) to 1 of 1"),
-        ([trial("a", failure="lost")], (), "1 of 1 responses have no verdict: lost"),
+        ([trial("42", failure="timeout")], (), None),
         (
             [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
             ("rewards.verifier=exact",),
@@ -127,19 +115,10 @@ def test_an_end_of_another_template_counts_only_where_the_policy_wrote_it() -> N
         ids = (begin, said, said)
         rollout = Rollout(prompt, ids, "11", (0.0,) * 3, FinishReason.LENGTH, turns, False)
         ends = frozenset([int(tokenizer.eos_token_id)])
-        access = access_to(tiny_model(), torch.device("cpu"))
-        start = TriedPolicy(FitConfig(), [], access, tokenizer, ends)
-        return shown_trial(rollout, start, "").foreign_end
+        return shown_trial(rollout, tokenizer, ends, "").foreign_end
 
     assert found(Turn(1, 2)) is None
     assert found(Turn(0, 3)) == "<|im_start|>"
-
-
-def test_a_verifier_that_fails_is_the_first_hint(tmp_path: Path) -> None:
-    cut = {"finish_reason": "length", "failure": "error: SystemExit: 1 (mine.py:2)"}
-    first, second = hints([trial("a", **cut)] * 2, fit_config(tmp_path), POLICY_TOKENS)
-    assert first == "your verifier raised on 2 of 2 responses: mine.py:2: SystemExit: 1"
-    assert "reached their budget" in second
 
 
 def test_text_is_bounded_and_cannot_pass_for_ours() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.fits import ROOT, fit_config
 from tests.config.test_validation import CRITIC_FREE, problem
-from vapo.commands.command_rules import check_gates
+from vapo.commands.early_checks import check_early
 from vapo.config import SftConfig
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.environments import EnvironmentConfig, EpisodeOptions
@@ -182,9 +182,10 @@ def test_the_rewards_keys_say_nothing_of_an_environments(tmp_path: Path) -> None
 
 def test_no_episode_is_made_to_answer_in_its_middle(tmp_path: Path) -> None:
     config = fit_config(tmp_path, *EPISODES)
-    check_gates(config, None)
+    with pytest.raises(UserError, match=r"^data.train"):  # it gets as far as the files
+        check_early("gates", config, {"answer_now": None})
     with pytest.raises(UserError, match=r"--answer_now ';' .* leave it out"):
-        check_gates(config, ";")
+        check_early("gates", config, {"answer_now": ";"})
 
 
 def test_the_rewards_weight_is_over_turns(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Names of other libraries: each leads to a key or a command that exists."""
+"""Names of other libraries: each leads to a key that exists."""
 
 from __future__ import annotations
 
 import pytest
 
-from vapo.commands.command_line import _OTHER_NAMES, command_hint
-from vapo.commands.command_table import COMMANDS
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.foreign_names import FOREIGN_NAMES, did_you_mean_key, meant_key
 from vapo.config.loading import load_config
@@ -68,13 +66,3 @@ def test_the_error_names_it(override: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(FitConfig, [], [override])
     assert said in str(caught.value)
-
-
-def test_commands() -> None:
-    for name, command in _OTHER_NAMES.items():
-        assert command in COMMANDS or command in ("--help", "--version")
-        assert name not in COMMANDS
-    assert command_hint("train", COMMANDS) == "; did you mean 'fit'?"
-    assert command_hint("rollout_server", COMMANDS) == "; did you mean 'serve'?"
-    assert command_hint("fitt", COMMANDS) == "; did you mean 'fit'?"
-    assert command_hint("xyzzy", COMMANDS) == "; see `vapo --help`"

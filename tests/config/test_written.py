@@ -9,7 +9,7 @@ import pytest
 
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.cli import main
-from vapo.commands.pass_rate_file import settings_of
+from vapo.commands.filter import settings_of
 from vapo.config import FitConfig, SftConfig
 from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.schema import TrackingConfig

@@ -23,7 +23,7 @@ from tests.integration.test_stored_pretraining import (
     stored_fit,
     where,
 )
-from vapo.commands import measured_rollouts, rollouts
+from vapo.commands import rollouts
 from vapo.rollouts.stored_truth import COLUMNS
 
 __all__ = ["data"]
@@ -141,7 +141,7 @@ def test_what_cannot_be_measured(tmp_path: Path, args: list[str], message: str) 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 1 / 3, 0.1])
 def test_a_share_is_spread_over_the_groups(share: float) -> None:
-    measuring = measured_rollouts.Measuring(2, share)
+    measuring = rollouts.Measuring(2, share)
     taken = [g for g in range(60) if measuring.is_measured(g)]
     assert len(taken) == round(60 * share)
     assert {b - a for a, b in pairwise(taken)} == {round(1 / share)}

@@ -14,7 +14,7 @@ from transformers import Qwen2ForSequenceClassification
 from tests.judged import judged
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.commands.reward_model import cut_scored, summed_squared_error
-from vapo.commands.sft import collate_demonstrations, summed_nll
+from vapo.commands.sft import Example, cut, prompt_example, summed_nll
 from vapo.config.schema import OptimizerConfig
 from vapo.environments.contract import Verdict
 from vapo.networks.actor import Actor
@@ -72,13 +72,14 @@ def test_demonstrations() -> None:
     cuts: list[int] = []
 
     def of(max_tokens: int) -> Tensor:
-        def collate(examples: list[Prompt]) -> SupervisedBatch:
-            batch = collate_demonstrations(examples, tokenizer, 0, max_tokens=max_tokens)
+        def collate(examples: list[Example]) -> SupervisedBatch:
+            batch = cut(examples, 0, max_tokens=max_tokens)
             cuts.append(len(batch.microbatches))
             return batch
 
         actor = Actor(tiny_model())
-        return gradient(actor, lambda m: summed_nll(actor, m), demonstrations(), collate)
+        examples = [prompt_example(prompt, tokenizer) for prompt in demonstrations()]
+        return gradient(actor, lambda m: summed_nll(actor, m), examples, collate)
 
     assert_equal_gradients([of(10_000), of(100), of(1)])
     assert cuts[0] == 1
@@ -86,12 +87,12 @@ def test_demonstrations() -> None:
 
 
 def test_demonstration_loss_is_the_mean_over_response_tokens() -> None:
-    actor, examples = Actor(tiny_model()), demonstrations()[:1]
-    batch = collate_demonstrations(examples, tiny_tokenizer(), 0, max_tokens=100)
-    ids = tiny_tokenizer()(examples[0].demonstration)["input_ids"] + [1]
-    start = len(examples[0].prompt_ids)
+    actor, example = Actor(tiny_model()), demonstrations()[0]
+    batch = cut([prompt_example(example, tiny_tokenizer())], 0, max_tokens=100)
+    ids = tiny_tokenizer()(example.demonstration)["input_ids"] + [1]
+    start = len(example.prompt_ids)
     with torch.no_grad():
-        logits = actor.model(torch.tensor([[*examples[0].prompt_ids, *ids]])).logits[0]
+        logits = actor.model(torch.tensor([[*example.prompt_ids, *ids]])).logits[0]
         expected = nn.functional.cross_entropy(logits[start - 1 : -1], torch.tensor(ids))
         actual = summed_nll(actor, batch.microbatches[0]) / batch.denominator
     torch.testing.assert_close(actual, expected)

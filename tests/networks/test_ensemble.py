@@ -28,8 +28,7 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.token_inputs import token_inputs
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.runs.checkpoints import network_state
-from vapo.runs.compatibility import check_compatible, parameters_of
+from vapo.runs.checkpoints import check_compatible, network_state, parameters_of
 from vapo.runs.manifests import Manifest
 from vapo.studies.memory.estimate import estimate_memory
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch

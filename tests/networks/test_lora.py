@@ -16,7 +16,7 @@ from tests.tiny_model import (
     save_tiny_folder,
     tiny_model,
 )
-from vapo.commands.estimate import run as estimate
+from vapo.commands.early_checks import check_early
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
@@ -191,4 +191,4 @@ def test_sharded_adapters_are_refused(tmp_path: Path) -> None:
 
 def test_estimate_refuses_adapters(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"does not count adapters yet: set actor\.lora=null"):
-        estimate(lora_config(tmp_path))
+        check_early("estimate", lora_config(tmp_path), {})

@@ -29,7 +29,7 @@ from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.value_head import LOGPROB_SCORE
-from vapo.runs.compatibility import parameters_of
+from vapo.runs.checkpoints import parameters_of
 from vapo.training.optimizers import make_optimizers, set_learning_rate
 
 __all__ = ["one_process", "policy", "reward_model"]

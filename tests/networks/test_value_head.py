@@ -25,7 +25,7 @@ from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.value_head import KEY
-from vapo.runs.compatibility import parameters_of
+from vapo.runs.checkpoints import parameters_of
 from vapo.system.distributed import reshard
 from vapo.training.optimizers import make_optimizer
 

@@ -13,7 +13,7 @@ from torch import nn
 from tests.rollouts.scripted_episodes import ScriptedEnvironments, ScriptedStream
 from tests.rollouts.test_episodes import KEY, config, counting, ids, play, prompts
 from tests.tiny_model import tiny_model, tiny_tokenizer
-from vapo.commands.sft import collate_episodes, require_demonstrations, summed_nll
+from vapo.commands.sft import cut, episode_example, require_demonstrations, summed_nll
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
@@ -68,7 +68,9 @@ def test_loss_is_the_mean_over_the_policys_tokens_whatever_the_cuts() -> None:
                     total += nn.functional.cross_entropy(logits[place - 1], target)
                     count += 1
         for max_tokens in (1000, 1):
-            batch = collate_episodes(episodes, 0, max_tokens=max_tokens)
+            batch = cut(
+                [episode_example(episode) for episode in episodes], 0, max_tokens=max_tokens
+            )
             assert batch.denominator == count == 5 + 6
             summed = sum(summed_nll(actor, m) for m in batch.microbatches)
             torch.testing.assert_close(summed / batch.denominator, total / count)

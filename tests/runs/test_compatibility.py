@@ -14,7 +14,7 @@ from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model
-from vapo.runs.compatibility import adapter_options, check_compatible, parameters_of
+from vapo.runs.checkpoints import adapter_options, check_compatible, parameters_of
 from vapo.runs.manifests import Manifest
 
 

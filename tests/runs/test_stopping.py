@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from vapo.errors import InterruptedRunError, StopRequested
-from vapo.runs.other_processes import Peers
-from vapo.runs.stopping import SIGNALS, Stopping
+from vapo.runs.stopping import SIGNALS, Peers, Stopping
 from vapo.system.progress import Progress
 
 ALONE = """

@@ -11,8 +11,8 @@ from vapo.config.functions import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.summary import (
     FAILED_EPISODES,
+    RunSummary,
     make_run_dir,
-    make_summary,
     render_summary,
     score_line,
     write_summary,
@@ -31,14 +31,14 @@ PLAIN_FIELDS = {
 
 @pytest.fixture
 def summary():
-    return make_summary(
-        before={
+    return RunSummary(
+        evaluation_before={
             "eval/avg_at_k": 0.61,
             "eval/avg_at_k_ci_low": 0.58,
             "eval/avg_at_k_ci_high": 0.64,
             "eval/maj_at_k": math.nan,
         },
-        after={"eval/avg_at_k": 0.835},
+        evaluation_after={"eval/avg_at_k": 0.835},
         k=8,
         num_iterations=60,
         stage_seconds={"rollout": 61.0, "training": 122.0},
@@ -98,7 +98,6 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
         run_dir,
         recorded="in MLflow's experiment 'x' as 'a name'",
         ablation="components.value_pretraining.enabled=false",
-        checkpoint=run_dir / "checkpoints" / "best.ckpt",
         value_pages=tmp_path / f"mlruns/artifacts/{'0' * 32}/artifacts/value_pages",
     )
     lines = text.splitlines()
@@ -138,13 +137,11 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
 
 
 def test_the_commands_take_a_folder_with_a_space_as_one_word(summary, tmp_path):
-    text = render_summary(
-        summary, tmp_path / "a run", recorded="x", checkpoint=tmp_path / "a run/best.ckpt"
-    )
+    text = render_summary(summary, tmp_path / "a run", recorded="x")
     shell = 'vapo() { for word; do echo "<$word>"; done; }\n'
     typed = shell + text.partition("try next:")[2].partition("run folder:")[0]
     words = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout
-    for name in ("config.yaml", "best.ckpt", "actor"):
+    for name in ("config.yaml", "checkpoints/best.ckpt", "actor"):
         assert f"<{tmp_path}/a run/{name}>\n" in words
 
 
@@ -154,7 +151,6 @@ def test_no_command_reads_the_config_of_a_run_with_a_notebooks_function(summary,
         tmp_path,
         recorded="x",
         ablation="components.value_pretraining.enabled=false",
-        checkpoint=tmp_path / "best.ckpt",
         config_is_whole=False,
     )
     assert "--config" not in text
@@ -198,7 +194,7 @@ def test_an_output_dir_that_cannot_be_made_is_an_error(tmp_path):
 )
 def test_text_says_how_to_open_the_record(summary, tmp_path, uri, command):
     fields = {key: value for key, value in vars(summary).items() if key in PLAIN_FIELDS}
-    made = make_summary(before={}, after={}, **fields | {"tracking_uri": uri})
+    made = RunSummary(**fields | {"tracking_uri": uri})
     lines = render_summary(made, tmp_path, recorded="x").splitlines()
     assert command in lines
     assert "secret" not in write_summary(tmp_path, made).read_text()

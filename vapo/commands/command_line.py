@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,33 +14,6 @@ from vapo.errors import UserError
 
 if TYPE_CHECKING:
     from vapo.config.options import Entry
-
-
-_OTHER_NAMES = {
-    other: command
-    for command, others in {
-        "fit": "train run start resume ppo grpo rl",
-        "validate": "eval evaluate test val benchmark",
-        "rollouts": "generate sample rollout",
-        "filter": "pass_rate",
-        "critics": "pretrain_critic",
-        "sft": "finetune",
-        "reward-model": "rm reward",
-        "serve": "server rollout-server vllm-serve",
-        "sweep": "ablation grid",
-        "report": "plot table",
-        "import": "convert download",
-        "export": "save merge",
-        "ui": "mlflow dashboard tensorboard",
-        "deliver": "sync",
-        "doctor": "check env info",
-        "estimate": "memory",
-        "--help": "help",
-        "--version": "version",
-    }.items()
-    for other in others.split()
-}
-"""What people type who come from elsewhere -> the command here."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,21 +27,49 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
 
-    def read(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The options by name; an unknown one is refused with the nearest that exists."""
-        options, unknown = self.parse_known_args(argv)
-        if unknown:
-            hint = did_you_mean(unknown[0], list(self.flags()))
-            self.error(f"unexpected argument '{unknown[0]}'{hint}")
-        return vars(options)
+    def read(
+        self, argv: Sequence[str], entries: Mapping[str, Entry] | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The options by name, and the config's overrides, given in any of their three forms.
 
-    def actions(self) -> list[argparse.Action]:
-        """Every option and positional argument."""
-        return self._actions
+        Args:
+            entries: the config's keys; None: there is no config, so no overrides.
 
-    def flags(self) -> dict[str, bool]:
-        """Every spelling of every flag, and whether it takes a value."""
-        return {flag: a.nargs != 0 for a in self.actions() for flag in a.option_strings}
+        Raises: UserError: an argument that is neither ours nor a config key, or one without a
+            value; names the nearest that exists.
+        """
+        options, left = self.parse_known_args(argv)
+        overrides: list[str] = []
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        while left:
+            token = left.pop(0)
+            flag, equals, _ = token.partition("=")
+            if entries is None:
+                self.error(f"unexpected argument '{token}'{did_you_mean(token, flags)}")
+            if token.startswith("--"):
+                from vapo.config.foreign_names import meant_key
+                from vapo.config.options import is_key
+
+                if not is_key(flag[2:], entries):
+                    hint = did_you_mean(flag, flags)
+                    if not hint and (nearest := meant_key(flag[2:], entries)):
+                        hint = f"; did you mean '--{nearest}'?"
+                    raise UserError(
+                        f"command line: unknown option '{flag}'{hint or '; see --help'}"
+                    )
+                if not equals and (not left or left[0].startswith("--")):
+                    raise UserError(f"{flag} needs a value, as {flag}=VALUE")
+                overrides.append(token[2:] if equals else f"{flag[2:]}={left.pop(0)}")
+            elif equals and not token.startswith("-"):
+                overrides.append(token)
+            else:
+                hint = did_you_mean(token, flags) if token.startswith("-") else ""
+                if token.endswith((".yaml", ".yml")) and "--config" in flags:
+                    hint = f"; a config file is given as --config {token}"
+                raise UserError(
+                    f"unexpected argument '{token}'{hint or '; an override is written KEY=VALUE'}"
+                )
+        return vars(options), overrides
 
 
 CommandOption = tuple[list[str], dict[str, Any]]
@@ -100,7 +101,6 @@ class Command:
         more: the rest of the help's first part.
         loads: the libraries that take seconds, in the order in which they are imported.
         composes_rows: it gets the config files and overrides themselves, for a grid of configs.
-        trains_networks: it trains the actor or the critic that its config names.
     """
 
     module: str
@@ -112,7 +112,6 @@ class Command:
     more: str = ""
     epilog: str | None = None
     composes_rows: bool = False
-    trains_networks: bool = False
     loads: tuple[str, ...] = ()
 
     def make_parser(self, name: str) -> Parser:
@@ -131,64 +130,9 @@ class Command:
         return parser
 
 
-def split_overrides(
-    argv: Sequence[str], parser: Parser, entries: Mapping[str, Entry]
-) -> tuple[list[str], list[str]]:
-    """Separate the command's own flags from the overrides, given in any of their three forms.
-
-    Raises: UserError: a flag that is neither ours nor a config key, or one without a value.
-    """
-    flags = parser.flags()
-    arguments: list[str] = []
-    overrides: list[str] = []
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        flag, equals, _ = token.partition("=")
-        if flag in flags:
-            arguments.append(token)
-            if flags[flag] and not equals and tokens:
-                arguments.append(tokens.pop(0))
-        elif token.startswith("--"):
-            _check_flag(flag, list(flags), entries)
-            if not equals and (not tokens or tokens[0].startswith("--")):
-                raise UserError(f"{flag} needs a value, as {flag}=VALUE")
-            overrides.append(token[2:] if equals else f"{flag[2:]}={tokens.pop(0)}")
-        elif equals and not token.startswith("-"):
-            overrides.append(token)
-        else:
-            hint = did_you_mean(token, list(flags)) if token.startswith("-") else ""
-            if token.endswith((".yaml", ".yml")) and "--config" in flags:
-                hint = f"; a config file is given as --config {token}"
-            raise UserError(
-                f"unexpected argument '{token}'{hint or '; an override is written KEY=VALUE'}"
-            )
-    return arguments, overrides
-
-
-def _check_flag(flag: str, flags: Sequence[str], entries: Mapping[str, Entry]) -> None:
-    from vapo.config.foreign_names import meant_key
-    from vapo.config.options import is_key
-
-    if is_key(flag[2:], entries):
-        return
-    hint = did_you_mean(flag, flags)
-    if not hint and (nearest := meant_key(flag[2:], entries)):
-        hint = f"; did you mean '--{nearest}'?"
-    raise UserError(f"command line: unknown option '{flag}'{hint or '; see --help'}")
-
-
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def command_hint(name: str, known: Iterable[str]) -> str:
-    """Which command is meant by a name that none has: `; did you mean '...'?`, or where to look."""
-    other = _OTHER_NAMES.get(name.lower().replace("_", "-"), _OTHER_NAMES.get(name.lower()))
-    if other is not None:
-        return f"; did you mean '{other}'?"
-    return did_you_mean(name, [*known, "--help", "--version"]) or "; see `vapo --help`"
 
 
 def folder_name(text: str) -> Path:

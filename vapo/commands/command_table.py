@@ -25,32 +25,19 @@ def _configured(
     *options: CommandOption,
     schema: str = "FitConfig",
     example: str = "conf/vapo.yaml",
-    epilog: str | None = None,
-    trains_networks: bool = False,
-    loads: tuple[str, ...] = (),
+    **more: Any,
 ) -> Command:
     """A command with one config, composed of files and overrides."""
+    own = (
+        option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
+        option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
+    )
     return Command(
-        module,
-        doc,
-        (
-            option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
-            option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
-            *options,
-        ),
-        schema=schema,
-        needs=(("config", example),),
+        module, doc, (*own, *options), schema=schema, needs=(("config", example),),
         more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
-        epilog=epilog,
-        trains_networks=trains_networks,
-        loads=loads,
-    )
-
-
-def _checkpoint_option(does: str) -> CommandOption:
-    what = f"{does} a checkpoint; last and best: of the newest run in output_dir"
-    return option("--ckpt_path last|best|PATH", what)
+        **more,
+    )  # fmt: skip
 
 
 _FILES: dict[str, Any] = {"action": "append", "type": Path}
@@ -64,6 +51,7 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 129 by SIGHUP, 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_CHECKPOINT = "a checkpoint; last and best: of the newest run in output_dir"
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
@@ -76,8 +64,8 @@ COMMANDS = {
     "fit": _configured(
         "fit", "train a policy",
         option("--profile", "the same as trainer.profile=true", **_SWITCH),
-        _checkpoint_option("resume from"),
-        epilog=_EXIT_CODES, trains_networks=True, loads=_TRAINER,
+        option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
+        epilog=_EXIT_CODES, loads=_TRAINER,
     ),
     "try": _configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
@@ -90,7 +78,7 @@ COMMANDS = {
     ),
     "validate": _configured(
         "validate", "score a policy on held-out prompts",
-        _checkpoint_option("score the actor of"),
+        option("--ckpt_path last|best|PATH", f"score the actor of {_CHECKPOINT}"),
         option(
             "--value_page FILE",
             "also write a page of the responses' tokens by value, as page.html; of the "
@@ -133,7 +121,6 @@ COMMANDS = {
             type=positive, default=30,
         ),
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
-        trains_networks=True,
         loads=_TRAINER,
     ),
     "estimate": _configured(
@@ -298,16 +285,6 @@ COMMANDS = {
             ),
             option("--list", "say what is left, send nothing", dest="only_list", **_SWITCH),
         ),
-    ),
-    "completion": Command(
-        "completion", "complete commands, options and config keys with the shell's Tab key",
-        (
-            option("shell", "words: for the scripts", choices=["bash", "zsh", "fish", "words"]),
-            option("--line TEXT", "words: what is typed after `vapo`, so far", default=""),
-        ),
-        epilog='bash: put `eval "$(vapo completion bash)"` into ~/.bashrc\n'
-        'zsh:  put `eval "$(vapo completion zsh)"` into ~/.zshrc, after compinit\n'
-        "fish: put `vapo completion fish | source` into ~/.config/fish/config.fish",
     ),
     "doctor": Command(
         "doctor", "say which sampling engines work here, and what is missing",

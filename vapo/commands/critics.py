@@ -14,11 +14,11 @@ from typing import Any
 from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.command_rules import DATA_KEY, check_critic_row
+from vapo.commands.file_checks import DATA_KEY
+from vapo.commands.sampling import recorded
 from vapo.config import FitConfig, resolve
-from vapo.config.written import to_yaml
 from vapo.diagnostics.oracle import oracle_explained_variance
-from vapo.errors import UserError
+from vapo.errors import about
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
@@ -42,7 +42,6 @@ from vapo.system.files import sha256, write_text, write_whole
 from vapo.system.libraries import quiet_libraries, set_threads
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
-from vapo.tracking.inputs import model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
 
 
@@ -63,11 +62,6 @@ class Cell:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write(self, points: Sequence[Any], oracle: float | None) -> None:
-        about = {"critic": self.critic, "seed": self.config.seed, "oracle": oracle}
-        found = {**about, "points": [astuple(point) for point in points]}
-        write_text(self.path, json.dumps(found) + "\n")
-
 
 def run(
     *,
@@ -83,8 +77,6 @@ def run(
     quiet_libraries()
     read = read_grid(grid)
     base, configs = compose_rows(read, config, [*overrides, f"{DATA_KEY}={rollouts}"])
-    for name, own in configs.items():
-        check_critic_row(name, own, rollouts)
     set_threads(base.trainer)
     for own in (base, *configs.values()):
         settle_precision(own)
@@ -101,36 +93,22 @@ def run(
     ]
     metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, own in configs.items():  # before the first critic is trained
-        try:
+        with about(f"row '{name}' of the grid"):
             check_truth(own, (row.truth for row in rows), metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
             check_head_is_kept(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))
-        except UserError as error:
-            raise UserError(f"row '{name}' of the grid: {error}") from None
     folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
-    with (
-        Progress() as progress,
-        RunLogger(
-            recorded_tracking(base),
-            run_name=base.tracking.run_name or f"critics-{read.name}",
-            tags={
-                "command": "critics",
-                DATA_KEY: f"{rollouts} ({digest})",
-                **model_tags(base, None),
-            },
-            note=progress.note,
-        ) as logger,
-    ):
-        logger.log_config(to_yaml(base), params(base))
+    name, tags = f"critics-{read.name}", {DATA_KEY: f"{rollouts} ({digest})"}
+    with recorded(base, "critics", None, name=name, tags=tags) as (progress, logger):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
         progress.note(describe_cost(cells, rows))
         curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
         text = write_report(folder, curves, read, logger)
-        recorded = logger.describe()
-    say(f"{text}\n{recorded}\n{folder}")
+        where = logger.describe()
+    say(f"{text}\n{where}\n{folder}")
     return folder
 
 
@@ -184,11 +162,11 @@ def train_cells(
                     every_n=every_n,
                     advance=advance,
                 )
-            cell.write(points, oracle_explained_variance(stored))
-            curve = cell.result()
+            oracle = oracle_explained_variance(stored)
+            curve = Curve(cell.critic, cell.config.seed, tuple(map(astuple, points)), oracle)
+            write_text(cell.path, json.dumps(vars(curve)) + "\n")
             num_trained += 1
             each = (time.monotonic() - started) / num_trained
-            assert curve is not None
             progress.note(
                 f"{name}: held-out explained variance {curve.points[-1][3]:.3f} "
                 f"({num_trained}/{left}, about {each * (left - num_trained):.0f} s left)"

@@ -22,8 +22,19 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
 
     Raises: UserError if a store does not answer, or records are still left at the end.
     """
-    num_left = 0
-    for folder in [folder for run_dir in run_dirs for folder in _journals_in(run_dir.absolute())]:
+    folders, num_left = list[Path](), 0
+    for run_dir in map(Path.absolute, run_dirs):
+        found = sorted(path.parent for path in run_dir.glob(f"tracking*/{JOURNAL_NAME}"))
+        if (run_dir / JOURNAL_NAME).is_file():  # it is a journal itself
+            found = [run_dir]
+        if not found:
+            what = "has no records waiting" if run_dir.is_dir() else "is no folder"
+            raise UserError(
+                f"{run_dir} {what}: give the folder of a run, as the last line of `vapo fit` names "
+                "it"
+            )
+        folders += found
+    for folder in folders:
         try:
             with closing(Journal(folder)) as journal:
                 num_left += _deliver(folder, journal, tracking_uri, only_list)
@@ -60,19 +71,3 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     if report.undelivered:
         say(f"  {report.undelivered} not sent: {report.last_error}")
     return report.undelivered
-
-
-def _journals_in(run_dir: Path) -> list[Path]:
-    """The journals of a run's folder, or the folder itself if it is one.
-
-    Raises: UserError if there is none.
-    """
-    if (run_dir / JOURNAL_NAME).is_file():
-        return [run_dir]
-    found = sorted(path.parent for path in run_dir.glob(f"tracking*/{JOURNAL_NAME}"))
-    if not found:
-        what = "has no records waiting" if run_dir.is_dir() else "is no folder"
-        raise UserError(
-            f"{run_dir} {what}: give the folder of a run, as the last line of `vapo fit` names it"
-        )
-    return found

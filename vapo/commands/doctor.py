@@ -22,7 +22,7 @@ def run(engine: str) -> None:
     """Print what was found. Raises: UserError if `engine` does not work."""
     problems = {}
     for subject, about in {
-        "machine": about_machine,
+        "machine": lambda: f"Python {platform.python_version()}, {num_cores()} cores",
         "torch": about_torch,
         "transformers": about_transformers,
         "vllm": about_vllm,
@@ -35,10 +35,6 @@ def run(engine: str) -> None:
     for subject in ("transformers", engine):
         if subject in problems:
             raise UserError(f"{subject}: {problems[subject]}")
-
-
-def about_machine() -> str:
-    return f"Python {platform.python_version()}, {num_cores()} cores"
 
 
 def about_torch() -> str:

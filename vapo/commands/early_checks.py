@@ -1,71 +1,68 @@
-"""What can be said of a command's files, folders and functions before torch is imported.
+"""What is checked of a command, its options and its config before torch is imported.
 
-A wrong path is so an error after a second and not after half a minute. Each rule is a function of
-the room that it belongs to, and the command calls the same one again when it comes to it. Only
-what costs no time is done here: of data the first row, of weights the headers, of a checkpoint the
-manifest. Nothing is loaded from a hub. A user's code is not run, which might count or write
-something: its file is read as text.
+A wrong path is so an error after a second and not after half a minute; `file_checks` has what
+several commands read. What a command does not do is said here alone: it is not asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vapo.commands.command_rules import (
+from vapo.commands.file_checks import (
     DATA_KEY,
-    check_critic_row,
-    check_estimate,
-    check_filter,
-    check_gates,
-    check_measuring,
-    check_rollouts,
-    check_value_truth,
-    model_config_folder,
-    only_config_needed,
+    check_critic,
+    check_functions,
+    check_run,
+    check_sampling,
+    check_sources,
+    check_store,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
-from vapo.config.data import sources_of, verifier_blocks
-from vapo.config.engines import VllmEngine
-from vapo.config.environments import VerifiersEnvironment
-from vapo.config.rewards import PythonVerifier, RewardModelVerifier
-from vapo.config.schema import DataConfig
-from vapo.environments.verifiers_package import check_installed as check_verifiers_installed
-from vapo.errors import UserError, about
-from vapo.networks.critic_folders import critic_path, critic_start_key
+from vapo.config.continuation_rules import unlike_the_rollouts
+from vapo.config.data import GeneratedSource, Mixture
+from vapo.config.environment_variables import values_of
+from vapo.config.other_models import check_learning_rates
+from vapo.errors import StoppedRun, UserError, about
+from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
-from vapo.prompts.sources import check_source
-from vapo.rewards.verifier_code import check_parameters
-from vapo.rewards.verifiers import check_package
-from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
-from vapo.runs.summary import check_output_dir
+from vapo.system.credentials import hidden_texts
 from vapo.system.files import why_not_writable
-from vapo.system.function_files import check_function
-from vapo.tracking.stores import check_writable, locate_store
+from vapo.system.shown_text import hide, redacted
 
-Config = FitConfig | SftConfig | RewardModelConfig
 Options = Mapping[str, Any]
 """A command's own options, by name."""
+
+
+@contextmanager
+def checked(command: str, config: Any, options: Options) -> Iterator[None]:
+    """Check a command with a config, from the shell or from Python, then let it run.
+
+    Its errors, and those of the checks, have no values of secret variables in them.
+
+    Raises: UserError: whatever is wrong; StoppedRun: what the command raises.
+    """
+    hide(hidden_texts(config.from_environment, values_of(config)))
+    try:
+        check_early(command, config, options)
+        yield
+    except (UserError, StoppedRun) as error:
+        error.args = (redacted(config.from_environment.redact(str(error))),)
+        raise
 
 
 def check_early(command: str, config: Any, options: Options) -> None:
     """Check what the command will read and write; a sweep checks each of its rows itself.
 
+    Of a checkpoint the manifest is read.
+
     Raises: UserError for the first that is wrong.
     """
     if command in _CHECKS:
         _CHECKS[command](config, options)
-
-
-def check_run(config: FitConfig) -> None:
-    """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
-    _check_sampling(config)
-    _check_critic(config)
-    _check_stored(config)
-    check_output_dir(config.output_dir)
-    _check_store(config)
 
 
 def _fit(config: FitConfig, options: Options) -> None:
@@ -74,42 +71,109 @@ def _fit(config: FitConfig, options: Options) -> None:
         found = look_for_checkpoint(config.output_dir, ckpt_path)
         if (found / "manifest.json").is_file():  # a link to a damaged one gives way to another
             check_resumable(found.resolve(), config)
+    check_learning_rates(config)
 
 
 def _try(config: FitConfig, options: Options) -> None:
-    if options["responses"] is None:  # given ones need neither policy nor prompts
-        _check_sampling(config)
+    if options["responses"] is not None:  # they need neither policy nor prompts
+        if options["num"] is not None:
+            raise UserError("--num has no effect with --responses: all of the file are judged")
+        return
+    _check_one_process("try", config)
+    check_sampling(config)
 
 
 def _validate(config: FitConfig, options: Options) -> None:
-    check_value_truth(config, options["value_truth"])
-    _check_sampling(config)
-    if options["value_page"] is not None or options["value_truth"] is not None:
-        _check_critic(config)
+    if (value_truth := options["value_truth"]) is not None:
+        if value_truth < 2:
+            raise UserError(
+                "--value_truth: one continuation says nothing of its noise; give 2 or more"
+            )
+        for problem in unlike_the_rollouts(config, "--value_truth", in_training=False):
+            raise UserError(problem.message)
+    check_sampling(config)
+    if options["value_page"] is not None or value_truth is not None:
+        check_critic(config)
     if options["ckpt_path"] is not None:
         look_for_checkpoint(config.output_dir, options["ckpt_path"])
 
 
 def _filter(config: FitConfig, options: Options) -> None:
-    check_filter(config)
-    _check_sampling(config)
-    _check_store(config)
+    train = config.data.train
+    if isinstance(train, Mixture):
+        raise UserError("data.train.kind mixture: filter one source at a time, as data.train")
+    if isinstance(train, GeneratedSource) and train.curriculum:
+        raise UserError("data.train.curriculum: a curriculum has its own difficulty; leave it out")
+    _check_one_process("filter", config)
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle would make pass rates meaningless: set it to false")
+    check_sampling(config)
+    check_store(config)
 
 
 def _rollouts(config: FitConfig, options: Options) -> None:
-    check_rollouts(config, options["output"])
-    check_measuring(config, options["value_truth"], options["truth_share"])
-    _check_sampling(config)
-    _check_store(config)
+    _check_one_process("rollouts", config)
+    if (output := options["output"]) is not None and Path(output).suffix != ".parquet":
+        raise UserError(
+            f"--output {output}: the file is Parquet: give it a name that ends in .parquet"
+        )
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")
+    _check_measuring(config, options["value_truth"], options["truth_share"])
+    check_sampling(config)
+    check_store(config)
+
+
+def _check_measuring(config: FitConfig, value_truth: int | None, truth_share: float | None) -> None:
+    if value_truth is None:
+        if truth_share is not None:
+            raise UserError(
+                f"--truth_share {truth_share:g} is the share of the groups whose prefixes are "
+                "continued: give --value_truth K, too"
+            )
+        return
+    if value_truth < 2:
+        raise UserError(
+            f"--value_truth {value_truth}: the noise of a value is estimated from at least 2 "
+            "continuations; give 4, say"
+        )
+    if config.value_truth.max_tokens is not None:
+        raise UserError(
+            "value_truth.max_tokens bounds measurements of vapo validate and vapo fit, not this "
+            "file: leave it out, and lower --truth_share"
+        )
+    if truth_share is not None and not 0 < truth_share <= 1:
+        raise UserError(f"--truth_share {truth_share:g} must be above 0 and at most 1")
 
 
 def _gates(config: FitConfig, options: Options) -> None:
-    check_gates(config, options["answer_now"])
+    if (answer_now := options["answer_now"]) is not None and config.environment.is_used:
+        raise UserError(
+            f"--answer_now {answer_now!r} has a response answer in its middle, and an episode is "
+            "answered by its environment: leave it out, or set environment.kind=null"
+        )
+    if not config.algorithm.has_critic:
+        raise UserError(
+            f"algorithm.advantage_estimator is {config.algorithm.advantage_estimator}, which has "
+            "no critic: vapo gates measures what a critic can show; give the config of a system "
+            "that has one, as conf/vapo.yaml"
+        )
+    _check_one_process("gates", config)
+    if config.rewards.shuffle:
+        raise UserError("rewards.shuffle deals the rewards out anew: set it to false")
     check_run(config)
+    check_learning_rates(config)
 
 
 def _estimate(config: FitConfig, options: Options) -> None:
-    check_estimate(config)
+    if config.actor.lora is not None:
+        raise UserError(
+            "vapo estimate does not count adapters yet: set actor.lora=null for an upper bound"
+        )
+    if config.critic.head_function is not None:
+        raise UserError(
+            "vapo estimate does not count a value head of your own: set critic.head_function=null"
+        )
     if options["model_config"] is not None:
         model_config_folder(options["model_config"])
         return
@@ -119,31 +183,40 @@ def _estimate(config: FitConfig, options: Options) -> None:
             folder_with_config(critic_path(config))
 
 
+def model_config_folder(model_config: Path) -> str:
+    """The folder of `vapo estimate --model_config`. Raises: UserError: it has no config.json."""
+    folder = model_config.parent if model_config.name == "config.json" else model_config
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--model_config: no config.json at {model_config}")
+    return str(folder)
+
+
+@contextmanager
+def only_config_needed() -> Iterator[None]:
+    """Add to the error of a missing model that `vapo estimate` needs its config.json alone."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{error}\nOnly the model's config.json is needed: name one with --model_config FILE, "
+            "for actor and critic alike"
+        ) from error
+
+
 def _serve(config: FitConfig, options: Options) -> None:
     with about("actor.path"):
         folder_with_config(config.actor.path)
 
 
-def _sft(config: SftConfig, options: Options) -> None:
-    if config.model_path is not None:
-        with about("model_path"):
-            check_model_folder(config.model_path, has_tokenizer=True)
-    _supervised(config)
-
-
-def _reward_model(config: RewardModelConfig, options: Options) -> None:
-    with about("policy_path"):
-        check_model_folder(config.policy_path, has_tokenizer=True)
-    _supervised(config)
-
-
-def _supervised(config: SftConfig | RewardModelConfig) -> None:
-    _check_engine(config)
-    check_prompts(config.data)
-    check_functions(config)
+def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None:
+    key = "model_path" if isinstance(config, SftConfig) else "policy_path"
+    if (path := getattr(config, key)) is not None:
+        with about(key):
+            check_model_folder(path, has_tokenizer=True)
+    check_sources(config)
     if reason := why_not_writable(Path(config.export_dir).expanduser().absolute()):
         raise UserError(f"export_dir: cannot write in {config.export_dir}: {reason}")
-    _check_store(config)
+    check_store(config)
 
 
 def _critics(config: None, options: Options) -> None:
@@ -155,86 +228,45 @@ def _critics(config: None, options: Options) -> None:
     overrides = [*options["overrides"], f"{DATA_KEY}={rollouts}"]
     base, rows = compose_rows(read_grid(options["grid"]), options["config"], overrides)
     for name, row in rows.items():
-        check_critic_row(name, row, rollouts)
+        with about(f"row '{name}' of the grid"):
+            _check_row(row, rollouts)
     read_metadata(rollouts, key="--rollouts")
-    _check_policy(base)
+    with about("actor.path"):
+        check_model_folder(base.actor.path, has_tokenizer=True)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):
-            _check_critic(row)
+            check_critic(row)
             check_functions(row)
-    _check_store(base)
+    check_store(base)
 
 
-def _check_sampling(config: FitConfig) -> None:
-    """What sampling a policy and judging its responses needs."""
-    _check_engine(config)
-    _check_policy(config)
-    check_prompts(config.data)
-    check_functions(config)
+def _check_row(config: FitConfig, rollouts: Path) -> None:
+    settings = config.components.value_pretraining
+    if settings.data != str(rollouts):
+        raise UserError(f"{DATA_KEY}: every critic reads --rollouts; leave the key out")
+    if not config.algorithm.has_critic or resolve(config).value_pretraining_iterations == 0:
+        raise UserError(
+            "it pretrains no critic: set components.value_pretraining.enabled=true and "
+            "num_iterations above 0, with an estimator that has one"
+        )
+    if (settings.epochs, settings.patience) != (None, None):
+        raise UserError(
+            "components.value_pretraining.epochs and patience: every critic is trained "
+            "for num_iterations, so that the curves can be compared; leave them out"
+        )
+    if settings.heldout_share == 0:
+        raise UserError(
+            "components.value_pretraining.heldout_share is 0: there is nothing to "
+            "measure the critics on"
+        )
 
 
-def _check_engine(config: Config) -> None:
-    if isinstance(config.rollouts, VllmEngine):
-        check_installed()
-
-
-def _check_policy(config: FitConfig) -> None:
-    with about("actor.path"):
-        check_model_folder(config.actor.path, has_tokenizer=True)
-
-
-def _check_critic(config: FitConfig) -> None:
-    """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
-    if not config.algorithm.has_critic:
-        return
-    with about(critic_start_key(config)):
-        for member in range(config.critic.count):
-            path = critic_path(config, member)
-            check_model_folder(path, has_tokenizer=member == 0 and path != config.actor.path)
-
-
-def check_prompts(data: DataConfig) -> None:
-    """The sources of both sets, and the first row of each."""
-    for name in ("train", "heldout"):
-        for key, source in sources_of(data, name).items():
-            check_source(source, key=key)
-
-
-def check_functions(config: Config) -> None:
-    """The verifiers, the user's own estimator, value head and environment: are they there?"""
-    for key, block in verifier_blocks(config):
-        if isinstance(block, PythonVerifier):
-            own, folder = block.function, block.function_folder
-            parameters = check_function(own, key=f"{key}.function", folder=folder)
-            check_parameters(parameters or [], f"{key}.function {own}")
-        elif isinstance(block, RewardModelVerifier):
-            with about(f"{key}.reward_model_path"):
-                check_model_folder(block.reward_model_path, has_tokenizer=True)
-        else:
-            check_package(block.verifier, f"{key}.verifier")
-    if not isinstance(config, FitConfig):
-        return
-    for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):
-        block, _, name = key.partition(".")
-        options = vars(getattr(config, block))  # not every kind of block has one
-        if (path := options.get(name)) is not None:
-            check_function(path, key=key, folder=options[f"{name}_folder"])
-    if isinstance(config.environment, VerifiersEnvironment):
-        check_verifiers_installed("environment.kind")
-
-
-def _check_stored(config: FitConfig) -> None:
-    """The file of rollouts that value pretraining reads, if it does."""
-    path = config.components.value_pretraining.data
-    if path is None or resolve(config).value_pretraining_iterations == 0:
-        return
-    from vapo.rollouts.rollout_file import read_metadata
-
-    read_metadata(Path(path), key=DATA_KEY)
-
-
-def _check_store(config: Config) -> None:
-    check_writable(locate_store(config.tracking.uri))
+def _check_one_process(command: str, config: FitConfig) -> None:
+    if not config.trainer.is_one_process:
+        raise UserError(
+            f"vapo {command} is one process: set trainer.devices=1, trainer.num_nodes=1 and "
+            "trainer.strategy=auto"
+        )
 
 
 _CHECKS: dict[str, Callable[[Any, Options], None]] = {
@@ -246,7 +278,7 @@ _CHECKS: dict[str, Callable[[Any, Options], None]] = {
     "gates": _gates,
     "estimate": _estimate,
     "serve": _serve,
-    "sft": _sft,
-    "reward-model": _reward_model,
+    "sft": _supervised,
+    "reward-model": _supervised,
     "critics": _critics,
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from vapo.commands.command_rules import check_estimate, model_config_folder, only_config_needed
+from vapo.commands.early_checks import model_config_folder, only_config_needed
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
@@ -39,7 +39,6 @@ def run(
     hardware = _hardware(
         [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens, config
     )
-    check_estimate(config)
     quiet_libraries()
     path = config.actor.path if model_config is None else model_config_folder(model_config)
     actor = _read(path)
@@ -136,17 +135,17 @@ def render(estimate: Estimate) -> str:
         if any(stages[stage].get(part) for stage in stages)
     ]
     rows.append(("total", [sum(stages[stage].values()) for stage in stages]))
-    label = max(len(part) for part, _ in rows)
-    widths = [max(len(stage), 8) for stage in stages]
-    head = "  ".join(f"{stage:>{width}}" for stage, width in zip(stages, widths, strict=True))
-    lines = [f"{'GiB on each GPU':<{max(label, 15)}}  {head}"]
-    for part, values in rows:
-        cells = "  ".join(
-            f"{_gib(value):>{width}}" for value, width in zip(values, widths, strict=True)
-        )
-        lines.append(f"{part:<{max(label, 15)}}  {cells}")
+    table = [("GiB on each GPU", list(stages)), *((part, list(map(_gib, v))) for part, v in rows)]
+    label, widths = max(len(part) for part, _ in table), [max(len(stage), 8) for stage in stages]
+    lines = [
+        "  ".join([f"{part:<{label}}", *map(str.rjust, cells, widths)]) for part, cells in table
+    ]
     counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
+    host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
+    if host:  # of cpu_offload and saving in the background
+        total = _gib(sum(estimate.host.values()))
+        host = [f"host memory, GiB of each process: {total} ({', '.join(host)})"]
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
     return "\n".join(
         [
@@ -156,7 +155,7 @@ def render(estimate: Estimate) -> str:
             "",
             f"peak: {_gib(estimate.peak)} GiB, in the stage {peak}. Prompts and responses are "
             "taken as long as they may be.",
-            *_host_lines(estimate),
+            *host,
         ]
     )
 
@@ -176,15 +175,6 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
         f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
         f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
     )
-
-
-def _host_lines(estimate: Estimate) -> list[str]:
-    """What cpu_offload and saving in the background keep in host memory, if anything."""
-    if not estimate.host:
-        return []
-    parts = ", ".join(f"{part} {_gib(value)}" for part, value in estimate.host.items())
-    total = _gib(sum(estimate.host.values()))
-    return [f"host memory, GiB of each process: {total} ({parts})"]
 
 
 def verdict(estimate: Estimate, gpu_memory_gib: float) -> str:

@@ -1,50 +1,57 @@
-"""`vapo filter`: the policy's pass rate of each training prompt, as a file to train on."""
+"""`vapo filter`: the policy's pass rate of each training prompt, as a file to train on.
+
+The file has the rows as they were read, one line for each prompt. Beside it, `FILE.settings.json`
+says what the numbers belong to: the weights, the prompts, how they were sampled and judged.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.command_rules import check_filter
-from vapo.commands.pass_rate_file import PassRateFile, chunk_prompts, default_path, settings_of
 from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig
-from vapo.prompts.load import PromptSplit
+from vapo.config.rewards import verifier_settings
+from vapo.errors import UserError
+from vapo.prompts.columns import PASS_RATE
+from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.system.libraries import quiet_libraries
+from vapo.rollouts.player import Player
+from vapo.system.files import try_lock, write_text
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
-from vapo.types import Prompt
+from vapo.types import Prompt, Rollout
 
 
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
     """Sample, judge and write what is not written yet; report; the file."""
-    quiet_libraries()
-    check_filter(config)
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
-    with closing(PassRateFile(path, settings)) as file:
-        left = len(prompts.train) - len(file.num_correct)
-        with recorded(config, "filter", prompts) as (progress, logger):
-            progress.note(
-                f"{path}: {len(file.num_correct)} prompts are there, {left} are sampled, "
-                f"{num_responses} responses each"
-            )
-            started, num_tokens = time.monotonic(), 0
-            if left:
-                num_tokens = _sample(config, prompts, tokenizer, file, progress)
-            metrics = summary_metrics(file.histogram())
-            metrics["filter/num_response_tokens"] = float(num_tokens)
-            metrics["filter/sampling_s"] = time.monotonic() - started
-            logger.log_metrics(metrics, step=0)
-            text = render(file.histogram(), metrics)
-            logger.log_text(text + "\n", "pass_rates.txt")
-            where = logger.describe()
+    is_there = path.exists()
+    if is_there:
+        check_settings(path, settings)
+    with recorded(config, "filter", prompts) as (progress, logger):
+        started, num_tokens = time.monotonic(), 0
+        if not is_there:
+            num_tokens = sample_file(config, prompts.train, tokenizer, path, settings, progress)
+        histogram = read_histogram(path, num_responses)
+        metrics = summary_metrics(histogram)
+        metrics["filter/num_response_tokens"] = float(num_tokens)
+        metrics["filter/sampling_s"] = time.monotonic() - started
+        logger.log_metrics(metrics, step=0)
+        text = render(histogram, metrics)
+        logger.log_text(text + "\n", "pass_rates.txt")
+        where = logger.describe()
     say(
         f"{text}\ntrain on it with data.train.kind=jsonl "
         "data.train.min_pass_rate=LOW data.train.max_pass_rate=HIGH data.train.path="
@@ -53,39 +60,90 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     return path
 
 
-def _sample(
+def sample_file(
     config: FitConfig,
-    prompts: PromptSplit,
+    train: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
-    file: PassRateFile,
+    path: Path,
+    settings: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Fill the file, chunk by chunk; a chunk's responses depend on (seed, chunk) only."""
-    k, size, train = file.num_responses, chunk_prompts(config, file.num_responses), prompts.train
-    num_tokens = 0
-    with (
-        policy_player(config, tokenizer) as player,
-        progress.stage(
-            "pass rates", total=len(train) - len(file.num_correct), unit="prompts"
-        ) as advance,
-    ):
-        for start in range(0, len(train), size):
-            chunk: list[Prompt] = train[start : start + size]
-            missing = [i for i in range(start, start + len(chunk)) if i not in file.num_correct]
-            if not missing:
-                continue
-            rollouts = player.play(
-                chunk,
-                group_size=k,
-                settings=sampling_settings(config.rollouts),
-                seed=derive_seed(config.seed, "pass rates", start),
-            )
-            for i, prompt in enumerate(chunk):
-                file.append(start + i, prompt, rollouts[i * k : (i + 1) * k])
-            file.flush()
+    """Write the file of all prompts; the tokens that it took. A chunk depends on (seed, chunk)."""
+    k = int(settings["num_responses"])
+    size, text = chunk_prompts(config, k), json.dumps(settings, indent=1) + "\n"
+    with closing(Parts(path, text, -(-len(train) // size))) as parts:
+        progress.note(
+            f"{path}: {len(parts.files) - len(parts.missing)} of {len(parts.files)} parts are "
+            f"there, each of up to {size} prompts; {k} responses to each prompt"
+        )
+        num_tokens = 0
+
+        def write(number: int, player: Player) -> None:
+            nonlocal num_tokens
+            first, sampling = number * size, sampling_settings(config.rollouts)
+            seed = derive_seed(config.seed, "pass rates", first)
+            chunk = train[first : first + size]
+            rollouts = player.play(chunk, group_size=k, settings=sampling, seed=seed)
+            write_text(parts.files[number], rows_of(rollouts, first, k))
             num_tokens += sum(rollout.num_sampled for rollout in rollouts)
-            advance(len(missing))
+
+        parts.fill("pass rates", config, tokenizer, progress, write)
+        write_text(settings_path(path), text)
+        write_text(path, "".join(file.read_text(encoding="utf-8") for file in parts.files))
+        parts.remove()
     return num_tokens
+
+
+def rows_of(rollouts: Sequence[Rollout], first: int, k: int) -> str:
+    """A line for each prompt, `k` rollouts for each; `first` is the number of the first prompt."""
+    rows = []
+    for place in range(0, len(rollouts), k):
+        num_correct = sum(bool(rollout.is_correct) for rollout in rollouts[place : place + k])
+        row = {
+            **rollouts[place].prompt.record,
+            PASS_RATE: num_correct / k,
+            "num_correct": num_correct,
+            "num_responses": k,
+            "prompt_index": first + place // k,
+        }
+        rows.append(json.dumps(row, default=str) + "\n")
+    return "".join(rows)
+
+
+def settings_path(path: Path) -> Path:
+    """What the rows of the file belong to."""
+    return path.with_name(f"{path.name}.settings.json")
+
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raises: UserError: the file belongs to other settings, or is no such file."""
+    beside = settings_path(path)
+    try:
+        written = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(
+            f"--output {path}: there is a file without a readable {beside.name}; give "
+            "another name, or remove it"
+        ) from None
+    for name, value in settings.items():
+        if written.get(name) != value:
+            raise UserError(
+                f"--output {path}: its rows belong to other settings ({name} "
+                f"{written.get(name)!r}, now {value!r}); give another name, or remove it"
+            )
+
+
+def read_histogram(path: Path, k: int) -> list[int]:
+    """How many prompts have 0, 1, ..., k correct responses."""
+    bins = [0] * (k + 1)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            bins[int(json.loads(line)["num_correct"])] += 1
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise UserError(
+                f"{path}:{number}: not a row that `vapo filter` wrote; remove the file"
+            ) from None
+    return bins
 
 
 def summary_metrics(histogram: list[int]) -> dict[str, float]:
@@ -116,3 +174,107 @@ def render(histogram: list[int], metrics: dict[str, float]) -> str:
         f"response tokens in {metrics['filter/sampling_s']:.1f} s"
     )
     return "\n".join(lines)
+
+
+def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
+    """All that a pass rate depends on; a function or environment by its name, not by its code."""
+    rewards, identify = config.rewards, config.from_environment.identify
+    verifier = verifier_settings(rewards)
+    sampled = ("engine", "max_response_tokens", "temperature", "top_p", "top_k")
+    return {
+        "weights": fingerprint(config.actor.path) or identify(config.actor.path),
+        "dtype": config.actor.dtype,
+        "prompts": prompts_digest(prompts),
+        "num_responses": k,
+        "seed": config.seed,
+        **{name: getattr(config.rollouts, name) for name in sampled},
+        "chunk_prompts": chunk_prompts(config, k),
+        "verifier": rewards.verifier,
+        "pattern": identify(verifier.get("pattern")),
+        "function": identify(verifier.get("function")),
+        "reward_model": identify(verifier.get("reward_model_path")),
+        "reward_model_threshold": verifier.get("reward_model_threshold", 0.0),
+        "timeout_s": rewards.timeout_s,
+        **_environment_settings(config),
+    }
+
+
+def _environment_settings(config: FitConfig) -> dict[str, Any]:
+    """What episodes depend on beside; nothing where responses are none."""
+    environment = config.environment
+    if not environment.is_used:
+        return {}
+    identify = config.from_environment.identify
+    named = {
+        name: identify(value) if isinstance(value, str) else value
+        for name, value in vars(environment).items()
+        if name not in ("args", "function_folder", "max_processes")
+    }
+    args = getattr(environment, "args", {})
+    written = {name: identify(json.dumps(args[name], default=str)) for name in sorted(args)}
+    return {"environment": {**named, "args": written}}
+
+
+def chunk_prompts(config: FitConfig, k: int) -> int:
+    """Prompts that are sampled together: enough to fill the engine twice."""
+    return max(1, 2 * config.rollouts.max_concurrent_sequences // k)
+
+
+def default_path(config: FitConfig, settings: Mapping[str, Any]) -> Path:
+    """A file for these settings alone, so that a second run finds the first one's."""
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return Path(config.output_dir) / "pass_rates" / f"{key}.jsonl"
+
+
+class Parts:
+    """The parts of a file that takes long to sample: a command that was killed finds them again.
+
+    Their folder lies beside the file and belongs to its settings alone.
+
+    Raises: UserError: it cannot be written, has parts of other settings, or is being written.
+    """
+
+    def __init__(self, path: Path, settings: str, num: int) -> None:
+        self.folder = path.with_name(f"{path.name}.parts")
+        self.files = [self.folder / f"{number:06d}{path.suffix}" for number in range(num)]
+        about = self.folder / "settings.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("a")
+            if not try_lock(self._lock):
+                raise UserError(f"--output {path}: another command is writing it")
+            if about.exists() and about.read_text(encoding="utf-8") != settings:
+                raise UserError(
+                    f"--output {path}: {self.folder} has rollouts of other settings; give another "
+                    "name, or remove it"
+                )
+            write_text(about, settings)
+        except OSError as error:
+            raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
+        self.missing = [number for number, file in enumerate(self.files) if not file.is_file()]
+
+    def fill(
+        self,
+        stage: str,
+        config: FitConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        progress: Progress,
+        write: Callable[[int, Player], None],
+    ) -> None:
+        """Play with the config's policy for each part that is missing."""
+        if not self.missing:
+            return
+        with (
+            policy_player(config, tokenizer) as player,
+            progress.stage(stage, total=len(self.missing), unit="parts") as advance,
+        ):
+            for number in self.missing:
+                write(number, player)
+                advance(1)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def remove(self) -> None:
+        """The file itself has everything now."""
+        shutil.rmtree(self.folder)

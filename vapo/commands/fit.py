@@ -5,24 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
-from vapo.commands.training_checks import checked_inputs
+from vapo.advantages.estimators import estimator_of
+from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
 from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
-from vapo.networks.build import check_head_is_kept
+from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import Scorer
+from vapo.prompts.critic_prompts import with_critic_prompts
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.runs.compatibility import check_compatible
+from vapo.rollouts.stored_rollouts import open_stored
+from vapo.runs.checkpoints import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.run_dirs import (
     RunDir,
@@ -33,9 +35,10 @@ from vapo.runs.run_dirs import (
     tell,
 )
 from vapo.runs.stopping import Stopping
-from vapo.runs.summary import make_summary, render_summary, score_line, write_summary
+from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
-from vapo.system.distributed import leave_together
+from vapo.system.distributed import check_launch, leave_together
+from vapo.system.libraries import pick_device
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -71,20 +74,27 @@ def run(
     else:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
+    name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
-        closing(open_run_dir(config, folder_name(config), resume=resume)) as run_dir,
+        closing(open_run_dir(config, name, resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        own = OwnParts(callbacks, loggers)
-        return train(config, run_dir, checkpoint, inputs, own, stopping, started)
+        return train(config, run_dir, checkpoint, inputs, stopping, started, callbacks, loggers)
 
 
-@dataclass(frozen=True)
-class OwnParts:
-    """What a user adds to a run from Python."""
+def checked_inputs(config: FitConfig) -> Inputs:
+    """Check the config against the machine, and read tokenizer, prompts and stored rollouts.
 
-    callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
+    Raises: UserError: one of them does not fit the config or the machine.
+    """
+    check_launch(config.trainer)
+    pick_device(config.trainer)
+    estimator_of(config.algorithm)
+    check_critic(config)
+    tokenizer, prompts = read_inputs(config)
+    check_tokenizers(config, tokenizer)
+    prompts = with_critic_prompts(prompts, config, tokenizer)
+    return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
 
 
 def train(
@@ -92,15 +102,15 @@ def train(
     run_dir: RunDir,
     checkpoint: Path | None,
     inputs: Inputs,
-    own: OwnParts,
     stopping: Stopping,
     started: float,
+    own_callbacks: Sequence[Callback],
+    own_loggers: Sequence[Logger],
 ) -> Path:
     """The run itself, once everything has been checked."""
-    tokenizer, prompts = inputs.tokenizer, inputs.prompts
     with (
         Progress() as progress,
-        Scorer(config) as scorer,
+        scorer_of(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),
@@ -108,14 +118,14 @@ def train(
             tags=run_tags(config),
             note=progress.note,
             journal=run_dir.path / "tracking",
-            loggers=own.loggers,
+            loggers=own_loggers,
         ) as logger,
     ):
         progress.poll = stopping.poll
-        run_dir.record("running", logger.run_id)
         begin_record(config, run_dir, inputs, logger, progress)
         module = module_of(config, inputs)
-        kept = KeptRollouts(run_dir, prompts.train) if config.checkpoints.keep_rollouts else None
+        train_set = inputs.prompts.train
+        kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
         parts = training_parts(
             module,
             Sampling(config, inputs, scorer, progress, kept),
@@ -124,8 +134,8 @@ def train(
             stored=inputs.stored,
             safe_point=stopping.safe_point,
         )
-        callbacks = RunCallbacks(parts, run_dir, logger, progress, tokenizer, stopping, kept)
-        callbacks.add(own.callbacks)
+        callbacks = RunCallbacks(parts, run_dir, logger, progress, inputs.tokenizer, stopping, kept)
+        callbacks.add(own_callbacks)
         trainer = make_trainer(parts, callbacks.in_order, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
         stop: StoppedRun | None = None
@@ -133,7 +143,9 @@ def train(
             with closing(parts.datamodule), callbacks.peers.ends_clearly(run_dir):
                 trainer.fit(module, parts.datamodule, ckpt_path=path)
                 leave_together()
-            describe_score(config, callbacks, logger)
+            scores = callbacks.evaluation
+            if line := score_line(scores.first, scores.latest, config.evaluation.k):
+                logger.describe_score(line)  # the first line of the run's description
         except StoppedRun as stopped:
             stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
             logger.set_tags({"stopped": str(stop)})
@@ -155,6 +167,7 @@ def begin_record(
     progress: Progress,
 ) -> None:
     """What the run reads, into its record; what the user should know of it, to the console."""
+    run_dir.record("running", logger.run_id)
     prompts, stored = inputs.prompts, inputs.stored
     if run_dir.is_same_config:
         logger.skip_recorded()
@@ -180,18 +193,6 @@ def begin_record(
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
 
 
-def describe_score(config: FitConfig, callbacks: RunCallbacks, logger: RunLogger) -> None:
-    """The score before and after, as the first line of the description of a run that finished."""
-    evaluation = callbacks.evaluation
-    if line := score_line(evaluation.first, evaluation.latest, config.evaluation.k):
-        logger.describe_score(line)
-
-
-def folder_name(config: FitConfig) -> str:
-    """What follows the time in the name of the run's folder."""
-    return config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
-
-
 def summarize(
     config: FitConfig,
     module: VapoModule,
@@ -204,9 +205,9 @@ def summarize(
     """Write summary.json; the text that ends the command, whose last line is the run's folder."""
     recording, watch = callbacks.recording, callbacks.watch
     score_best, best_iteration = callbacks.checkpointing.best
-    summary = make_summary(
-        before=callbacks.evaluation.first,
-        after=callbacks.evaluation.latest,
+    summary = RunSummary(
+        evaluation_before=dict(callbacks.evaluation.first),
+        evaluation_after=dict(callbacks.evaluation.latest),
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,
@@ -225,7 +226,6 @@ def summarize(
         faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)
-    best = run_dir.checkpoints / "best.ckpt"
     value_pages = locate_store(config.tracking.uri).artifact_folder(logger.run_id, "value_pages")
     return render_summary(
         summary,
@@ -236,7 +236,6 @@ def summarize(
             if resolve(config).value_pretraining_iterations
             else None
         ),
-        checkpoint=best,
         config_is_whole=not names_a_notebooks_function(config),
         value_pages=value_pages if value_pages is not None and value_pages.is_dir() else None,
     )

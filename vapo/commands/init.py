@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 from vapo.errors import UserError
@@ -39,9 +37,20 @@ def run(folder: Path) -> None:
     names = file_names(source)
     contents = {name: (source / name).read_bytes() for name in names}
     contents["README.md"] = _README.encode()
-    for name in _with_folders(contents):
-        _check_place(folder, name, is_file=name in contents)
-    different = [name for name, content in contents.items() if _differs(folder / name, content)]
+    for name in contents:
+        path = folder / name
+        for place in (*path.parents[: len(Path(name).parts) - 1], path):
+            if place.is_symlink():
+                reason = f"{place} is a link, and init writes through none"
+                raise _cannot_write(folder, reason)
+            if place != path and place.exists() and not place.is_dir():
+                raise _cannot_write(folder, f"{place} is a file, where a folder must be")
+    there = {name: folder / name for name in contents if (folder / name).exists()}
+    different = [
+        name
+        for name, path in there.items()
+        if not path.is_file() or path.read_bytes() != contents[name]
+    ]
     if different:
         more = f" and {len(different) - 1} more" if len(different) > 1 else ""
         raise UserError(
@@ -61,32 +70,8 @@ def run(folder: Path) -> None:
     say(f"next: {where}vapo fit --config conf/vapo.yaml")
 
 
-def _with_folders(contents: Iterable[str]) -> list[str]:
-    """The files, and the folders that they lie in, each once, a folder before what is in it."""
-    paths = [Path(name) for name in contents]
-    return sorted({str(part) for path in paths for part in (path, *path.parents)} - {"."})
-
-
-def _check_place(folder: Path, name: str, *, is_file: bool) -> None:
-    """Raises: UserError: a link is there, or a file in the place of a folder."""
-    path = folder / name
-    if not os.path.lexists(path):
-        return
-    if path.is_symlink():
-        reason = f"{path} is a link, and init writes through none"
-    elif not is_file and not path.is_dir():
-        reason = f"{path} is a file, where a folder must be"
-    else:
-        return
-    raise _cannot_write(folder, reason)
-
-
 def _cannot_write(folder: Path, reason: str) -> UserError:
     return UserError(
         f"vapo init cannot write {folder}: {reason}. Move it away, or name a new folder: vapo "
         "init FOLDER"
     )
-
-
-def _differs(path: Path, content: bytes) -> bool:
-    return os.path.exists(path) and (not path.is_file() or path.read_bytes() != content)

@@ -22,23 +22,23 @@ def as_overrides(overrides: Overrides) -> list[str]:
     if isinstance(overrides, str):
         raise UserError(f"overrides: give a list of 'key=value' or a mapping, not {overrides!r}")
     if isinstance(overrides, Mapping):
-        return [f"{key}={_as_yaml(key, value)}" for key, value in overrides.items()]
+        plain = {key: _plain(key, value) for key, value in overrides.items()}
+        return [
+            f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for key, value in plain.items()
+        ]
     return list(overrides)
 
 
-def _as_yaml(key: str, value: Any) -> str:
+def _plain(key: str, value: Any) -> Any:
+    """The value in the types of YAML; paths and functions as text, numbers of numpy and torch as
+    Python's."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if callable(value):
         if not key.endswith("function"):
             raise UserError(f"{key}: a function is no value of this key")
         return function_path(value, key=key)
-    plain = _plain(key, value)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-
-
-def _plain(key: str, value: Any) -> Any:
-    """The value in the types of YAML; paths as text, numbers of numpy and torch as Python's."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):

@@ -31,15 +31,7 @@ def run(
     full_system: str | None = None,
     policy_steps: int | None = None,
 ) -> Path:
-    """Write the report; returns its folder.
-
-    Args:
-        sweep, runs, experiment, sweep_dir: exactly one of them says which runs are meant; `runs`
-            as `ID,ID`, `sweep_dir` the folder of a sweep.
-        tracking_uri: None: of a sweep's folder, where its runs were recorded; else mlruns.
-        output_dir: None: of a sweep's folder, its own folder `report`; else runs/report.
-        policy_steps: the table is of that time in the runs, and stays out of the parent run,
-            whose report is of their ends.
+    """Write the report; returns its folder. `vapo.report` has the arguments.
 
     Raises: UserError: no such folder, run, experiment or store.
     """
@@ -55,7 +47,7 @@ def run(
         collection = reader.chosen([part for part in runs.split(",") if part], full_system)
     else:
         collection = reader.experiment(str(experiment), full_system)
-    collection = replace(collection, within=policy_steps)
+    collection = replace(collection, within=policy_steps)  # else the report is of the runs' ends
     table = write_report(collection, output_dir)
     say(table)
     if collection.parent_run_id is not None and policy_steps is None:

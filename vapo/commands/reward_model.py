@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,26 +13,23 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
 from vapo.networks.critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.precision import settle_precision
 from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
-from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.rollouts.player import Player
-from vapo.system.libraries import pick_device, quiet_libraries, set_threads
+from vapo.rollouts.engines.selection import access_to
+from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
-from vapo.system.progress import Stage
 from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,
@@ -42,7 +38,7 @@ from vapo.training.supervised import (
     recorded_run,
     train_supervised,
 )
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Rollout
 
 NUM_HELDOUT_BATCHES = 4
 
@@ -60,12 +56,8 @@ class ScoredInputs:
 
 def run(config: RewardModelConfig) -> None:
     """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
-    quiet_libraries()
-    set_threads(config.trainer)
-    settle_precision(config)
+    sampling = settled_sampling(config, config.policy_path, EvaluationConfig())
     device = pick_device(config.trainer)
-    sampling = sampling_config(config, config.policy_path, EvaluationConfig())
-    check_engine(sampling)
     tokenizer = load_tokenizer(config.policy_path, key="policy_path")
     pad_id = int(tokenizer.pad_token_id)
     prompts = load_prompts(config.data, tokenizer)
@@ -74,13 +66,28 @@ def run(config: RewardModelConfig) -> None:
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
     with recorded_run(config, sampling, "reward-model", prompts) as (progress, scorer, logger):
-        with closing(make_sampler(sampling, access_to(policy, device), tokenizer)) as sampler:
-            player = Player(sampling, sampler, scorer, tokenizer)
-            how = (config, player, progress.stage)
-            train = scored_responses(prompts.training, config.num_steps, "train", *how)
-            heldout = scored_responses(prompts.heldout, NUM_HELDOUT_BATCHES, "heldout", *how)
+        with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
+            sampled = []
+            for source, num_batches, purpose in (
+                (prompts.training, config.num_steps, "train"),
+                (prompts.heldout, NUM_HELDOUT_BATCHES, "heldout"),
+            ):
+                num_prompts = -(-num_batches * config.batch_size // config.group_size)
+                sampled.append(
+                    sample_and_score(
+                        group_sampling(
+                            source, num_prompts=num_prompts, seed=config.seed, iteration=0
+                        ),
+                        player,
+                        progress.stage,
+                        group_size=config.group_size,
+                        settings=sampling_settings(config.rollouts),
+                        seed=derive_seed(config.seed, "reward model", purpose),
+                    )
+                )
+        train, heldout = sampled
         train = with_unfinished(train, config, tokenizer, scorer.score)
-        del policy, sampler, player, how
+        del policy, player
         train_supervised(
             SupervisedModule(
                 critic,
@@ -108,31 +115,6 @@ def run(config: RewardModelConfig) -> None:
     for key, value in report.items():
         say(f"{key}: {value:.3f}")
     say(f"{recorded}\n{Path(config.export_dir)}")
-
-
-def scored_responses(
-    source: list[Prompt] | TrainingSet,
-    num_batches: int,
-    purpose: str,
-    config: RewardModelConfig,
-    player: Player,
-    stage: Stage,
-) -> list[Rollout]:
-    """The policy's responses for so many batches, judged."""
-    prompts = group_sampling(
-        source,
-        num_prompts=-(-num_batches * config.batch_size // config.group_size),
-        seed=config.seed,
-        iteration=0,
-    )
-    return sample_and_score(
-        prompts,
-        player,
-        stage,
-        group_size=config.group_size,
-        settings=sampling_settings(config.rollouts),
-        seed=derive_seed(config.seed, "reward model", purpose),
-    )
 
 
 def with_unfinished(

@@ -1,38 +1,35 @@
-"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on."""
+"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on; with
+`--value_truth` also what prefixes of its responses are worth, and what that costs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.command_rules import check_rollouts
-from vapo.commands.measured_rollouts import (
-    Measuring,
-    describe_stored_truth,
-    measure_step_starts,
-    measuring_of,
-    stored_truth_metrics,
-)
-from vapo.commands.pass_rate_file import chunk_prompts, settings_of
-from vapo.commands.sampling import policy_player, read_inputs, recorded
+from vapo.advantages.token_rewards import critic_rewards
+from vapo.commands.filter import Parts, chunk_prompts, settings_of
+from vapo.commands.sampling import read_inputs, recorded
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     one_table,
@@ -40,12 +37,12 @@ from vapo.rollouts.rollout_file import (
     rollout_table,
     write_table,
 )
-from vapo.system.files import write_text
-from vapo.system.libraries import quiet_libraries
+from vapo.rollouts.segments import step_starts
+from vapo.rollouts.stored_truth import returns_settings
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
-from vapo.types import Prompt
+from vapo.types import Rollout
 
 _SPENT = "continuation_tokens"
 _NO_SETTINGS = ("config_hash", "schema_version", _SPENT)
@@ -60,17 +57,16 @@ def run(
     truth_share: float | None = None,
 ) -> Path:
     """Sample, score and write what is not written yet; the file."""
-    quiet_libraries()
-    check_rollouts(config, output)
-    measuring = measuring_of(config, value_truth, truth_share)
+    measuring = None
+    if value_truth is not None:
+        measuring = Measuring(value_truth, 1.0 if truth_share is None else truth_share)
     tokenizer, prompts = read_inputs(config)
     num_groups = -(-num // resolve(config).group_size)
     metadata = metadata_of(config, prompts, tokenizer, num_groups)
     if measuring is not None:
         metadata["value_truth"] = measuring.settings(config)
     key = hashlib.sha256(_settings_text(metadata).encode()).hexdigest()[:12]
-    name = output or Path(config.output_dir) / "rollouts" / f"{key}.parquet"
-    path = Path(name)
+    path = Path(output or Path(config.output_dir) / "rollouts" / f"{key}.parquet")
     if path.exists():
         if _settings_text(read_metadata(path, key="--output")) != _settings_text(metadata):
             raise UserError(
@@ -81,13 +77,17 @@ def run(
         return path
     with recorded(config, "rollouts", prompts) as (progress, logger):
         started = time.monotonic()
-        parts = sample_parts(config, prompts, tokenizer, path, metadata, progress, measuring)
-        metrics = join_parts(parts, path, metadata)
+        metrics = sample_file(config, prompts, tokenizer, path, metadata, progress, measuring)
         metrics["rollouts/sampling_s"] = time.monotonic() - started
-        shutil.rmtree(_folder(path))
         logger.log_metrics(metrics, step=0)
         where = logger.describe()
-    said = "" if measuring is None else f"\n{describe_stored_truth(metrics)}"
+    said = ""
+    if measuring is not None:
+        said = (
+            f"\n{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "
+            f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
+            f"{metrics['rollouts/truth_noise']:.3f}"
+        )
     say(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
         f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
@@ -116,93 +116,60 @@ def metadata_of(
     }
 
 
-def sample_parts(
+def sample_file(
     config: FitConfig,
     prompts: PromptSplit,
     tokenizer: PreTrainedTokenizerBase,
     path: Path,
     metadata: dict[str, Any],
     progress: Progress,
-    measuring: Measuring | None = None,
-) -> list[Path]:
-    """One file for each chunk of groups, which a run that was killed does not sample again.
+    measuring: Measuring | None,
+) -> dict[str, float]:
+    """Write the file, chunk by chunk of groups; what it says of the policy, and what it has cost.
 
     A chunk depends on (seed, chunk) only.
     """
     size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
+    settings = sampling_settings(config.rollouts)
     chunk = min(chunk_prompts(config, size), num_groups)
-    parts = [_folder(path) / f"{number:06d}.parquet" for number in range(-(-num_groups // chunk))]
-    _open_folder(path, metadata)
-    missing = [number for number, part in enumerate(parts) if not part.is_file()]
-    progress.note(
-        f"{path}: {num_groups} groups of {size}; {len(parts) - len(missing)} of {len(parts)} "
-        f"parts are there, each of up to {chunk} groups"
-    )
-    if measuring is not None:
-        progress.note(measuring.most(config, num_groups, size))
-    if not missing:
-        return parts
-    with (
-        policy_player(config, tokenizer) as player,
-        progress.stage("rollouts", total=len(missing), unit="parts") as advance,
-    ):
-        settings = sampling_settings(config.rollouts)
-        continuer = Continuer(config, settings, player, progress.stage)
-        for number in missing:
+    with closing(Parts(path, _settings_text(metadata), -(-num_groups // chunk))) as parts:
+        progress.note(
+            f"{path}: {num_groups} groups of {size}; {len(parts.files) - len(parts.missing)} of "
+            f"{len(parts.files)} parts are there, each of up to {chunk} groups"
+        )
+        if measuring is not None:
+            progress.note(measuring.most(config, num_groups, size))
+
+        def write(number: int, player: Player) -> None:
             chosen = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
             )
             groups = range(number * chunk, min((number + 1) * chunk, num_groups))
-            table, spent = sample_part(
+            rollouts = sample_and_score(
                 chosen[: len(groups)],
-                groups,
-                continuer,
-                measuring,
+                player,
+                progress.stage,
                 group_size=size,
-                number=number,
+                settings=settings,
+                seed=derive_seed(config.seed, "stored rollouts", number),
+            )
+            of_rows = [group for group in groups for _ in range(size)]
+            states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
+            measured, spent = measure_step_starts(
+                rollouts,
+                of_rows,
+                measuring,
+                Continuer(config, settings, player, progress.stage),
+                seed=derive_seed(config.seed, "stored continuations", number),
                 note=progress.note,
             )
-            write_table(parts[number], table, metadata | {_SPENT: spent})
-            advance(1)
-    return parts
+            table = rollout_table(rollouts, of_rows, states, measured)
+            write_table(parts.files[number], table, metadata | {_SPENT: spent})
 
-
-def sample_part(
-    prompts: Sequence[Prompt],
-    groups: Sequence[int],
-    continuer: Continuer,
-    measuring: Measuring | None,
-    *,
-    group_size: int,
-    number: int,
-    note: Callable[[str], None],
-) -> tuple[pa.Table, int]:
-    """The table of a chunk, and the tokens of its continuations.
-
-    Args:
-        groups: the number of each prompt's group in the file.
-        number: the chunk's, which with the seed decides what is sampled.
-    """
-    config, tokenizer = continuer.config, continuer.player.tokenizer
-    rollouts = sample_and_score(
-        prompts,
-        continuer.player,
-        continuer.stage,
-        group_size=group_size,
-        settings=continuer.settings,
-        seed=derive_seed(config.seed, "stored rollouts", number),
-    )
-    of_rows = [group for group in groups for _ in range(group_size)]
-    states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-    measured, num_tokens = measure_step_starts(
-        rollouts,
-        of_rows,
-        measuring,
-        continuer,
-        seed=derive_seed(config.seed, "stored continuations", number),
-        note=note,
-    )
-    return rollout_table(rollouts, of_rows, states, measured), num_tokens
+        parts.fill("rollouts", config, tokenizer, progress, write)
+        metrics = join_parts(parts.files, path, metadata)
+        parts.remove()
+    return metrics
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
@@ -223,26 +190,6 @@ def _settings_text(metadata: dict[str, Any]) -> str:
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
 
 
-def _folder(path: Path) -> Path:
-    return path.with_name(f"{path.name}.parts")
-
-
-def _open_folder(path: Path, metadata: dict[str, Any]) -> None:
-    """The folder of the parts, which belongs to these settings alone."""
-    about = _folder(path) / "settings.json"
-    text = _settings_text(metadata)
-    try:
-        about.parent.mkdir(parents=True, exist_ok=True)
-        if about.exists() and about.read_text(encoding="utf-8") != text:
-            raise UserError(
-                f"--output {path}: {about.parent} has rollouts of other settings; give another "
-                "name, or remove it"
-            )
-        write_text(about, text)
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from None
-
-
 def summary_metrics(table: pa.Table) -> dict[str, float]:
     """What the file says of the policy; keys as docs/metrics.md has them."""
     columns = (table.column(name).to_pylist() for name in ("response_ids", "turn_sampled"))
@@ -255,4 +202,86 @@ def summary_metrics(table: pa.Table) -> dict[str, float]:
         "rollouts/pass_rate": sum(correct) / table.num_rows,
         "rollouts/reward_mean": sum(rewards) / table.num_rows,
         "rollouts/num_response_tokens": float(sum(lengths)),
+    }
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """K continuations from every step start of the responses of a share of the groups."""
+
+    num_continuations: int
+    share: float
+
+    def settings(self, config: FitConfig) -> dict[str, Any]:
+        """What decides the measured values, as the file's metadata have it."""
+        return {
+            "num_continuations": self.num_continuations,
+            "share": self.share,
+            "segments": asdict(config.value_truth.segments),
+            **returns_settings(config),
+        }
+
+    def is_measured(self, group: int) -> bool:
+        """Whether a group is among the share, which is spread evenly over all of them."""
+        return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
+
+    def most(self, config: FitConfig, num_groups: int, group_size: int) -> str:
+        """What it costs at most, before a response is known."""
+        groups = sum(map(self.is_measured, range(num_groups)))
+        segments = config.value_truth.segments.max_segments
+        prefixes = groups * group_size * segments
+        total = prefixes * self.num_continuations
+        tokens = total * config.rollouts.max_response_tokens
+        return (
+            f"--value_truth {self.num_continuations}: {groups} of {num_groups} groups, at most "
+            f"{segments} prefixes of each of {groups * group_size:,} responses, so at most "
+            f"{prefixes:,} prefixes, {total:,} continuations and {tokens:,} tokens"
+        )
+
+
+def measure_step_starts(
+    rollouts: Sequence[Rollout],
+    groups: Sequence[int],
+    measuring: Measuring | None,
+    continuer: Continuer,
+    *,
+    seed: int,
+    note: Callable[[str], None],
+) -> tuple[list[list[MeasuredState]], int]:
+    """Continue the responses of the groups that are measured from the start of each of their steps.
+
+    What it costs is said before. Returns each response's measured states, and the tokens sampled.
+    """
+    config = continuer.config
+    found: list[list[MeasuredState]] = [[] for _ in rollouts]
+    places = [
+        Place(row, start)
+        for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
+        if measuring is not None and measuring.is_measured(group) and not rollout.is_lost
+        for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
+    ]
+    if measuring is None or not places:  # perhaps all episodes were lost to their environment
+        return found, 0
+    k, num_states = measuring.num_continuations, len(by_state(rollouts, places))
+    about = expected_tokens(rollouts, places, k)
+    note(
+        f"{num_states:,} prefixes of {len({place.row for place in places}):,} responses, "
+        f"{k * num_states:,} continuations, about {about:,} tokens"
+    )
+    made = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
+    measured = made.measured(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
+    for place in places:
+        if place in measured:  # else a continuation was lost to the environment
+            found[place.row].append(measured[place])
+    return found, made.num_sampled_tokens
+
+
+def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
+    """What was measured, and from how many tokens; keys as docs/metrics.md has them."""
+    lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
+    sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
+    return {
+        "rollouts/num_measured_prefixes": float(round(sum(1 / rows for rows in sharing))),
+        "rollouts/truth_noise": sum(noise) / max(len(noise), 1),
+        "rollouts/num_continuation_tokens": float(num_sampled_tokens),
     }

@@ -2,79 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.sampling import load_policy, read_inputs
-from vapo.commands.trial_hints import Policy
-from vapo.commands.trials import Trial
+from vapo.commands.sampling import load_policy, playing, read_inputs
+from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.engines.selection import ActorAccess, make_sampler
-from vapo.rollouts.player import Player
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
 from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
-from vapo.types import Prompt, Rollout
-
-
-@dataclass(frozen=True)
-class TriedPolicy:
-    """The config's policy and the training prompts that it is tried on."""
-
-    config: FitConfig
-    prompts: list[Prompt]
-    access: ActorAccess
-    tokenizer: PreTrainedTokenizerBase
-    end_ids: frozenset[int]
-
-    @property
-    def policy(self) -> Policy:
-        ends = tuple(_decoded(self.tokenizer, (end,)) for end in sorted(self.end_ids))
-        return Policy(ends, bool(self.tokenizer.chat_template))
+from vapo.types import Rollout
 
 
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
     quiet_libraries()
-    return Scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
+    return scorer_of(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
-def load_tried(config: FitConfig, num: int) -> TriedPolicy:
-    """Load the policy and the first `num` prompts of training."""
+@contextmanager
+def sampled_trials(
+    config: FitConfig, num: int, scorer: Scorer, output: VerifierOutput
+) -> Iterator[tuple[Policy, Iterator[Trial]]]:
+    """Load the policy and the first `num` prompts of training; its responses, sampled as there."""
     tokenizer, prompts = read_inputs(config)
     chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
-    return TriedPolicy(config, chosen, access, tokenizer, end_ids)
+    ends = tuple(_decoded(tokenizer, (end,)) for end in sorted(end_ids))
+    settings, seed = sampling_settings(config.rollouts), derive_seed(config.seed, "try")
+    with playing(config, access, tokenizer, scorer) as player:
+        played = (
+            player.play([prompt], group_size=1, settings=settings, seed=seed, first=number)
+            for number, prompt in enumerate(chosen)
+        )
+        trials = (shown_trial(rollout, tokenizer, end_ids, output.take()) for (rollout,) in played)
+        yield Policy(ends, bool(tokenizer.chat_template)), trials
 
 
-def sampled_trials(start: TriedPolicy, scorer: Scorer, output: VerifierOutput) -> Iterator[Trial]:
-    """Play one response after the other, sampled as in training."""
-    config, tokenizer = start.config, start.tokenizer
-    with closing(make_sampler(config, start.access, tokenizer)) as sampler:
-        player = Player(config, sampler, scorer, tokenizer)
-        for number, prompt in enumerate(start.prompts):
-            (rollout,) = player.play(
-                [prompt],
-                group_size=1,
-                settings=sampling_settings(config.rollouts),
-                seed=derive_seed(config.seed, "try"),
-                first=number,
-            )
-            yield shown_trial(rollout, start, output.take())
-
-
-def shown_trial(rollout: Rollout, start: TriedPolicy, printed: str) -> Trial:
+def shown_trial(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Set[int], printed: str
+) -> Trial:
     """What is shown of a response, with what was printed while it was judged."""
-    prompt, tokenizer = rollout.prompt, start.tokenizer
+    prompt = rollout.prompt
+    special = set(tokenizer.all_special_ids) - end_ids
+    tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
+    foreign = next((token for token, is_own in tokens if is_own and token in special), None)
     return Trial(
         prompt_id=prompt.prompt_id,
         problem=_decoded(tokenizer, prompt.prompt_ids),
@@ -87,7 +68,7 @@ def shown_trial(rollout: Rollout, start: TriedPolicy, printed: str) -> Trial:
         num_prompt_tokens=len(prompt.prompt_ids),
         num_response_tokens=rollout.num_sampled,
         finish_reason=str(rollout.finish_reason),
-        foreign_end=_foreign_end(start, rollout),
+        foreign_end=None if foreign is None else _decoded(tokenizer, (foreign,)),
         is_correct=bool(rollout.is_correct),
         reward=rollout.reward,
         extracted=rollout.extracted,
@@ -99,11 +80,3 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
     return str(
         tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
-
-
-def _foreign_end(start: TriedPolicy, rollout: Rollout) -> str | None:
-    """The first special token that the policy sampled and that does not end a turn."""
-    special = set(start.tokenizer.all_special_ids) - start.end_ids
-    tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
-    found = next((token for token, is_own in tokens if is_own and token in special), None)
-    return None if found is None else _decoded(start.tokenizer, (found,))

@@ -1,24 +1,31 @@
-"""What the commands share that sample with a policy and train nothing."""
+"""What the commands share that sample with a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config import FitConfig
+from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.schema import EvaluationConfig
 from vapo.config.sources import default_name
 from vapo.config.written import to_yaml
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
-from vapo.rollouts.engines.selection import ActorAccess, access_to, check_engine, make_sampler
+from vapo.rewards.scorer import Scorer, scorer_of
+from vapo.rollouts.engines.selection import (
+    ActorAccess,
+    access_to,
+    check_engine,
+    make_sampler,
+    sampling_config,
+)
 from vapo.rollouts.player import Player
 from vapo.runs.checkpoints import Checkpoint
-from vapo.system.libraries import pick_device, set_threads
+from vapo.system.libraries import pick_device, quiet_libraries, set_threads
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 
@@ -31,6 +38,7 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
+    quiet_libraries()
     set_threads(config.trainer)
     settle_precision(config)
     check_engine(config)
@@ -38,36 +46,70 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
     return tokenizer, load_prompts(config.data, tokenizer)
 
 
+def settled_sampling(
+    config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
+) -> FitConfig:
+    """Set threads and precision; the part of the config that sampling from a folder's policy needs.
+
+    Raises: UserError: it does not fit the machine.
+    """
+    quiet_libraries()
+    set_threads(config.trainer)
+    settle_precision(config)
+    sampling = sampling_config(config, path, evaluation)
+    check_engine(sampling)
+    return sampling
+
+
 @contextmanager
 def recorded(
-    config: FitConfig, command: str, prompts: PromptSplit
+    config: FitConfig,
+    command: str,
+    prompts: PromptSplit | None,
+    *,
+    name: str | None = None,
+    critic: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Progress, RunLogger]]:
-    """Open the display and the MLflow run of a command; record its config and what it reads."""
+    """Open the display and the MLflow run of a command; record its config and what it reads.
+
+    Args:
+        name: the run's, where the config gives it none; None: of the command and the config.
+        critic: the folder of the critic that it begins with.
+    """
     from vapo.tracking.logger import RunLogger  # a Lightning logger: not where nothing is recorded
 
     with (
         Progress() as progress,
         RunLogger(
             recorded_tracking(config),
-            run_name=config.tracking.run_name or default_name(config, command),
-            tags={"command": command, **model_tags(config, None)},
+            run_name=config.tracking.run_name or name or default_name(config, command),
+            tags={"command": command, **(tags or {}), **model_tags(config, critic)},
             note=progress.note,
         ) as logger,
     ):
         logger.log_config(to_yaml(config), params(config))
-        logger.log_inputs(dataset_inputs(config, prompts))
-        progress.note(prompts.report.describe())
+        if prompts is not None:
+            logger.log_inputs(dataset_inputs(config, prompts))
+            progress.note(prompts.report.describe())
         yield progress, logger
+
+
+@contextmanager
+def playing(
+    config: FitConfig, access: ActorAccess, tokenizer: PreTrainedTokenizerBase, scorer: Scorer
+) -> Iterator[Player]:
+    """Start the config's engine on a policy, and play with it."""
+    with closing(make_sampler(config, access, tokenizer)) as sampler:
+        yield Player(config, sampler, scorer, tokenizer)
 
 
 @contextmanager
 def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Player]:
     """Load the config's policy, start its engine and what judges, and play with them."""
-    with (
-        closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        Scorer(config) as scorer,
-    ):
-        yield Player(config, sampler, scorer, tokenizer)
+    access = load_policy(config)
+    with scorer_of(config) as scorer, playing(config, access, tokenizer, scorer) as player:
+        yield player
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:

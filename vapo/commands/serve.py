@@ -46,18 +46,14 @@ def run(config: FitConfig, *, host: str, port: int, print_command: bool = False)
         return
     check_options(rollouts.servers)
     check_port(host, port, fix=f"choose another port, as --port {port + 1}")
-    if not is_loopback(host):
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
         say(
             f"vapo serve: whoever reaches {host}:{port} can use the engine and change its weights: "
             "vLLM guards these routes by no key. Let no network but your own reach it.",
             file=sys.stderr,
         )
     os.execve(command[0], command, {**os.environ, **variables})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

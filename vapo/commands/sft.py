@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -21,14 +22,12 @@ from vapo.networks.actor import Actor
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
-from vapo.networks.precision import settle_precision
 from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
-from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
-from vapo.rollouts.player import Player
-from vapo.system.libraries import pick_device, quiet_libraries, set_threads
+from vapo.rollouts.engines.selection import access_to
+from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -41,22 +40,27 @@ from vapo.training.supervised import (
 )
 from vapo.types import Prompt, Rollout
 
+Example = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
+"""A prompt's tokens, those that follow it, and which of the latter have loss."""
+
 
 def run(config: SftConfig) -> None:
     """Train on demonstrations, write a Hugging Face folder, evaluate it on held-out prompts."""
-    quiet_libraries()
-    set_threads(config.trainer)
-    settle_precision(config)
+    sampling = settled_sampling(config, config.export_dir, config.evaluation)
     device = pick_device(config.trainer)
-    sampling = sampling_config(config, config.export_dir, config.evaluation)
-    check_engine(sampling)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
-    model, tokenizer = make_or_load(config)
+    if config.model_path is None:
+        tokenizer: PreTrainedTokenizerBase = make_tokenizer(config.new_model.alphabet)
+        model: PreTrainedModel = make_model(config.new_model, tokenizer)
+    else:
+        model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
+        tokenizer = load_tokenizer(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train, environment_is_used=config.environment.is_used)
     actor = Actor(model)
     batches = Batches(
-        *examples_of(prompts.train, config, sampling, tokenizer),
+        examples_of(prompts.train, config, sampling, tokenizer),
+        partial(cut, pad_id=int(tokenizer.pad_token_id), max_tokens=config.microbatch_tokens),
         batch_size=config.batch_size,
         num_steps=config.num_steps,
         seed=config.seed,
@@ -80,10 +84,10 @@ def run(config: SftConfig) -> None:
             precision=config.trainer.precision,
         )
         save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
-        with closing(make_sampler(sampling, access_to(model, device), tokenizer)) as sampler:
+        with playing(sampling, access_to(model, device), tokenizer, scorer) as player:
             result = evaluate(
                 prompts.heldout,
-                player=Player(sampling, sampler, scorer, tokenizer),
+                player=player,
                 config=config.evaluation,
                 max_response_tokens=config.rollouts.max_response_tokens,
                 progress=progress,
@@ -100,16 +104,13 @@ def examples_of(
     config: SftConfig,
     sampling: FitConfig,
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[Any], Callable[[list[Any]], SupervisedBatch]]:
-    """The examples, and what makes an optimizer step of some: prompts, or episodes played of them.
+) -> list[Example]:
+    """Prompts with their demonstrations, or the episodes that were played of these.
 
     Raises: UserError: a demonstration and the environment do not fit together.
     """
-    pad_id, max_tokens = int(tokenizer.pad_token_id), config.microbatch_tokens
     if not config.environment.is_used:
-        return prompts, partial(
-            collate_demonstrations, tokenizer=tokenizer, pad_id=pad_id, max_tokens=max_tokens
-        )
+        return [prompt_example(prompt, tokenizer) for prompt in prompts]
     with (
         Progress() as progress,
         closing(make_environments(sampling)) as environments,
@@ -118,7 +119,18 @@ def examples_of(
         episodes = play_demonstrations(
             prompts, environments, config=sampling, tokenizer=tokenizer, advance=advance
         )
-    return episodes, partial(collate_episodes, pad_id=pad_id, max_tokens=max_tokens)
+    return [episode_example(episode) for episode in episodes]
+
+
+def prompt_example(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """The demonstration ends with the end token."""
+    ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+    return prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id)), (True,) * (len(ids) + 1)
+
+
+def episode_example(episode: Rollout) -> Example:
+    """The policy's tokens alone have loss."""
+    return episode.prompt.prompt_ids, episode.response_ids, episode.is_sampled
 
 
 def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) -> None:
@@ -137,51 +149,20 @@ def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) 
         )
 
 
-def make_or_load(config: SftConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if config.model_path is None:
-        tokenizer = make_tokenizer(config.new_model.alphabet)
-        return make_model(config.new_model, tokenizer), tokenizer
-    model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
-    return model, load_tokenizer(config.model_path)
-
-
-def collate_demonstrations(
-    examples: list[Prompt], tokenizer: PreTrainedTokenizerBase, pad_id: int, *, max_tokens: int
-) -> SupervisedBatch:
-    """Prompts and demonstrations with their end tokens; the denominator counts the latter's."""
-    pairs = []
-    for prompt in examples:
-        ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-        pairs.append((prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id))))
-    everything = [(True,) * len(ids) for _, ids in pairs]
-    return _cut(pairs, everything, pad_id, max_tokens=max_tokens)
-
-
-def collate_episodes(examples: list[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """Episodes, of which the policy's tokens alone have loss, and count in the denominator."""
-    pairs = [(episode.prompt.prompt_ids, episode.response_ids) for episode in examples]
-    return _cut(pairs, [episode.is_sampled for episode in examples], pad_id, max_tokens=max_tokens)
-
-
-def _cut(
-    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    has_loss: Sequence[tuple[bool, ...]],
-    pad_id: int,
-    *,
-    max_tokens: int,
-) -> SupervisedBatch:
-    lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids in pairs]
+def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
+    """Micro-batches of one optimizer step; the denominator counts the tokens that have loss."""
+    lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
     microbatches = []
-    for chunk in cut_by_tokens(lengths, range(len(pairs)), max_tokens=max_tokens):
-        masks = [torch.tensor(has_loss[row]) for row in chunk]
+    for rows in cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens):
+        masks = [torch.tensor(examples[row][2]) for row in rows]
         microbatches.append(
             token_inputs(
-                [pairs[row] for row in chunk],
+                [examples[row][:2] for row in rows],
                 pad_id=pad_id,
                 response_mask=pad_sequence(masks, batch_first=True, padding_value=False),
             )
         )
-    return SupervisedBatch(microbatches, denominator=sum(map(sum, has_loss)))
+    return SupervisedBatch(microbatches, denominator=sum(sum(mask) for *_, mask in examples))
 
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:

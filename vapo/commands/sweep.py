@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from vapo.commands.early_checks import check_run
+from vapo.commands.file_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
-from vapo.sweep.folders import Outcome, TaskFolder, describe_finished, locked
+from vapo.sweep.describe import describe_budget
+from vapo.sweep.folders import TaskFolder, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
 from vapo.sweep.plan import Plan, describe_plan, describe_size, make_plan
@@ -35,10 +36,6 @@ def run(
 ) -> None:
     """Run what has not been run, and write the report into the parent run.
 
-    Args:
-        rows: names of rows, each text one or several with commas between them; none: all rows.
-        jobs: None: 1 on this host, no limit on a cluster.
-
     Raises: UserError at the end if runs failed; the others have been run.
     """
     if slurm and launcher != "slurm":
@@ -47,10 +44,13 @@ def run(
     plan = make_plan(choose_rows(whole_grid, rows), config, overrides, seeds)
     default_dir = Path(plan.base.output_dir) / f"sweep_{plan.grid.name}"
     folder = (sweep_dir or default_dir).expanduser().absolute()
-    _check_rows(plan, folder)
+    to_do = [task for task in plan.tasks if TaskFolder(folder, task).finished() is None]
+    for name in dict.fromkeys(task.row.name for task in to_do):
+        with about(f"row '{name}' of the grid"):
+            check_run(plan.row_configs[name])
     command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
-        say("\n".join([describe_plan(plan, command), "", *describe_finished(plan, folder)]))
+        say("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
         return
     if whole_grid.full_system != plan.grid.full_system:
         say(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")
@@ -63,14 +63,6 @@ def run(
             gpus = [] if plan.base.trainer.accelerator == "cpu" else visible_gpus()
             start = LocalLauncher(jobs, gpus=gpus, keep_open=lock)
         _work(plan, folder, command, start, jobs, not no_report)
-
-
-def _check_rows(plan: Plan, sweep_dir: Path) -> None:
-    """Check the files of every row that has a run to do, before the first of them is begun."""
-    tasks = [t for t in plan.tasks if TaskFolder(sweep_dir, t).finished() is None]
-    for name in dict.fromkeys(task.row.name for task in tasks):
-        with about(f"row '{name}' of the grid"):
-            check_run(plan.row_configs[name])
 
 
 def _work(
@@ -115,13 +107,7 @@ def _work(
     if page := parent.curves_page():
         say(f"its runs side by side:\n  {page}")
     say(f"sweep folder:\n{sweep_dir}")
-    _check_finished(plan, sweep_dir, outcomes)
-
-
-def _check_finished(plan: Plan, sweep_dir: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Raises: UserError with the runs that did not finish, and the logs of those that failed."""
-    missing = [task for task in plan.tasks if outcomes[task.identity].state != "finished"]
-    if not missing:
+    if not (missing := [t for t in plan.tasks if outcomes[t.identity].state != "finished"]):
         return
     failed = [task for task in missing if outcomes[task.identity].state == "failed"]
     logs = [f"  {task.name}: {TaskFolder(sweep_dir, task).log}" for task in failed]

@@ -1,4 +1,5 @@
-"""A response with its verdict, as text for somebody who looks at it. Imports no torch.
+"""A response with its verdict, as text for somebody who looks at it, and what a few of them say is
+wrong with a setting: only what was seen. Imports no torch.
 
 Prompts, responses and what a verifier prints are other people's text: everything that a terminal
 would act on is shown escaped, every line is marked, and lengths are bounded.
@@ -6,9 +7,14 @@ would act on is shown escaped, every line is marked, and lengths are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from vapo.config import FitConfig
+from vapo.config.environments import environment_name
+from vapo.config.rewards import RegexVerifier
 from vapo.system.shown_text import visible
 
 MAX_SHOWN_CHARS = 4_000
@@ -70,37 +76,26 @@ def _marked(text: str) -> str:
 
 def render(trial: Trial, number: int, total: int) -> str:
     """Everything about one response."""
-    is_sampled = trial.finish_reason is not None
-    count = f", {trial.num_prompt_tokens} tokens" if is_sampled else ""
+    tokens, length = "", f"{len(trial.response)} characters"
+    if trial.finish_reason is not None:
+        tokens = f", {trial.num_prompt_tokens} tokens"
+        ended = "truncated" if trial.is_truncated else "finished"
+        length = f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
+    said = "correct" if trial.is_correct else "incorrect"
+    if trial.failure is not None:
+        said = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
+    read = "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
     parts = [
         f"--- {number} of {total}: {inline(trial.prompt_id)}",
-        *([f"prompt{count}:", block(trial.problem)] if trial.problem else []),
+        *([f"prompt{tokens}:", block(trial.problem)] if trial.problem else []),
         f"reference answer: {inline(trial.answer)}",
-        f"response, {_length(trial)}:",
+        f"response, {length}:",
         block(trial.response),
-        _verdict(trial),
+        f"verdict: {said}; reward {trial.reward:g}{read}",
     ]
     if trial.output:
         parts += ["the verifier printed:", block(trial.output.rstrip("\n"))]
     return "\n".join(parts)
-
-
-def _length(trial: Trial) -> str:
-    if trial.finish_reason is None:
-        return f"{len(trial.response)} characters"
-    ended = "truncated" if trial.is_truncated else "finished"
-    return f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
-
-
-def _verdict(trial: Trial) -> str:
-    if trial.failure is not None:
-        said = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
-    else:
-        said = "correct" if trial.is_correct else "incorrect"
-    extracted = (
-        "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
-    )
-    return f"verdict: {said}; reward {trial.reward:g}{extracted}"
 
 
 def summarize(trials: Sequence[Trial]) -> str:
@@ -119,3 +114,125 @@ def summarize(trials: Sequence[Trial]) -> str:
             f"{sum(lengths) / len(lengths):.1f}, {num_truncated} truncated"
         )
     return text
+
+
+_READS = {
+    "exact": "verifier exact compares the whole response: with text around the answer, use "
+    "rewards.verifier regex or math",
+    "math": "verifier math reads the last \\boxed{...}, else what the last line ends in: ask for a "
+    "box in data.prompt_template or data.system_prompt",
+    "math_verify": "verifier math_verify reads the last \\boxed{...}, else the last expression: "
+    "ask for a box in data.prompt_template or data.system_prompt",
+    "reasoning_gym": "verifier reasoning_gym reads the last <answer>...</answer>, else the whole "
+    "response",
+    "python": "look at what your function compares with the answer",
+    "reward_model": "look at rewards.reward_model_threshold",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What of the policy's tokenizer hints need; `end_tokens` as text."""
+
+    end_tokens: tuple[str, ...]
+    has_chat_template: bool
+
+
+def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
+    """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
+    if policy is not None:
+        yield from _of_lengths(trials, config, policy)
+    judged = [t for t in trials if t.failure is None]
+    if judged and not any(t.is_correct for t in judged):
+        yield from _of_no_correct_one(judged, config)
+    correct = [t.reward for t in judged if t.is_correct]
+    incorrect = [t.reward for t in judged if not t.is_correct]
+    if correct and incorrect and max(incorrect) >= min(correct):
+        yield (
+            f"an incorrect response has the reward {max(incorrect):g}, and a correct one "
+            f"{min(correct):g}: the policy is trained on rewards, not on verdicts"
+        )
+    if config.rewards.shuffle:
+        yield "rewards.shuffle is true: a run deals these verdicts out to other responses"
+    if config.rewards.overlong.soft_punishment:
+        yield "rewards.overlong.soft_punishment is not in the rewards above"
+
+
+def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
+    total, truncated = len(trials), [t for t in trials if t.is_truncated]
+    if config.environment.is_used:  # whose failures have no end of their own
+        truncated = [t for t in truncated if t.failure is None]
+    foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
+    if 2 * len(truncated) > total:
+        kinds = Counter(t.finish_reason for t in truncated)
+        yield _of_most_truncated(kinds, total, config, policy) + (
+            ", unless the next line is why" if foreign else ""
+        )
+    for token, count in foreign.most_common(1):
+        yield (
+            f"{count} of the truncated responses have the special token {inline(token)} in them, "
+            f"which ends no response here: if it ends a turn, add it to eos_token_id in the "
+            "generation_config.json of actor.path"
+        )
+    empty = sum(not t.response_text.strip() for t in trials)
+    if empty:
+        yield f"{empty} of {total} responses are empty"
+    if policy.has_chat_template and not config.data.chat_template:
+        yield (
+            "the tokenizer has a chat template and data.chat_template is false, so the prompts are "
+            "plain text: for a chat model set it to true"
+        )
+
+
+def _of_most_truncated(
+    kinds: Counter[str | None], total: int, config: FitConfig, policy: Policy
+) -> str:
+    """What cut the most, and the key that sets its limit."""
+    (kind, count), *_ = kinds.most_common(1)
+    episodes, ends = config.environment.episode_options, ", ".join(map(inline, policy.end_tokens))
+    key, limit = "rollouts.max_response_tokens", str(config.rollouts.max_response_tokens)
+    if kind == "turns":
+        what = "episodes had all their turns before the environment ended them"
+        key, limit = "environment.max_turns", str(episodes.max_turns)
+    elif kind == "turn_length":
+        what = f"episodes ended in a turn that was cut without an end token ({ends})"
+        key, limit = "environment.max_turn_tokens", str(episodes.max_turn_tokens)
+    elif config.environment.is_used:
+        what = "episodes used up their budget, observations included"
+    else:
+        what = f"responses reached their budget without an end token ({ends})"
+    return f"{count} of {total} {what}: raise {key}, which is {limit}"
+
+
+def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+    total, rewards = len(judged), config.rewards
+    if config.environment.is_used:
+        yield (
+            f"no episode of {total} is correct: ended by environment "
+            f"{environment_name(config.environment)} with rewards that sum to more than "
+            f"environment.correct_above, {config.environment.episode_options.correct_above:g}"
+        )
+        return
+    extracts = rewards.verifier in ("regex", "math", "math_verify", "reasoning_gym")
+    num_without = sum(not t.extracted for t in judged) if extracts else 0
+    where = f"rewards.pattern {rewards.pattern!r}" if isinstance(rewards, RegexVerifier) else ""
+    if num_without == total:
+        reader = where or f"verifier {rewards.verifier}"
+        yield f"{reader} found no answer in any of {total} responses"
+    num_there = sum(_stands_in(t.answer, t.response_text) for t in judged)
+    if num_there:
+        told = _READS.get(rewards.verifier, f"{where} read something else: look at its group")
+        yield (
+            f"no response is correct, but the reference answer stands in {num_there} of {total}: "
+            f"{told}"
+        )
+
+
+def _stands_in(answer: str, text: str) -> bool:
+    """Whether an answer stands in a text, and not only as a part of another number or word."""
+    answer = answer.strip()
+    if not answer:
+        return False
+    around = r"[\d.]" if answer[0].isdigit() and answer[-1].isdigit() else r"\w"
+    pattern = rf"(?<!{around}){re.escape(answer)}(?!{around.replace('.', '')})"
+    return re.search(pattern, text, re.IGNORECASE) is not None

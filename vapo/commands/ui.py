@@ -31,7 +31,16 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
             "or leave --run out to see all experiments"
         )
     store = locate_store(tracking_uri)
-    _check_store(store)
+    if store.is_http or store.uri.startswith("databricks"):
+        raise UserError(
+            f"tracking.uri: {store.shown_uri} is a server with a UI of its own: open it in a "
+            "browser; `vapo ui` is for a local folder or a database"
+        )
+    if store.database and not store.database.is_file():
+        raise UserError(
+            f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
+            f"{store.database.name}); run `vapo fit` first, or name another folder"
+        )
     server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     pages = [experiments_page(server)]
     if run is not None:
@@ -51,7 +60,10 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
     check_port(host, port, fix=f"choose another port, as --port {other}", in_use=served)
     say(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     say("\n".join(f"  {page}" for page in pages))
-    environment = {**os.environ, **server_environment(store)}
+    # One worker serves one reader; more would only take the training's cores.
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    if store.database is None:
+        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
     if code := _serve(server_command(store, host, port), environment):
         raise UserError(f"MLflow's server ended with exit code {code}; what it said is above")
 
@@ -83,7 +95,7 @@ def server_command(store: Store, host: str, port: int) -> list[str]:
     """MLflow's server in this Python's environment.
 
     Everyone on the host can read a process's arguments, so a database's URI is not among them:
-    see `server_environment`.
+    a variable has it.
     """
     command = [sys.executable, "-m", "mlflow", "server"]
     if store.database is not None:
@@ -93,25 +105,3 @@ def server_command(store: Store, host: str, port: int) -> list[str]:
     # no line for every request, and none of how the server ends
     quiet = ["--uvicorn-opts", "--log-level=warning"]
     return [*command, "--host", host, "--port", str(port), "--workers", "1", *quiet]
-
-
-def server_environment(store: Store) -> dict[str, str]:
-    """Variables that MLflow's server reads."""
-    # One worker serves one reader; more would only take the training's cores.
-    variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    if store.database is None:
-        variables["MLFLOW_BACKEND_STORE_URI"] = store.uri
-    return variables
-
-
-def _check_store(store: Store) -> None:
-    if store.is_http or store.uri.startswith("databricks"):
-        raise UserError(
-            f"tracking.uri: {store.shown_uri} is a server with a UI of its own: open it in a "
-            "browser; `vapo ui` is for a local folder or a database"
-        )
-    if store.database and not store.database.is_file():
-        raise UserError(
-            f"tracking.uri: nothing is recorded in {store.database.parent} yet (no "
-            f"{store.database.name}); run `vapo fit` first, or name another folder"
-        )

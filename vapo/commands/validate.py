@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
-from vapo.commands.command_rules import check_value_truth
-from vapo.commands.sampling import load_policy, read_inputs
+from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
@@ -34,14 +32,11 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.engines.contract import Sampler
-from vapo.rollouts.engines.selection import make_sampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.engines.selection import ActorAccess
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.run_dirs import find_checkpoint
-from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -56,8 +51,17 @@ def run(
     value_truth: int | None = None,
 ) -> dict[str, float]:
     """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
-    quiet_libraries()
-    config, page = _checked(config, value_page, value_truth, ckpt_path)
+    page = None if value_page is None else Path(value_page)
+    if page is not None:
+        check_request(page, config)
+    if page is not None or value_truth is not None:
+        estimator_of(config.algorithm)
+        check_own_head(config)
+        if ckpt_path is None:
+            check_head_is_kept(config)
+    if value_truth is not None:
+        truth = replace(config.value_truth, num_continuations=value_truth)
+        config = replace(config, value_truth=truth)
     judges_values = page is not None or (value_truth is not None and config.algorithm.has_critic)
     tokenizer, prompts = read_inputs(config)
     if judges_values:
@@ -68,11 +72,10 @@ def run(
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
     del checkpoint  # its contents need as much memory as the networks
-    with closing(make_sampler(config, access, tokenizer)) as sampler:
-        result, batch, measured = sample_heldout(
-            config, prompts, sampler, tokenizer, value_truth, judges_values
-        )
-    metrics, truth, estimated, checked = result.metrics, None, None, None
+    result, batch, measured = sample_heldout(
+        config, prompts, access, tokenizer, value_truth, judges_values
+    )
+    metrics, found, estimated, checked = result.metrics, None, None, None
     if networks is not None:
         estimated, checked = evaluated_heldout(config, batch, networks)
         metrics |= value_metrics(estimated, resolve(config))
@@ -81,16 +84,16 @@ def run(
         if checked is not None:
             points = on_rows(points, checked.rows)
         values = None if estimated is None else estimated.old_values
-        truth = beside_values(points, num_tokens, values, config, seed=config.seed)
+        found = beside_values(points, num_tokens, values, config, seed=config.seed)
     if page is not None and estimated is not None and checked is not None:
-        write_page(page, config, estimated, checked, tokenizer, path, truth=truth)
+        write_page(page, config, estimated, checked, tokenizer, path, truth=found)
     for key, value in metrics.items():
         say(f"{key}: {value:.4f}")
-    if truth is not None:
-        say(describe_truth(truth.figures))
-        for remark in verdict(truth.figures):
+    if found is not None:
+        say(describe_truth(found.figures))
+        for remark in verdict(found.figures):
             say(f"{remark.text} ({remark.row})")
-        metrics |= truth_metrics(truth)
+        metrics |= truth_metrics(found)
     if page is not None:
         say(page)
     return metrics
@@ -99,7 +102,7 @@ def run(
 def sample_heldout(
     config: FitConfig,
     prompts: PromptSplit,
-    sampler: Sampler,
+    access: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
     value_truth: int | None,
     judges_values: bool,
@@ -109,9 +112,9 @@ def sample_heldout(
     measured, budget = None, config.rollouts.max_response_tokens
     with (
         Progress() as progress,
-        Scorer(config) as scorer,
+        scorer_of(config) as scorer,
+        playing(config, access, tokenizer, scorer) as player,
     ):
-        player = Player(config, sampler, scorer, tokenizer)
         result = evaluate(
             prompts.heldout,
             player=player,
@@ -132,22 +135,3 @@ def sample_heldout(
         if judges_values:
             batch, _ = collection.with_baselines(batch, settings, 0)
     return result, batch, measured
-
-
-def _checked(
-    config: FitConfig, value_page: str | None, value_truth: int | None, ckpt_path: str | None
-) -> tuple[FitConfig, Path | None]:
-    """The config with the number of continuations, and the page's path; before anything loads."""
-    check_value_truth(config, value_truth)
-    page = None if value_page is None else Path(value_page)
-    if page is not None:
-        check_request(page, config)
-    if page is not None or value_truth is not None:
-        estimator_of(config.algorithm)
-        check_own_head(config)
-        if ckpt_path is None:
-            check_head_is_kept(config)
-    if value_truth is None:
-        return config, page
-    truth = replace(config.value_truth, num_continuations=value_truth)
-    return replace(config, value_truth=truth), page

@@ -63,7 +63,8 @@ def write_checkpoint(
     def write() -> None:
         _write_state(state, aside, sharded, group)
         for path in sorted(aside.iterdir()):
-            if _is_mine(path.name):
+            owner = path.name[2:].partition("_")[0] if path.suffix == ".distcp" else "0"
+            if owner == str(rank()):  # its own shards; the first process has all that is shared
                 sync(path)
                 files[path.name] = describe_file(path)
 
@@ -134,13 +135,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _is_mine(name: str) -> bool:
-    """Whether this process describes the file: its own shards; the first one all that is shared."""
-    if name.endswith(".distcp"):
-        return name.startswith(f"__{rank()}_")
-    return rank() == 0
-
-
 def expected_bytes(module: nn.Module) -> int:
     """The size of a checkpoint: weights, buffers, and Adam's two moments of what is trained."""
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -154,8 +148,8 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + _SPARE_BYTES:
         raise OSError(
-            f"{what} needs {_gib(needed)} GiB, and {folder} has {_gib(free)} GiB left; lower "
-            "checkpoints.keep, or set output_dir to a larger disk"
+            f"{what} needs {needed / 2**30:.2g} GiB, and {folder} has {free / 2**30:.2g} GiB "
+            "left; lower checkpoints.keep, or set output_dir to a larger disk"
         )
 
 
@@ -163,10 +157,6 @@ def shown_size(num_bytes: int) -> str:
     """As `5.2 GiB`, or `12.3 MiB` where it is less than one."""
     in_mib = num_bytes / 2**20
     return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2g}"
 
 
 class BackgroundSaves:

@@ -1,8 +1,10 @@
-"""Reading a checkpoint's contents without a Trainer; `manifests` says which to take."""
+"""Reading a checkpoint's contents without a Trainer, and whether it is of the model that a config
+describes, asked before anything is loaded; `manifests` says which to take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,18 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.networks.lora import merged
-from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, is_sharded, verify
+from vapo.networks.actor import Actor
+from vapo.networks.critic import Critic
+from vapo.networks.critic_folders import critic_path, critic_start
+from vapo.networks.lora import add_adapters, merged
+from vapo.networks.meta_device import empty_model, empty_value_model
+from vapo.networks.own_head import put_own_head
+from vapo.networks.trained_weights import choose_trained
+from vapo.networks.value_head import ValueHead, head_of
+from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, is_sharded, verify
+
+_SHOWN = 3
+_MEMBERS = "critic.members."
 
 
 def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
@@ -31,7 +43,11 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     if not verified:
         verify(path)
     try:
-        contents = _read_shards(path) if is_sharded(path) else _read_file(path / STATE_NAME)
+        sharded = is_sharded(path)
+        file = path / (SHARDS_NAME if sharded else STATE_NAME)
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+        if sharded:
+            contents["state_dict"] = _read_shards(path)
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
     if not isinstance(contents, dict) or not {"config", "state_dict"} <= contents.keys():
@@ -39,13 +55,8 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     return contents
 
 
-def _read_file(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _read_shards(folder: Path) -> Any:
-    """The weights of all shards put together, and what every shard shares."""
-    contents = _read_file(folder / SHARDS_NAME)
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """The weights of all shards put together."""
     reader, prefix = FileSystemReader(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -53,8 +64,7 @@ def _read_shards(folder: Path) -> Any:
         if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
     load(weights, storage_reader=reader, no_dist=True)
-    contents["state_dict"] = {name.removeprefix(prefix): t for name, t in weights.items()}
-    return contents
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
 def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
@@ -96,3 +106,119 @@ class Checkpoint:
         except RuntimeError as error:
             reason = " ".join(str(error).split()[:40])
             raise UserError(f"{self.path}: its {network} does not fit {start}: {reason}") from None
+
+
+def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming what differs: the critic, parameters, their shapes or dtypes."""
+    has_critic = any(key.startswith("critic.") for key in manifest.parameters)
+    if has_critic != config.algorithm.has_critic:
+        raise UserError(
+            f"{name} has {'a' if has_critic else 'no'} critic, and this config has "
+            f"{'one' if config.algorithm.has_critic else 'none'} (algorithm.advantage_estimator "
+            f"is {config.algorithm.advantage_estimator})"
+        )
+    options = config.actor
+    for network, theirs in (("actor", manifest.lora), ("critic", manifest.critic_lora)):
+        ours = adapter_options(config, network)
+        if theirs != ours:
+            raise UserError(
+                f"{name} has {_adapters(theirs)}, and {network}.lora asks for "
+                f"{_adapters(ours)}: set it as the run had it, or export the "
+                f"checkpoint's {network} and start from that folder"
+            )
+    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
+    empty = empty_model("causal_lm", options.path, **kernels)
+    if options.lora is not None:
+        add_adapters(empty, options.lora, seed=0)
+    actor = parameters_of(Actor(empty), "actor.")
+    _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
+    if has_critic:
+        check_value_head(manifest.value_head, config, name=name)
+        members = {key.split(".")[2] for key in manifest.parameters if key.startswith(_MEMBERS)}
+        check_count(len(members) or 1, config, name=name)
+        _check_network(manifest, _critic_parameters(config), name, "critic", critic_start(config))
+
+
+def _critic_parameters(config: FitConfig) -> dict[str, str]:
+    count = config.critic.count
+    parameters: dict[str, str] = {}
+    for member in range(count):
+        empty = empty_value_model(critic_path(config, member), config.critic)
+        put_own_head(empty, config)
+        choose_trained(empty, config)
+        prefix = "critic." if count == 1 else f"{_MEMBERS}{member}."
+        parameters |= parameters_of(Critic(empty), prefix)
+    return parameters
+
+
+def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming both, if the config has another number of critics."""
+    if theirs != config.critic.count:
+        raise UserError(
+            f"{name} has {theirs} critic{'s' * (theirs > 1)}, and critic.count is "
+            f"{config.critic.count}: set critic.count={theirs}, as the run had it"
+        )
+
+
+def check_value_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
+    """Raises: UserError naming both heads, if they compute other values of the same numbers."""
+    found, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
+    columns = found.num_logprob_columns
+    if columns != ours.num_logprob_columns:
+        reads, value = ("reads", "{}") if columns else ("reads no", "null")
+        raise UserError(
+            f"the value head of {name} {reads} log-probs of sampled tokens: set "
+            f"critic.sampled_logprobs={value}, as the run had it"
+        )
+    if found != ours:
+        raise UserError(
+            f"{name} has the value head {found.describe()}, and critic.head is "
+            f"{ours.describe()}: set critic.head as the run had it"
+        )
+
+
+def value_head_options(config: FitConfig) -> dict[str, Any] | None:
+    """As a manifest has them. Whether there is a bias the parameters tell."""
+    head = replace(head_of(config.critic), has_bias=False)
+    return None if head == ValueHead() else asdict(head)
+
+
+def adapter_options(config: FitConfig, network: str) -> dict[str, Any] | None:
+    """As a manifest has them."""
+    options = getattr(config, network).lora
+    return None if options is None else asdict(options)
+
+
+def _adapters(options: Mapping[str, Any] | None) -> str:
+    if options is None:
+        return "no adapters"
+    return f"adapters of {', '.join(f'{name} {value}' for name, value in options.items())}"
+
+
+def _check_network(
+    manifest: Manifest, ours: Mapping[str, str], name: str, network: str, where: str
+) -> None:
+    theirs = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
+    missing, left = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
+    shared = sorted(ours.keys() & theirs)
+    other = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
+    differences = [
+        *other[:_SHOWN],
+        *[f"{key} is not in it" for key in missing[:_SHOWN]],
+        *[f"{key} is not in the model" for key in left[:_SHOWN]],
+    ]
+    if differences:
+        total = len(other) + len(missing) + len(left)
+        more = f" and {total - len(differences)} more" if total > len(differences) else ""
+        raise UserError(
+            f"{name} is of another {network} than {where} ({network}.dtype included): it has "
+            f"{'; '.join(differences)}{more}"
+        )
+
+
+def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
+    """Name -> `dtype [shape]`, of the whole parameter where it is sharded."""
+    return {
+        prefix + name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for name, tensor in module.named_parameters()
+    }

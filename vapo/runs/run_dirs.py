@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -125,12 +126,15 @@ def identity_of(config: FitConfig) -> str:
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
     """The newest run of a config that has not finished and that nobody is at work on."""
-    for run_dir in newest_first(output_dir):
-        contents = read_record(run_dir)
-        if contents.get("state") != "running" or contents.get("identity") != identity:
+    for path in newest_first(output_dir):
+        contents = read_record(path)
+        if (contents.get("state"), contents.get("identity")) != ("running", identity):
             continue
-        if not (is_main_process() and _is_locked(run_dir)):
-            return run_dir
+        run_dir = RunDir(path)
+        with suppress(UserError):
+            run_dir.lock()
+            run_dir.close()
+            return path
     return None
 
 
@@ -155,16 +159,6 @@ def number_of(run_dir: Path) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _is_locked(path: Path) -> bool:
-    run_dir = RunDir(path)
-    try:
-        run_dir.lock()
-    except UserError:
-        return True
-    run_dir.close()
-    return False
-
-
 def read_record(run_dir: Path) -> dict[str, Any]:
     """run.json, or nothing where it cannot be read."""
     try:
@@ -184,9 +178,7 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         path = resume.run_dir
         record = read_record(path)
         is_same = record.get("identity") == identity
-        run_dir = RunDir(
-            path, identity, record.get("mlflow_run_id"), number_of(path), is_same_config=is_same
-        )
+        run_dir = RunDir(path, identity, record.get("mlflow_run_id"), number_of(path), is_same)
         try:
             run_dir.lock()
             if is_main_process():
@@ -206,19 +198,19 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
 
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
     """Keys of the config whose values are not those that the run began with, with both."""
+
+    def written(text: str) -> dict[str, Any]:
+        return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
+
     try:
-        began = _as_written((run_dir.path / CONFIG_NAME).read_text())
+        began = written((run_dir.path / CONFIG_NAME).read_text())
     except (OSError, UserError):  # it is there to be read, and may be of another version
         return []
-    now = _as_written(to_yaml(config))
+    now = written(to_yaml(config))
     keys = [key for key in now | began if now.get(key) != began.get(key)]
     if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
         return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
     return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
-
-
-def _as_written(text: str) -> dict[str, Any]:
-    return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
 
 
 def how_to_resume(run_dir: RunDir) -> str:
@@ -274,7 +266,18 @@ def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
 
     Raises: UserError when there is none, or it is not a whole checkpoint.
     """
-    path = _named_checkpoint(output_dir, ckpt_path)
+    path = Path(ckpt_path).expanduser().absolute()
+    if ckpt_path in ("last", "best"):
+        folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
+        for run_dir in newest_first(folder):
+            path = run_dir / "checkpoints" / name
+            if path.is_symlink() or (name == LAST and any(path.parent.glob(FOLDERS))):
+                break
+        else:
+            raise UserError(
+                f"--ckpt_path {ckpt_path}: no run in {folder} has a {name}; start one without "
+                "--ckpt_path, or set output_dir"
+            )
     if _may_give_way(path) and any(path.parent.glob(FOLDERS)):
         return path
     if not path.exists():
@@ -286,17 +289,3 @@ def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
 def _may_give_way(path: Path) -> bool:
     """Whether an older checkpoint is taken where this one is damaged."""
     return path.name == LAST and not path.is_file()
-
-
-def _named_checkpoint(output_dir: str, ckpt_path: str) -> Path:
-    if ckpt_path not in ("last", "best"):
-        return Path(ckpt_path).expanduser().absolute()
-    folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
-    found = [path / "checkpoints" / name for path in newest_first(folder)]
-    for link in found:
-        if link.is_symlink() or (name == LAST and any(link.parent.glob(FOLDERS))):
-            return link
-    raise UserError(
-        f"--ckpt_path {ckpt_path}: no run in {folder} has a {name}; start one without "
-        "--ckpt_path, or set output_dir"
-    )

@@ -1,26 +1,43 @@
-"""Signals that ask a run to stop: SIGTERM, SIGHUP (a closed terminal), SIGUSR1, Ctrl-C.
+"""How a run is stopped: by signals that ask it to, and when another of its processes is lost.
 
-A handler only takes note; the run stops at its next safe point, where all processes agree.
-Nothing is written then: the last checkpoint and the iteration's rollouts are on the disk
-already. If no safe point comes in time, the process is ended, which loses nothing either.
+Signals are SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and Ctrl-C. A handler only takes note; the
+run stops at its next safe point, where all processes agree. Nothing is written then: the last
+checkpoint and the iteration's rollouts are on the disk already. If no safe point comes in time, the
+process is ended, which loses nothing either.
+
+A process whose peer is lost says so and ends, instead of waiting. That is for processes that
+Lightning starts: under torchrun and srun the launcher ends the others.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import threading
-from contextlib import ExitStack
-from types import FrameType, TracebackType
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 import psutil
 import torch
 
-from vapo.errors import StopRequested
+from vapo.errors import InterruptedRunError, StopRequested, UserError
+from vapo.runs.run_dirs import RunDir, how_to_resume
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
-from vapo.system.process import ending_signals
+from vapo.system.process import ending_signals, is_main_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_POLL_S = 0.5
+_ORDERLY_S = 10.0
+HOW_TO_RESUME = "the last checkpoint is whole: resume with --ckpt_path last"
+_BROKEN = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited"
+    r"|nccl|gloo",
+    re.IGNORECASE,
+)
 
 
 class Stopping:
@@ -36,12 +53,7 @@ class Stopping:
         self._taken.enter_context(ending_signals(self._take, SIGNALS))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._taken.close()
@@ -102,3 +114,81 @@ def end_now(reason: str, exit_code: int) -> None:
         except psutil.NoSuchProcess:
             continue
     os._exit(exit_code)
+
+
+class Peers:
+    """Watches the processes that this one started, or, in one of those, the first.
+
+    Lightning's own observer looks every five seconds and then kills the first process without
+    a word; it is given nothing to watch.
+    """
+
+    def __init__(self) -> None:
+        self.lost: str | None = None
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
+        """Begin, once the processes have been started; `children` is the launcher's own list."""
+        self._children = list(children)
+        children.clear()
+        # not under torchrun or srun, which end the others themselves
+        external = {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"} & os.environ.keys()
+        self._parent = None if is_main_process() or external else os.getppid()
+        if self._children or self._parent is not None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """From here on the others may end."""
+        self._done.set()
+
+    @contextmanager
+    def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
+        """Say how to resume a stopped run, and that a process was lost where that is the cause."""
+        try:
+            yield
+        except (StopRequested, SystemExit) as stop:
+            # Lightning turns an interrupt, which a sampling engine may raise, into an exit
+            stopped = stop if isinstance(stop, StopRequested) else StopRequested(signal.SIGINT)
+            stopped.how_to_resume = how_to_resume(run_dir)
+            raise stopped from None
+        except UserError:
+            self.close()  # all processes have it, and end
+            raise
+        except RuntimeError as error:
+            if (lost := self.explain(error)) is None:
+                raise
+            raise lost from error
+        finally:
+            if self.lost is None:
+                self.close()
+
+    def explain(self, error: BaseException) -> InterruptedRunError | None:
+        """The clear error, if `error` is what a lost process looks like from here."""
+        if not _BROKEN.search(str(error)):
+            return None
+        deadline = time.monotonic() + _ORDERLY_S / 2
+        while self._thread is not None and self.lost is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 5)
+        lost = self.lost or "another process of this run has ended (its own last lines say why)"
+        return InterruptedRunError(f"{lost}; {HOW_TO_RESUME}")
+
+    def _watch(self) -> None:
+        while self.lost is None:
+            if self._done.wait(_POLL_S):
+                return
+            self.lost = self._find_lost()
+        # a collective that waits for the lost process may fail by itself, which ends the run in
+        # good order; sampling or a hung collective does not
+        if not self._done.wait(_ORDERLY_S):
+            end_now(f"{self.lost}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
+
+    def _find_lost(self) -> str | None:
+        for rank, child in enumerate(self._children, start=1):
+            if code := child.poll():
+                end = f"signal {-code}" if code < 0 else f"exit code {code}"
+                return f"process {rank} of this run has ended ({end})"
+        if self._parent is not None and os.getppid() != self._parent:
+            return "process 0 of this run has ended"
+        return None

@@ -38,13 +38,14 @@ class RunSummary:
     `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote.
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
-    `faults` how many updates were skipped and rollouts left out. Use `make_summary`.
+    `faults` how many updates were skipped and rollouts left out. Credentials in `tracking_uri` are
+    left out.
     """
 
-    score_before: float | None
-    score_before_ci: tuple[float, float] | None
-    score_after: float | None
-    score_after_ci: tuple[float, float] | None
+    score_before: float | None = field(init=False)
+    score_before_ci: tuple[float, float] | None = field(init=False)
+    score_after: float | None = field(init=False)
+    score_after_ci: tuple[float, float] | None = field(init=False)
     k: int
     num_iterations: int
     stage_seconds: dict[str, float]
@@ -65,25 +66,11 @@ class RunSummary:
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
 
-
-def make_summary(
-    *, before: Mapping[str, float], after: Mapping[str, float], **fields: Any
-) -> RunSummary:
-    """A summary from the metrics of the first and the last evaluation, and the other fields.
-
-    Credentials in `tracking_uri` are left out.
-    """
-    uri = fields.pop("tracking_uri")
-    return RunSummary(
-        tracking_uri=without_credentials(uri),
-        score_before=before.get(_SCORE),
-        score_before_ci=interval_of(before),
-        score_after=after.get(_SCORE),
-        score_after_ci=interval_of(after),
-        evaluation_before=dict(before),
-        evaluation_after=dict(after),
-        **fields,
-    )
+    def __post_init__(self) -> None:
+        before, after = self.evaluation_before, self.evaluation_after
+        self.tracking_uri = without_credentials(self.tracking_uri)
+        self.score_before, self.score_before_ci = before.get(_SCORE), interval_of(before)
+        self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
 
 
 def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
@@ -136,7 +123,7 @@ def write_summary(run_dir: Path, summary: RunSummary) -> Path:
     """
     path = run_dir / SUMMARY_NAME
     try:
-        write_text(path, json.dumps(_finite(asdict(summary)), indent=2) + "\n")
+        write_text(path, json.dumps(finite(asdict(summary)), indent=2) + "\n")
     except OSError as error:
         why = "the folder was deleted or moved" if not run_dir.is_dir() else error.strerror
         raise InterruptedRunError(
@@ -151,7 +138,6 @@ def render_summary(
     *,
     recorded: str,
     ablation: str | None = None,
-    checkpoint: Path | None = None,
     value_pages: Path | None = None,
     config_is_whole: bool = True,
 ) -> str:
@@ -187,16 +173,13 @@ def render_summary(
         commands.append('vapo deliver "$R"')
     if ablation is not None and config_is_whole:
         commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
-    if checkpoint is not None:
-        best = f'"$R"/{checkpoint.relative_to(run_dir)}'
-        if config_is_whole:
-            commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
-        commands.append(f'vapo export {best} "$R"/actor')
-    if commands[-1].startswith("R="):  # nothing reads it
-        commands.pop()
+    best = '"$R"/checkpoints/best.ckpt'
+    if config_is_whole:
+        commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
+    commands.append(f'vapo export {best} "$R"/actor')
     lines = [line for label, text in rows for line in _row(label, text)]
-    tried = ["try next:", *(f"  {command}" for command in commands)] if commands else []
-    return "\n".join(["", *lines, *tried, "run folder:", shown_path(run_dir)])
+    lines += ["try next:", *(f"  {command}" for command in commands), "run folder:"]
+    return "\n".join(["", *lines, shown_path(run_dir)])
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -221,15 +204,10 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.score_before is not None:
         after = after.removesuffix(what)
     rows = [("score before", before), ("score after", after)]
-    return [*rows, ("score best", best)] if (best := _better(summary)) else rows
-
-
-def _better(summary: RunSummary) -> str:
-    """The score of `best.ckpt`, if it is of an earlier iteration than the last."""
-    if summary.score_best is None or summary.best_iteration == summary.num_iterations:
-        return ""
-    score = f"{100 * summary.score_best:.1f} %"
-    return f"{score} after iteration {summary.best_iteration} (best.ckpt)"
+    if summary.score_best is not None and summary.best_iteration != summary.num_iterations:
+        best = f"{100 * summary.score_best:.1f} % after iteration {summary.best_iteration}"
+        rows.append(("score best", f"{best} (best.ckpt)"))
+    return rows
 
 
 def _faults(faults: Mapping[str, int]) -> str:
@@ -278,9 +256,10 @@ def _times(summary: RunSummary) -> str:
     return f"{total} ({stages})" if stages and not summary.profile else total
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for the numbers that JSON cannot represent."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,9 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.runs.other_processes import Peers
 from vapo.runs.run_dirs import RunDir
-from vapo.runs.stopping import Stopping
+from vapo.runs.stopping import Peers, Stopping
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger

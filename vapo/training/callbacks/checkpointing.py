@@ -23,7 +23,7 @@ from vapo.runs.checkpoint_saving import (
     together,
     write_checkpoint,
 )
-from vapo.runs.compatibility import adapter_options, parameters_of, value_head_options
+from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options
 from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_of
 from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
 from vapo.system.distributed import rank

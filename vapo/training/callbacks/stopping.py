@@ -7,8 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.runs.other_processes import Peers
-from vapo.runs.stopping import Stopping
+from vapo.runs.stopping import Peers, Stopping
 
 
 class StopAtSafePoints(Callback):

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.config.fits import fit_config
 from tests.judged import judged
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
-from vapo.commands.command_rules import check_filter
-from vapo.commands.filter import _sample, render, summary_metrics
-from vapo.commands.pass_rate_file import PassRateFile, default_path, settings_of
+from tests.tracking.ready_stores import ready_store
+from vapo.commands import filter
+from vapo.commands.early_checks import check_early
+from vapo.commands.filter import (
+    Parts,
+    check_settings,
+    default_path,
+    read_histogram,
+    render,
+    rows_of,
+    sample_file,
+    settings_of,
+    summary_metrics,
+)
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import SourceConfig
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
-from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.prompts.load import load_prompts
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Rollout
 
@@ -54,14 +66,14 @@ def config_of(folder: Path, policy: Path, *overrides: str) -> FitConfig:
     )
 
 
-def fill(config: FitConfig, path: Path, *, only_open: bool = False) -> tuple[PromptSplit, int]:
-    prompts = load_prompts(config.data, tiny_tokenizer())
-    with closing(PassRateFile(path, settings_of(config, prompts.train, K))) as file:
-        sampled = len(prompts.train) - len(file.num_correct)
-        if sampled and not only_open:
-            with Progress(enabled=False) as progress:
-                _sample(config, prompts, tiny_tokenizer(), file, progress)
-    return prompts, sampled
+def settings(config: FitConfig) -> dict[str, Any]:
+    return settings_of(config, load_prompts(config.data, tiny_tokenizer()).train, K)
+
+
+def fill(config: FitConfig, path: Path) -> None:
+    train = load_prompts(config.data, tiny_tokenizer()).train
+    with Progress(enabled=False) as progress:
+        sample_file(config, train, tiny_tokenizer(), path, settings(config), progress)
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +81,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
     """The file of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("finished")
     path = folder / "out.jsonl"
-    assert fill(config_of(folder, policy), path)[1] == 9  # the tenth is held out
+    fill(config_of(folder, policy), path)
+    assert path.read_bytes().count(b"\n") == 9  # the tenth is held out
+    assert not path.with_name("out.jsonl.parts").exists()
     return path
 
 
-def copy(finished: Path, folder: Path, *, size: int | None = None) -> Path:
+def copy(finished: Path, folder: Path) -> Path:
     path = folder / "copy.jsonl"
-    path.write_bytes(finished.read_bytes()[:size])
-    settings = finished.with_name("out.jsonl.settings.json")
-    path.with_name("copy.jsonl.settings.json").write_text(settings.read_text())
+    for end in ("", ".settings.json"):
+        path.with_name(path.name + end).write_text(
+            finished.with_name(f"out.jsonl{end}").read_text()
+        )
     return path
 
 
 def test_rows_come_back_whole_and_a_second_run_pays_nothing(
-    tmp_path: Path, policy: Path, finished: Path
+    tmp_path: Path, policy: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, path = config_of(tmp_path, policy), copy(finished, tmp_path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -99,20 +114,25 @@ def test_rows_come_back_whole_and_a_second_run_pays_nothing(
     assert again[4].metadata["nested"] == {"level": 4}
     before = path.read_bytes()
     data.train.path = str(tmp_path / "rows.jsonl")  # type: ignore[attr-defined]
-    assert fill(config, path)[1] == 0
+    config.tracking.uri = str(ready_store(tmp_path / "mlruns"))
+    monkeypatch.setattr(filter, "sample_file", None)
+    assert filter.run(config, num_responses=K, output=str(path)) == path
     assert path.read_bytes() == before
 
 
 def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     config, path = config_of(tmp_path, policy), tmp_path / "out.jsonl"
     prompts = load_prompts(config.data, tiny_tokenizer()).train
-    with closing(PassRateFile(path, settings_of(config, prompts, K))) as file:
-        for i, num_correct in enumerate((0, 1, 4)):
-            verdicts = [Verdict(j < num_correct, 0.0) for j in range(K)]
-            response = Rollout(prompts[i], (2,), "", (0.0,), FinishReason.STOP)
-            file.append(i, prompts[i], judged([response] * K, verdicts))
-        assert file.histogram() == [1, 1, 0, 0, 1]
-    assert [json.loads(x)["pass_rate"] for x in path.read_text().splitlines()] == [0, 0.25, 1]
+    played = []
+    for prompt, num_correct in zip(prompts, (0, 1, 4), strict=False):
+        verdicts = [Verdict(j < num_correct, 0.0) for j in range(K)]
+        response = Rollout(prompt, (2,), "", (0.0,), FinishReason.STOP)
+        played += judged([response] * K, verdicts)
+    path.write_text(rows_of(played, 0, K))
+    assert read_histogram(path, K) == [1, 1, 0, 0, 1]
+    rows = [json.loads(x) for x in path.read_text().splitlines()]
+    assert [row["pass_rate"] for row in rows] == [0, 0.25, 1]
+    assert [row["prompt_index"] for row in rows] == [0, 1, 2]
     metrics = summary_metrics([1, 1, 0, 0, 1])
     assert metrics["filter/pass_rate_mean"] == pytest.approx(5 / 12)
     assert metrics["filter/never_share"] == metrics["filter/always_share"] == pytest.approx(1 / 3)
@@ -123,17 +143,58 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     assert text[3] == "     0.50        0"
 
 
-@pytest.mark.parametrize("keep", [0.3, 0.97])
+@pytest.mark.parametrize("num_before", [0, 2])
 def test_a_killed_run_resumes_to_the_same_file(
-    tmp_path: Path, policy: Path, finished: Path, keep: float
+    tmp_path: Path, policy: Path, finished: Path, num_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut anywhere, in a line too; the responses are those of an uninterrupted run."""
-    config, size = config_of(tmp_path, policy), int(finished.stat().st_size * keep)
-    cut = copy(finished, tmp_path, size=size)
-    _, sampled = fill(config, cut)
-    assert sampled == 9 - finished.read_bytes()[:size].count(b"\n")
-    assert 0 < sampled < 9
-    assert cut.read_bytes() == finished.read_bytes()
+    """Chunks that are there are not sampled again; the others are those of a run to the end."""
+    config, path = config_of(tmp_path, policy), tmp_path / "out.jsonl"
+    begun: list[int] = []
+    stops_at: int | None = 3 * num_before
+
+    def counted(rollouts: list[Rollout], first: int, k: int) -> str:
+        begun.append(first)
+        if first == stops_at:
+            raise RuntimeError("killed")
+        return rows_of(rollouts, first, k)
+
+    monkeypatch.setattr(filter, "rows_of", counted)
+    with pytest.raises(RuntimeError, match="killed"):
+        fill(config, path)
+    assert not path.exists()
+    other = config_of(tmp_path, policy, "rollouts.temperature=0.5")
+    with pytest.raises(UserError, match="has rollouts of other settings"):
+        fill(other, path)
+    begun.clear()
+    stops_at = None
+    fill(config, path)
+    assert begun == [0, 3, 6][num_before:]
+    assert path.read_bytes() == finished.read_bytes()
+
+
+def _hold(path: Path, ready: Any, release: Any) -> None:
+    parts = Parts(path, "{}\n", 1)
+    ready.set()
+    release.wait(60)
+    parts.close()
+
+
+def test_one_command_at_a_time_writes_a_file(tmp_path: Path) -> None:
+    context, path = multiprocessing.get_context("fork"), tmp_path / "out.jsonl"
+    ready, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(path, ready, release))
+    process.start()
+    assert ready.wait(60)
+    try:
+        with pytest.raises(UserError, match="another command is writing it"):
+            Parts(path, "{}\n", 1)
+    finally:
+        release.set()
+        process.join()
+    Parts(path, "{}\n", 1).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        Parts(tmp_path / "file" / "out.jsonl", "{}\n", 1)
 
 
 def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: Path) -> None:
@@ -145,18 +206,12 @@ def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: 
         ("data.prompt_template={prompt}{prompt}", r"prompts "),
     ):
         with pytest.raises(UserError, match=rf"its rows belong to other settings \({message}"):
-            fill(config_of(tmp_path, policy, override), path, only_open=True)
-    prompts = load_prompts(config.data, tiny_tokenizer()).train
-    settings = settings_of(config, prompts, K)
-    assert default_path(config, settings) == default_path(config, dict(settings))
-    other = settings | {"weights": "other"}
-    assert default_path(config, settings) != default_path(config, other)
-    assert settings["weights"] != str(policy)  # of the weights, not of the folder's name
-    with (
-        closing(PassRateFile(path, settings)),
-        pytest.raises(UserError, match="another `vapo filter` is writing it"),
-    ):
-        PassRateFile(path, settings)
+            check_settings(path, settings(config_of(tmp_path, policy, override)))
+    own = settings(config)
+    check_settings(path, own)
+    assert default_path(config, own) == default_path(config, dict(own))
+    assert default_path(config, own) != default_path(config, own | {"weights": "other"})
+    assert own["weights"] != str(policy)  # of the weights, not of the folder's name
 
 
 def test_a_foreign_file_is_not_touched(tmp_path: Path, policy: Path, finished: Path) -> None:
@@ -165,26 +220,26 @@ def test_a_foreign_file_is_not_touched(tmp_path: Path, policy: Path, finished: P
     with pytest.raises(
         UserError, match=r"there is a file without a readable mine\.jsonl\.settings"
     ):
-        fill(config, path, only_open=True)
+        filter.run(config, num_responses=K, output=str(path))
     assert path.read_text() == "precious\n"
     own = copy(finished, tmp_path)
     own.write_text('{"prompt_index": 0, "num_correct": 1}\n{"x": 1}\n')
     with pytest.raises(UserError, match=r"copy\.jsonl:2: not a row that `vapo filter` wrote"):
-        fill(config, own, only_open=True)
+        read_histogram(own, K)
 
 
 def test_what_filter_does_not_do_is_said_first(tmp_path: Path, policy: Path) -> None:
     config = config_of(tmp_path, policy)
-    check_filter(config)
+    check_early("filter", config, {})
     config.rewards.shuffle = True
     with pytest.raises(UserError, match=r"rewards\.shuffle would make"):
-        check_filter(config)
+        check_early("filter", config, {})
     config.trainer.devices = 2
     with pytest.raises(UserError, match="vapo filter is one process"):
-        check_filter(config)
+        check_early("filter", config, {})
     config.data.train = make(SourceConfig, kind="mixture")
     with pytest.raises(UserError, match="filter one source at a time"):
-        check_filter(config)
+        check_early("filter", config, {})
 
 
 def test_an_environment_is_a_setting_where_it_is_used(tmp_path: Path, policy: Path) -> None:

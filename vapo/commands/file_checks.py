@@ -1,0 +1,101 @@
+"""Are the files, folders and functions there that a config names? Asked before torch is imported.
+
+Each rule is a function of the room that it belongs to, and the command calls the same one again
+when it comes to it. Only what costs no time is done here: of data the first row, of weights the
+headers. Nothing is loaded from a hub. A user's code is not run, which might count or write
+something: its file is read as text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
+from vapo.config.data import sources_of, verifier_blocks
+from vapo.config.engines import VllmEngine
+from vapo.config.environments import VerifiersEnvironment
+from vapo.config.rewards import PythonVerifier, RewardModelVerifier
+from vapo.environments.verifiers_package import check_installed as check_verifiers_installed
+from vapo.errors import about
+from vapo.networks.critic_folders import critic_path, critic_start_key
+from vapo.networks.model_folders import check_model_folder
+from vapo.prompts.sources import check_source
+from vapo.rewards.math_verify_package import check_math_verify
+from vapo.rewards.verifier_code import check_parameters
+from vapo.rewards.verifiers import make_reasoning_gym
+from vapo.rollouts.engines.vllm.installed import check_installed
+from vapo.runs.summary import check_output_dir
+from vapo.system.function_files import check_function
+from vapo.tracking.stores import check_writable, locate_store
+
+DATA_KEY = "components.value_pretraining.data"
+Config = FitConfig | SftConfig | RewardModelConfig
+
+
+def check_run(config: FitConfig) -> None:
+    """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
+    check_sampling(config)
+    check_critic(config)
+    stored = config.components.value_pretraining.data
+    if stored is not None and resolve(config).value_pretraining_iterations > 0:
+        from vapo.rollouts.rollout_file import read_metadata  # it loads pyarrow
+
+        read_metadata(Path(stored), key=DATA_KEY)
+    check_output_dir(config.output_dir)
+    check_store(config)
+
+
+def check_sampling(config: FitConfig) -> None:
+    """What sampling a policy and judging its responses needs."""
+    with about("actor.path"):
+        check_model_folder(config.actor.path, has_tokenizer=True)
+    check_sources(config)
+
+
+def check_sources(config: Config) -> None:
+    """The engine, the sources of both sets of prompts with the first row of each, the functions."""
+    if isinstance(config.rollouts, VllmEngine):
+        check_installed()
+    for name in ("train", "heldout"):
+        for key, source in sources_of(config.data, name).items():
+            check_source(source, key=key)
+    check_functions(config)
+
+
+def check_critic(config: FitConfig) -> None:
+    """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
+    if not config.algorithm.has_critic:
+        return
+    with about(critic_start_key(config)):
+        for member in range(config.critic.count):
+            path = critic_path(config, member)
+            check_model_folder(path, has_tokenizer=member == 0 and path != config.actor.path)
+
+
+def check_functions(config: Config) -> None:
+    """The verifiers, the user's own estimator, value head and environment: are they there?"""
+    for key, block in verifier_blocks(config):
+        if isinstance(block, PythonVerifier):
+            own, folder = block.function, block.function_folder
+            parameters = check_function(own, key=f"{key}.function", folder=folder)
+            check_parameters(parameters or [], f"{key}.function {own}")
+        elif isinstance(block, RewardModelVerifier):
+            with about(f"{key}.reward_model_path"):
+                check_model_folder(block.reward_model_path, has_tokenizer=True)
+        elif block.verifier == "reasoning_gym":
+            make_reasoning_gym()
+        elif block.verifier == "math_verify":
+            check_math_verify(f"{key}.verifier")
+    if not isinstance(config, FitConfig):
+        return
+    for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):
+        block, _, name = key.partition(".")
+        options = vars(getattr(config, block))  # not every kind of block has one
+        if (path := options.get(name)) is not None:
+            check_function(path, key=key, folder=options[f"{name}_folder"])
+    if isinstance(config.environment, VerifiersEnvironment):
+        check_verifiers_installed("environment.kind")
+
+
+def check_store(config: Config) -> None:
+    check_writable(locate_store(config.tracking.uri))
