@@ -23,7 +23,7 @@ from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.studies.gates import measuring
-from vapo.studies.gates.probes import ProbeSetting, run_probe
+from vapo.studies.gates.measuring import ProbeSetting, run_probe
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
 from vapo.training.parts import Inputs

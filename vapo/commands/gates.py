@@ -27,12 +27,10 @@ from vapo.networks.critic_folders import critic_start
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
-from vapo.studies.gates.answer_now import answer_token_ids
-from vapo.studies.gates.measuring import measure, policy_iterations
-from vapo.studies.gates.probes import ProbeSetting
+from vapo.studies.gates.measuring import ProbeSetting, measure, policy_iterations
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
-from vapo.studies.gates.start_policy import StartPolicy, sample_start
+from vapo.studies.gates.start_policy import StartPolicy, answer_token_ids, sample_start
 from vapo.system.atomic_files import write_text, write_whole
 from vapo.system.progress import Progress
 from vapo.system.quiet import quiet_libraries

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import achieved_returns, value_places
@@ -67,14 +67,13 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
 
 def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
     """The explained variance of each token's value, a row a response."""
-    mask = _padded([[1.0] * len(row) for row in returns]) > 0
-    return float(explained_variance(_padded(values), _padded(returns), mask))
-
-
-def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """[B, T], 0 beyond each row's end."""
-    widest = max(map(len, rows))
-    return torch.tensor([[*row, *[0.0] * (widest - len(row))] for row in rows])
+    is_token = [torch.ones(len(row), dtype=torch.bool) for row in returns]
+    values_and_returns = (
+        pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+        for rows in (values, returns)
+    )
+    mask = pad_sequence(is_token, batch_first=True)
+    return float(explained_variance(*values_and_returns, mask))
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:

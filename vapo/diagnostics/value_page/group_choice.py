@@ -43,16 +43,18 @@ def choose_groups(
     total = len(batch) // batch.group_size
     with_truth = {row // batch.group_size for row in measured}
     chosen: dict[int, str] = {}
+
+    def left() -> list[int]:
+        """Those that are not chosen yet; of these the ones whose truth is known, if there are."""
+        others = [group for group in range(total) if group not in chosen]
+        return [group for group in others if group in with_truth] or others
+
     for reason, scores in reasons.items():
-        left = _preferred([g for g in range(total) if g not in chosen], with_truth)
-        left = [g for g in left if scores[g] > 0]
-        if left and len(chosen) < num_groups:
-            chosen[max(left, key=lambda g: (scores[g], -g))] = reason
+        found = [group for group in left() if scores[group] > 0]
+        if found and len(chosen) < num_groups:
+            chosen[max(found, key=lambda group: (scores[group], -group))] = reason
     draw = random.Random(seed)
-    while len(chosen) < num_groups:
-        others = _preferred([g for g in range(total) if g not in chosen], with_truth)
-        if not others:
-            break
+    while len(chosen) < num_groups and (others := left()):
         for group in draw.sample(others, min(len(others), num_groups - len(chosen))):
             chosen[group] = "at random"
     groups, budget = [], max_tokens
@@ -98,11 +100,6 @@ def group_scores(
     if value_errors is not None:
         scores["smallest value error"] = 1 / (1 + error)
     return {reason: score.tolist() for reason, score in scores.items()}
-
-
-def _preferred(groups: list[int], with_truth: Collection[int]) -> list[int]:
-    """Those whose truth is known, else all."""
-    return [group for group in groups if group in with_truth] or groups
 
 
 def choose_rows(

@@ -47,13 +47,9 @@ class TokenText:
         raw = self._raw(token_id)
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
-        if token_id in self._special:
-            return Token(visible(raw.decode(errors="surrogateescape")), is_special=True)
-        try:
-            return Token(visible(raw.decode()))
-        except UnicodeDecodeError:
-            text = visible(raw.decode(errors="surrogateescape"))
-            return Token(text, partial=raw.hex(" ").upper())
+        text, is_special = visible(raw.decode(errors="surrogateescape")), token_id in self._special
+        is_partial = not is_special and not _is_whole(raw)
+        return Token(text, is_special, raw.hex(" ").upper() if is_partial else "")
 
     def in_context(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
         """(place, text) of the tokens that read differently beside their neighbours."""

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +24,7 @@ from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
 from vapo.prompts.hidden_states import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
-from vapo.system.distributed import sum_over_ranks, world_size
+from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
 
 
@@ -164,12 +163,8 @@ def outcomes_of(config: FitConfig) -> Outcomes:
 
 def of_all_ranks(points: Sequence[TruthPoint]) -> list[TruthPoint]:
     """The points of every rank, in the order of the ranks. Every rank must call this."""
-    if world_size() == 1:
-        return list(points)
-    gathered: list[list[TruthPoint]] = [[] for _ in range(world_size())]
-    dist.all_gather_object(gathered, list(points))
     first, found = 0, []
-    for own in gathered:  # a row of one rank is not that of another
+    for own in gather_objects(list(points)):  # a row of one rank is not that of another
         found += [replace(point, row=first + point.row) for point in own]
         first += 1 + max((point.row for point in own), default=0)
     return found
@@ -211,23 +206,19 @@ def truth_metrics(truth: ValueTruth) -> dict[str, float]:
     A chart shows no interval: those that are not known, or could be anything, are left out.
     """
     figures = truth.figures
-    metrics = {
-        "truth/num_prefixes": float(figures.num_prefixes),
-        "truth/num_responses": float(figures.num_responses),
-        "truth/num_mistakes": float(figures.num_mistakes),
-        "truth/num_tokens": float(truth.num_tokens),
-    }
+    names = ("num_prefixes", "num_responses", "num_mistakes")
+    metrics = {f"truth/{name}": float(getattr(figures, name)) for name in names}
+    metrics["truth/num_tokens"] = float(truth.num_tokens)
     known = known_figures(figures).items()
     return metrics | {f"truth/{name}": x.value for name, x in known if x.is_bounded}
 
 
 def known_figures(figures: TruthFigures) -> dict[str, Figure]:
     """The figures that could be estimated, by name."""
-    found = {f.name: getattr(figures, f.name) for f in fields(figures)}
     return {
-        name: figure
-        for name, figure in found.items()
-        if isinstance(figure, Figure) and math.isfinite(figure.value)
+        f.name: figure
+        for f in fields(figures)
+        if isinstance(figure := getattr(figures, f.name), Figure) and not figure.is_unknown
     }
 
 
