@@ -27,7 +27,7 @@ from vapo.networks.critic_folders import critic_start
 from vapo.rewards.scorer import scorer_of
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.rollouts.player import Player
-from vapo.studies.gates.measuring import ProbeSetting, measure, policy_iterations
+from vapo.studies.gates.measuring import measure, policy_iterations
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, answer_token_ids, sample_start
@@ -37,7 +37,7 @@ from vapo.system.quiet import quiet_libraries
 from vapo.system.shown_text import say
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.training.parts import Inputs
+from vapo.training.parts import Inputs, Sampling
 from vapo.types import Prompt
 
 
@@ -68,7 +68,7 @@ def run(
         logger.log_config(to_yaml(config), params(config))
         logger.log_inputs(dataset_inputs(config, inputs.prompts))
         progress.note(inputs.prompts.report.describe())
-        setting = ProbeSetting(config, inputs, scorer, progress)
+        setting = Sampling(config, inputs, scorer, progress)
         start = measured_start(setting, heldout, answer_ids)
         progress.note(describe_cost(config, start, num_iterations))
         figures, curves = measure(
@@ -110,7 +110,7 @@ def gates_inputs(
 
 
 def measured_start(
-    setting: ProbeSetting, heldout: list[Prompt], answer_ids: tuple[int, ...] | None
+    setting: Sampling, heldout: list[Prompt], answer_ids: tuple[int, ...] | None
 ) -> StartPolicy:
     """Sample the start policy."""
     config, tokenizer = setting.config, setting.inputs.tokenizer

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.contents import PageContents
-from vapo.diagnostics.value_page.group_choice import ChosenGroup
+from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data

@@ -8,7 +8,6 @@ first of them.
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -102,11 +101,10 @@ class TokenText:
         """Decode a token as in the middle of a text: alone, it may lose its leading space."""
         decode = self._tokenizer.decode
         if self._anchor is not None:
-            before, both = decode([self._anchor]), decode([self._anchor, token_id])
-            if isinstance(both, str) and isinstance(before, str) and both.startswith(before):
+            before, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))
+            if both.startswith(before):
                 return both[len(before) :]
-        alone = decode([token_id])
-        return alone if isinstance(alone, str) else "".join(alone)
+        return str(decode([token_id]))
 
 
 def visible(text: str) -> str:
@@ -157,16 +155,9 @@ _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 
 def _decoder_types(tokenizer: Any) -> set[str]:
     """The kinds of decoder in a fast tokenizer; none for a slow one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = getattr(backend, "decoder", None)
-    if decoder is None:
-        return set()
-    stack, kinds = [json.loads(decoder.__getstate__())], set()
-    while stack:
-        node = stack.pop()
-        kinds.add(node["type"])
-        stack += node.get("decoders", [])
-    return kinds
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    state = b"" if decoder is None else decoder.__getstate__()
+    return set(re.findall(r'"type":"(\w+)"', state.decode()))
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, cycle, zip_longest
 from random import Random
 
 from transformers import PreTrainedTokenizerBase
@@ -54,12 +54,11 @@ def choose_places(
     if not order:
         return Choice([], [], 0)
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
-    rng = Random(seed)
-    num = settings.num_prefixes if others else 0
-    drawn: list[Place] = []
-    for i in range(num):
-        row = others[i % len(others)]
-        drawn.append(Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num)))
+    rng, num = Random(seed), settings.num_prefixes
+    drawn = [
+        Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num))
+        for i, row in zip(range(num), cycle(others), strict=False)
+    ]
     rng.shuffle(drawn)  # so that fewer of them are spread over the positions too
     steps = [
         [Place(row, n) for n in step_starts(rollouts[row], settings.segments, tokenizer)]

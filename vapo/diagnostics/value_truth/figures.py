@@ -140,7 +140,7 @@ def truth_figures(
         num_continuations=len(points[0].returns),
         num_mistakes=int(totals["with_mistake"]),
         bias=figure(lambda s: s["v"] / s["n_v"] - s["t"] / s["n"]),
-        mse=figure(lambda s: s["error"] / s["n_v"]),
+        mse=figure(lambda s: s["dd"] / s["n_v"]),
         baseline_mse=figure(lambda s: s["baseline_error"] / s["n_b"]),
         variance=figure(lambda s: _variance(s, "t", "n")),
         within_variance=figure(lambda s: s["within_t"] / s["within_n"]),
@@ -208,7 +208,6 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
         "v": v.sum(),
         "d": (t - v).sum(),
         "dd": ((t - v) ** 2 - noise).sum(),
-        "error": ((v - t) ** 2 - noise).sum(),
         "n_b": len(with_baseline),
         "baseline_error": ((b - t[with_baseline]) ** 2 - noise[with_baseline]).sum(),
     }
@@ -247,7 +246,7 @@ def _by_position(points: Sequence[TruthPoint]) -> Profile:
     rows = []
     for number, inside in sorted(bins.items()):
         s = _all_sums(inside)
-        truth, value, mse = (s[name] / s["n"] for name in ("t", "v", "error"))
+        truth, value, mse = (s[name] / s["n"] for name in ("t", "v", "dd"))
         row = ((number + 0.5) / _POSITION_BINS, len(inside), truth, value, value - truth, mse)
         rows.append([None if math.isnan(x) else x for x in row])
     names = ("position", "num_prefixes", "truth_mean", "value_mean", "bias", "mse")

@@ -17,7 +17,6 @@ from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
-from vapo.config.data import GeneratedSource
 from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
@@ -69,13 +68,9 @@ def measure_truth(
     """
     config = continuer.config
     truth, most = config.value_truth, continuer.settings.max_response_tokens
-    if world_size() > 1:
-        share = {
-            name: -(-number // world_size())
-            for name in ("num_responses", "num_prefixes", "max_tokens")
-            if (number := getattr(truth, name)) is not None
-        }
-        truth = replace(truth, **share)
+    for name in ("num_responses", "num_prefixes", "max_tokens"):  # shared by the ranks
+        if (number := getattr(truth, name)) is not None:
+            truth = replace(truth, **{name: -(-number // world_size())})
     rollouts, tokenizer = batch.rollouts, continuer.player.tokenizer
     choice = choose_places(rollouts, truth, tokenizer, seed=seed)
     note(choice.describe(rollouts, truth, most))
@@ -112,9 +107,7 @@ def own_mark(
 ) -> bool | None:
     """Whether the check that ends so many tokens of the response calls its step wrong; None where
     there is none, or the task has no checks."""
-    source = config.data.train
-    task = source.task if isinstance(source, GeneratedSource) else None
-    own_check = OWN_CHECKS.get(str(task))
+    own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
     if own_check is None or rollout.in_environment:
         return None
     return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
@@ -161,15 +154,6 @@ def outcomes_of(config: FitConfig) -> Outcomes:
     return reward_range(config) if plain and not critic_is_punished(config) else None
 
 
-def of_all_ranks(points: Sequence[TruthPoint]) -> list[TruthPoint]:
-    """The points of every rank, in the order of the ranks. Every rank must call this."""
-    first, found = 0, []
-    for own in gather_objects(list(points)):  # a row of one rank is not that of another
-        found += [replace(point, row=first + point.row) for point in own]
-        first += 1 + max((point.row for point in own), default=0)
-    return found
-
-
 def beside_values(
     points: Sequence[TruthPoint],
     num_tokens: int,
@@ -182,8 +166,11 @@ def beside_values(
 
     Every rank must call this.
     """
-    own = with_values(points, values)
-    everything, outcomes = of_all_ranks(own), outcomes_of(config)
+    own, outcomes = with_values(points, values), outcomes_of(config)
+    first, everything = 0, []
+    for theirs in gather_objects(own):  # a row of one rank is not that of another
+        everything += [replace(point, row=first + point.row) for point in theirs]
+        first += 1 + max((point.row for point in theirs), default=0)
     total = sum_over_ranks(torch.tensor(num_tokens))
     if not everything:
         return None

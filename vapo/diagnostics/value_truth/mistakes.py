@@ -116,29 +116,25 @@ def mistake_sums(
     """For each prompt: its responses with a clear fall, how many of them the critic finds, how
     many an exact one would, how many responses the critic names (the largest falls of all, as
     many as have one), how many rightly. Without values those of the critic are NaN."""
-    first = [[first_clear_fall(steps, outcomes) for steps in own] for own in prompts]
-    largest = [[largest_fall(steps) for steps in own] for own in prompts]
-    num = sum(place is not None for own in first for place in own)
-    sizes = sorted((fall[1] for own in largest for fall in own if fall is not None), reverse=True)
+    falls = [[(first_clear_fall(s, outcomes), largest_fall(s)) for s in own] for own in prompts]
+    num = sum(place is not None for own in falls for place, _ in own)
+    sizes = sorted((fall[1] for own in falls for _, fall in own if fall is not None), reverse=True)
     least = sizes[min(num, len(sizes)) - 1] if num and sizes else math.inf
     points = [point for own in prompts for steps in own for point in steps]
     has_values, prior = any(p.value is not None for p in points), _prior(points) if num else None
     draws, found = np.random.default_rng(seed), []
-    for own, places, falls in zip(prompts, first, largest, strict=True):
-        is_right = [
-            fall is not None and place is not None and fall[0] == place
-            for place, fall in zip(places, falls, strict=True)
-        ]
-        is_named = [fall is not None and fall[1] >= least for fall in falls]
+    for own, of_own in zip(prompts, falls, strict=True):
+        is_right = [fall is not None and fall[0] == place for place, fall in of_own]
+        is_named = [fall is not None and fall[1] >= least for _, fall in of_own]
         by_exact = 0.0
-        for steps, place in zip(own, places, strict=True):
+        for steps, (place, _) in zip(own, of_own, strict=True):
             if place is not None and prior is not None:
                 values = _drawn_values(steps, prior, outcomes, draws)
-                falls_drawn = values[:, :-1] - values[:, 1:]
-                by_exact += float((falls_drawn.argmax(axis=1) == place).mean())
+                drops = values[:, :-1] - values[:, 1:]
+                by_exact += float((drops.argmax(axis=1) == place).mean())
         found.append(
             {
-                "with_mistake": float(sum(place is not None for place in places)),
+                "with_mistake": float(sum(place is not None for place, _ in of_own)),
                 "found": float(sum(is_right)) if has_values else math.nan,
                 "found_by_exact": by_exact,
                 "named": float(sum(is_named)),

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lightning.pytorch.callbacks import Callback
 
-from vapo.config import FitConfig, resolve
-from vapo.rewards.scorer import Scorer
+from vapo.config import resolve
 from vapo.studies.gates.probe_watchers import (
     Beginning,
     Collapse,
@@ -24,28 +23,11 @@ from vapo.studies.gates.probe_watchers import (
 from vapo.studies.gates.rules import GateCurves, GateFigures
 from vapo.studies.gates.start_policy import StartPolicy, reach
 from vapo.studies.short_trainer import train_briefly
-from vapo.system.progress import Progress
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
-from vapo.training.parts import (
-    Inputs,
-    Sampling,
-    module_of,
-    num_pretraining_iterations,
-    training_parts,
-)
+from vapo.training.parts import Sampling, module_of, num_pretraining_iterations, training_parts
 
 _POLICY_ITERATIONS = 10
-
-
-@dataclass(frozen=True)
-class ProbeSetting:
-    """What all probes of a config share."""
-
-    config: FitConfig
-    inputs: Inputs
-    scorer: Scorer
-    progress: Progress
 
 
 def policy_iterations(num_iterations: int) -> int:
@@ -54,7 +36,7 @@ def policy_iterations(num_iterations: int) -> int:
 
 
 def measure(
-    setting: ProbeSetting,
+    setting: Sampling,
     start: StartPolicy,
     states_of: StatesOf,
     *,
@@ -106,7 +88,7 @@ def measure(
 
 
 def run_probe(
-    setting: ProbeSetting,
+    setting: Sampling,
     watcher: Callback,
     *,
     num_policy_iterations: int,
@@ -124,11 +106,11 @@ def run_probe(
         UserError: whatever a run's networks, engine and rewards raise.
     """
     own = replace(setting.config.training, num_iterations=num_policy_iterations)
-    config = replace(setting.config, training=own)
-    module = module_of(config, setting.inputs)
+    setting = replace(setting, config=replace(setting.config, training=own))
+    module = module_of(setting.config, setting.inputs)
     parts = training_parts(
         module,
-        Sampling(config, setting.inputs, setting.scorer, setting.progress),
+        setting,
         progress=setting.progress,
         critic_dir=pretrained_in,
         stored=setting.inputs.stored,
@@ -140,7 +122,7 @@ def run_probe(
 
 
 def figures_of(
-    setting: ProbeSetting,
+    setting: Sampling,
     start: StartPolicy,
     beginning: Beginning,
     unlearning: Unlearning | None,

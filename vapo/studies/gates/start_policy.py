@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from vapo.advantages.credit import num_steps
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, resolve
+from vapo.diagnostics.value_page.heldout import heldout_batch
 from vapo.errors import UserError
-from vapo.functional.columns import without_failed
 from vapo.functional.metrics import first_token_reward_weight
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.player import Player
@@ -78,16 +77,7 @@ def sample_start(
         rewards = [rollout.reward for rollout in guesses]
         groups = [rewards[first : first + k] for first in range(0, len(rewards), k)]
         guess = clustered_interval([statistics.fmean(group) for group in groups])
-    batch = without_failed(
-        make_rollout_batch(
-            rollouts,
-            group_size=k,
-            rewards=config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            critic_truncated=config.critic.truncated,
-        )
-    )
-    return StartPolicy(batch, guess)
+    return StartPolicy(heldout_batch(config, rollouts), guess)
 
 
 def answer_token_ids(
