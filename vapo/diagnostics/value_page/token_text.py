@@ -142,11 +142,7 @@ def _named(c: str) -> str:
 
 
 def _is_whole(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return raw.decode(errors="ignore").encode() == raw
 
 
 _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}

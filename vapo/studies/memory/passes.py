@@ -139,21 +139,16 @@ class FakeNetwork:
         if shape.gradient_checkpointing:
             enable_gradient_checkpointing(self.network, "model")
         self.network.train()
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_grad)
 
     def update(self, **lengths: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
-        hooks = [
-            p.register_post_accumulate_grad_hook(_drop_grad)
-            for p in self.network.parameters()
-            if p.requires_grad
-        ]
         with self._tracked() as tracker, self._autocast():
             total = self._forward(**lengths)
             kept = tracker.live
             total.backward()
-            del total
-        for hook in hooks:
-            hook.remove()
         return PassMemory(kept, tracker.peak)
 
     def evaluation(self, **lengths: int) -> PassMemory:
