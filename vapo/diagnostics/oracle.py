@@ -58,12 +58,12 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
 def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
     """The explained variance of each token's value, a row a response."""
     is_token = [torch.ones(len(row), dtype=torch.bool) for row in returns]
-    values_and_returns = (
+    of_critic, earned = (
         pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
         for rows in (values, returns)
     )
     mask = pad_sequence(is_token, batch_first=True)
-    return float(explained_variance(*values_and_returns, mask))
+    return float(explained_variance(of_critic, earned, mask))
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
