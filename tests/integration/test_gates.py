@@ -23,10 +23,10 @@ from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import Scorer
 from vapo.studies.gates import measuring
-from vapo.studies.gates.probes import ProbeSetting, run_probe
+from vapo.studies.gates.measuring import run_probe
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
-from vapo.training.parts import Inputs
+from vapo.training.parts import Inputs, Sampling
 
 BASE = ("gates", *ON_STATE_TRACKING, *SMALL)
 N = 3
@@ -159,7 +159,7 @@ def setting() -> Any:
     tokenizer = load_tokenizer(config.actor.path)
     with Scorer(config) as scorer:
         inputs = Inputs(tokenizer, load_prompts(config.data, tokenizer))
-        yield ProbeSetting(config, inputs, scorer, Progress(enabled=False))
+        yield Sampling(config, inputs, scorer, Progress(enabled=False))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def setting() -> Any:
     ],
 )
 def test_what_is_not_trained_does_not_move(
-    setting: ProbeSetting, trained: list[str], moved: dict[str, bool]
+    setting: Sampling, trained: list[str], moved: dict[str, bool]
 ) -> None:
     start = Start()
     module = run_probe(setting, start, num_policy_iterations=2, trained=trained)
@@ -179,7 +179,7 @@ def test_what_is_not_trained_does_not_move(
     assert int(module.policy_iterations) == 2  # more than the config's own number may be
 
 
-def test_a_probe_may_sample_ahead(setting: ProbeSetting) -> None:
+def test_a_probe_may_sample_ahead(setting: Sampling) -> None:
     own = replace(setting.config.training, max_staleness=1)
     ahead = replace(setting, config=replace(setting.config, training=own))
     module = run_probe(ahead, Start(), num_policy_iterations=2)

@@ -158,7 +158,7 @@ def test_code_version_follows_what_a_training_process_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = ("module.py", "studies/critics/comparison.py", "studies/short_trainer.py")
-    others = ("sweep/plan.py", "sweep/report/table.py", "studies/gates/probes.py", "cli.py")
+    others = ("sweep/plan.py", "sweep/report/table.py", "studies/gates/measuring.py", "cli.py")
     for name in (*loaded, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1\n")

@@ -122,7 +122,7 @@ def sample_heldout(
             max_response_tokens=budget,
             progress=progress,
         )
-        batch = heldout_batch(config, result)
+        batch = heldout_batch(config, result.rollouts)
         settings = evaluation_settings(config.evaluation, budget)
         collection = RolloutCollection(config, prompts=prompts, player=player, progress=progress)
         if value_truth is not None:

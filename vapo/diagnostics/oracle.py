@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import achieved_returns, value_places
 from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig, resolve
-from vapo.config.data import GeneratedSource
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.hidden_states import HIDDEN_STATES
@@ -28,17 +28,13 @@ def oracle_states(
     tokens are not the response's text one after the other, as in an episode."""
     if rollout.in_environment or not all(rollout.is_sampled):
         return None
-    source = config.data.train
-    task = source.task if isinstance(source, GeneratedSource) else None
-    function = HIDDEN_STATES.get(str(task))
+    function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
     problem = str(rollout.prompt.record.get("prompt", ""))
     states = None if function is None else function(problem, rollout.response_text)
     if states is None:
         return None
-    places = [0]
-    for token in rollout.response_ids:
-        text = tokenizer.decode([token], skip_special_tokens=True)
-        places.append(places[-1] + len(text))
+    texts = (tokenizer.decode([i], skip_special_tokens=True) for i in rollout.response_ids)
+    places = list(accumulate(map(len, texts), initial=0))
     return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 
@@ -49,32 +45,25 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
     one more token, so that a rare state says little; a state that no training token is in has
     the mean of all. None where a rollout has neither column.
     """
-    heldout = [row for unit in stored.heldout for row in unit]
-    training = [row for unit in stored.training for row in unit]
-    returns = _returns(stored, stored.heldout)
-    if all(row.oracle is not None for row in heldout):
-        values = _at_values(stored, stored.heldout, [row.oracle or () for row in heldout])
-    elif all(row.oracle_state is not None for row in [*heldout, *training]):
-        values = state_values(
-            _at_values(stored, stored.training, [row.oracle_state or () for row in training]),
-            _returns(stored, stored.training),
-            _at_values(stored, stored.heldout, [row.oracle_state or () for row in heldout]),
-        )
-    else:
-        return None
-    return explained_by(values, returns)
+    values = _at_values(stored, stored.heldout, "oracle")
+    if values is None:
+        training = _at_values(stored, stored.training, "oracle_state")
+        heldout = _at_values(stored, stored.heldout, "oracle_state")
+        if training is None or heldout is None:
+            return None
+        values = state_values(training, _returns(stored, stored.training), heldout)
+    return explained_by(values, _returns(stored, stored.heldout))
 
 
 def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
     """The explained variance of each token's value, a row a response."""
-    mask = _padded([[1.0] * len(row) for row in returns]) > 0
-    return float(explained_variance(_padded(values), _padded(returns), mask))
-
-
-def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """[B, T], 0 beyond each row's end."""
-    widest = max(map(len, rows))
-    return torch.tensor([[*row, *[0.0] * (widest - len(row))] for row in rows])
+    is_token = [torch.ones(len(row), dtype=torch.bool) for row in returns]
+    of_critic, earned = (
+        pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+        for rows in (values, returns)
+    )
+    mask = pad_sequence(is_token, batch_first=True)
+    return float(explained_variance(of_critic, earned, mask))
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
@@ -82,9 +71,13 @@ def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -
 
 
 def _at_values(
-    stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]], rows: Sequence[Sequence[Any]]
-) -> list[list[Any]]:
-    """Of numbers or names for each response token those before which the critic has a value."""
+    stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]], column: str
+) -> list[list[Any]] | None:
+    """Of the column's numbers or names for each response token those before which the critic has a
+    value; None where a rollout lacks the column."""
+    rows = [getattr(row, column) for unit in units for row in unit]
+    if any(row is None for row in rows):
+        return None
     places = value_places(stored.batch_of(units), resolve(stored.config)).tolist()
     return [
         [x for x, is_used in zip(row, used, strict=False) if is_used]  # the mask has padding

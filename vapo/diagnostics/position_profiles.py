@@ -6,6 +6,7 @@ Also the values' calibration: the returns achieved by responses, by the value pr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from vapo.advantages.estimators import policy_lambda
 from vapo.config import Hyperparameters
 from vapo.evaluation import t_interval
 from vapo.functional.metrics import (
+    Calibration,
     calibration,
     explained_variance_by_position,
     mean_by_position,
@@ -66,9 +68,7 @@ def position_profile(
         explained = explained_variance_by_position(
             found["value"], returns, mask, **bins, reduce=sum_over_ranks
         )
-        columns["explained_variance"] = [  # JSON has no NaN
-            None if math.isnan(x) else x for x in explained[used].tolist()
-        ]
+        columns["explained_variance"] = finite(explained[used].tolist())
     return columns
 
 
@@ -87,42 +87,42 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     ends = max_over_ranks(torch.stack([-values[mask].min(), values[mask].max()]))
     edges = torch.linspace(-float(ends[0]), float(ends[1]), _CALIBRATION_BINS + 1).double()
-
+    cut: dict[str, Any] = {"cluster_size": batch.group_size, "reduce": sum_over_ranks}
     found, correct = (
-        calibration(
-            values,
-            returns,
-            tokens,
-            edges=edges,
-            cluster_size=batch.group_size,
-            reduce=sum_over_ranks,
-        )
+        calibration(values, returns, tokens, edges=edges, **cut)
         for tokens in (mask, mask & batch.is_correct[:, None])
     )
     used = found.num_tokens > 0
-    means, errors, clusters = (
-        x[used].tolist() for x in (found.mean_return, found.standard_error, found.num_clusters)
-    )
     ends = max_over_ranks(torch.stack([-returns[mask].min(), returns[mask].max()]))
-    lowest, highest = -float(ends[0]), float(ends[1])
-    intervals = [  # of a mean, which the returns bound; t knows no bound
-        [
-            None if math.isinf(limit) else min(max(limit, lowest), highest)
-            for limit in t_interval(*of_bin)
-        ]
-        for of_bin in zip(means, errors, clusters, strict=True)
-    ]
+    lows, highs = limits_of_bins(found, -float(ends[0]), float(ends[1]))
     return {
         "low": edges[:-1][used].tolist(),
         "high": edges[1:][used].tolist(),
         "num_tokens": found.num_tokens[used].tolist(),
         "num_correct_tokens": correct.num_tokens[used].tolist(),
-        "num_prompts": clusters,
+        "num_prompts": found.num_clusters[used].tolist(),
         "value_mean": found.mean_value[used].tolist(),
-        "return_mean": means,
-        "return_ci_low": [low for low, _ in intervals],
-        "return_ci_high": [high for _, high in intervals],
+        "return_mean": found.mean_return[used].tolist(),
+        "return_ci_low": lows,
+        "return_ci_high": highs,
     }
+
+
+def limits_of_bins(table: Calibration, lowest: float, highest: float) -> list[list[float | None]]:
+    """The low and the high limits of the bins' mean returns: 95 % intervals over the clusters, cut
+    to the lowest and the highest return, which t does not know; None where there is no limit."""
+    columns = (table.mean_return, table.standard_error, table.num_clusters)
+    used = table.num_tokens > 0
+    intervals = map(t_interval, *(column[used].tolist() for column in columns))
+    return [
+        [None if math.isinf(x) else min(max(x, lowest), highest) for x in limits]
+        for limits in zip(*intervals, strict=True)
+    ]
+
+
+def finite(column: Sequence[Any]) -> list[Any]:
+    """JSON has no NaN and no infinity."""
+    return [None if x is None or not math.isfinite(x) else x for x in column]
 
 
 def returns_of_tokens(

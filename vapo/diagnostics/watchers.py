@@ -116,9 +116,9 @@ class WatcherState:
     def look(self, iteration: int, metrics: Metrics) -> bool | None:
         """Whether the watcher is in alarm; None where the iteration lacks the figure or has nan."""
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
-        figure = math.fsum(figures) if all(map(math.isfinite, figures)) else math.nan
-        if not math.isfinite(figure):
+        if not all(map(math.isfinite, figures)):
             return None
+        figure = math.fsum(figures)
         if self.sign.of_first:
             if self.first is None:
                 self.first = figure

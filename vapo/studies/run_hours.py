@@ -17,7 +17,7 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
 from vapo.networks.flops import ForwardFlops
-from vapo.networks.meta_device import model_of_config
+from vapo.networks.meta_device import Kind, model_of_config
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 
 
@@ -118,23 +118,18 @@ def _response_flops(
         )
 
     of_actor = int(reads_old_logprobs(config)) + int(config.algorithm.kl.coef > 0)
-    forwards = {"actor": of_actor, "critic": config.critic.count}
-    passes = {"actor": 1, "critic": config.critic.epochs}
     costs = {"actor": 0.0, "critic": 0.0}
-    for name, model in (("actor", actor), ("critic", critic)):
+    for name, model, options, num_forwards, num_passes in (
+        ("actor", actor, config.actor, of_actor, 1),
+        ("critic", critic, config.critic, config.critic.count, config.critic.epochs),
+    ):
         if model is None:
             continue
-        options = config.actor if name == "actor" else config.critic
-        one = _forward_flops(name, model)
+        kind: Kind = "causal_lm" if name == "actor" else "value_model"
+        empty = model_of_config(kind, model, path="", dtype="float32", attn_implementation="auto")
+        one = (Actor(empty) if name == "actor" else Critic(empty)).forward_flops
         minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
-        costs[name] = forwards[name] * flops(one, num_responses)
-        costs[name] += update * passes[name] * flops(one, minibatch)
+        costs[name] = num_forwards * flops(one, num_responses)
+        costs[name] += update * num_passes * flops(one, minibatch)
     return costs
-
-
-def _forward_flops(name: str, model: PreTrainedConfig) -> ForwardFlops:
-    settings = {"path": "", "dtype": "float32", "attn_implementation": "auto"}
-    if name == "actor":
-        return Actor(model_of_config("causal_lm", model, **settings)).forward_flops
-    return Critic(model_of_config("value_model", model, **settings)).forward_flops

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from tests.systems import estimated, made_up_batch, system_config
-from vapo.diagnostics.value_page.group_choice import ChosenGroup, choose_groups, choose_rows
+from vapo.config.values import ValuePagesConfig
+from vapo.diagnostics.value_page.contents import ChosenGroup, choose_groups, choose_rows
 from vapo.types import TrainingBatch
 
 LENGTHS = [3, 2, 4, 5, 1, 2, 9, 1, 1, 2, 2, 2]  # four groups of three
@@ -37,9 +38,7 @@ def batch() -> tuple[TrainingBatch, torch.Tensor]:
 
 def choose(num_groups: int, max_tokens: int = 1000, seed: int = 0) -> list[ChosenGroup]:
     made, errors = batch()
-    return choose_groups(
-        made, errors, num_groups=num_groups, max_responses=3, max_tokens=max_tokens, seed=seed
-    )
+    return choose_groups(made, errors, ValuePagesConfig(None, num_groups, 3, max_tokens), seed=seed)
 
 
 def test_each_reason_takes_the_best_group_that_is_left() -> None:
@@ -54,7 +53,7 @@ def test_each_reason_takes_the_best_group_that_is_left() -> None:
 
 def test_without_values_no_group_is_chosen_by_them() -> None:
     made, _ = batch()
-    found = choose_groups(made, None, num_groups=9, max_responses=3, max_tokens=99, seed=0)
+    found = choose_groups(made, None, ValuePagesConfig(None, 9, 3, 99), seed=0)
     assert [group.reason for group in found] == [
         "right and wrong answers",
         "largest advantages",
@@ -66,7 +65,7 @@ def test_without_values_no_group_is_chosen_by_them() -> None:
 def test_no_mixed_group_is_made_up() -> None:
     made, errors = batch()
     made = replace(made, is_correct=torch.zeros(12, dtype=torch.bool))
-    found = choose_groups(made, errors, num_groups=4, max_responses=3, max_tokens=99, seed=0)
+    found = choose_groups(made, errors, ValuePagesConfig(None, 4, 3, 99), seed=0)
     assert "right and wrong answers" not in [group.reason for group in found]
 
 
@@ -75,7 +74,7 @@ def test_the_same_seed_chooses_the_same() -> None:
     made = replace(made, advantages=made.old_values)
 
     def chosen(seed: int) -> list[ChosenGroup]:
-        return choose_groups(made, None, num_groups=8, max_responses=2, max_tokens=999, seed=seed)
+        return choose_groups(made, None, ValuePagesConfig(None, 8, 2, 999), seed=seed)
 
     assert chosen(1) == chosen(1)
     assert chosen(1) != chosen(2)

@@ -18,7 +18,8 @@ from tests.diagnostics.value_page.made_up_pages import (
 from tests.diagnostics.value_page.reading import unpacked
 from tests.diagnostics.value_truth.made_up_figures import figures, without_critic
 from tests.systems import system_config
-from vapo.diagnostics.value_page.group_choice import choose_groups, choose_rows
+from vapo.config.values import ValuePagesConfig
+from vapo.diagnostics.value_page.contents import choose_groups, choose_rows
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_calibration
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
@@ -201,9 +202,7 @@ def chosen(measured: list[int], num_groups: int) -> list[int]:
     found = choose_groups(
         batch,
         batch.old_values,
-        num_groups=num_groups,
-        max_responses=3,
-        max_tokens=1000,
+        ValuePagesConfig(None, num_groups, 3, 1000),
         seed=0,
         measured=measured,
     )

@@ -15,7 +15,7 @@ from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.transformers.turns import TransformersTurns
-from vapo.studies.gates.answer_now import answer_token_ids, answered_half_way, half_way
+from vapo.studies.gates.start_policy import answer_token_ids, answered_half_way, half_way
 from vapo.types import Rollout
 
 

@@ -35,13 +35,13 @@ QUIET = Progress(enabled=False)
 def test_unlearned_at_the_first_value_above_a_guess(
     middles: list[float], expected: int | None
 ) -> None:
-    watcher = Unlearning(UNUSED, QUIET, None, guess=Interval(-0.5, -0.7, -0.3))
+    watcher = Unlearning(QUIET, UNUSED, None, Interval(-0.5, -0.7, -0.3))
     watcher.middles = middles
     assert watcher.unlearned_after == expected
 
 
 def test_unlearned_at_the_limits_of_a_guess() -> None:
-    watcher = Unlearning(UNUSED, QUIET, None, guess=Interval(-0.5, -0.7, -0.3))
+    watcher = Unlearning(QUIET, UNUSED, None, Interval(-0.5, -0.7, -0.3))
     watcher.middles = [-0.9, -0.6, -0.4]
     assert watcher.unlearned_between == (1, None)
     watcher.middles.append(-0.2)
@@ -77,7 +77,7 @@ def test_lengths_stand_at_the_updates_that_their_policy_has_behind_it() -> None:
 
 
 def test_the_share_of_prompts_that_returned() -> None:
-    watcher = Beginning(UNUSED, QUIET, MagicMock(spec=StateReturns))
+    watcher = Beginning(QUIET, UNUSED, MagicMock(spec=StateReturns))
     watcher.prompts = ["a", "b", "a", "c"]
     assert watcher.share_returned == 0.25
 

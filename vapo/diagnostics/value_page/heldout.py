@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -25,14 +25,9 @@ from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
-from vapo.evaluation import EvaluationResult
 from vapo.functional.columns import without_failed
 from vapo.networks.actor import Actor
-from vapo.networks.build import (
-    check_tokenizers,
-    make_actor,
-    make_critic,
-)
+from vapo.networks.build import check_tokenizers, make_actor, make_critic
 from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.ensemble import members_of
@@ -41,9 +36,10 @@ from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
-from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options
+from vapo.runs.checkpoints import Checkpoint, check_count, value_head_options
+from vapo.runs.compatibility import check_value_head
 from vapo.system.files import write_text
-from vapo.types import Phase, RolloutBatch, TrainingBatch
+from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
@@ -108,14 +104,14 @@ def load_forward_networks(
     )
 
 
-def heldout_batch(config: FitConfig, result: EvaluationResult) -> RolloutBatch:
-    """The held-out rollouts as a rollout batch.
+def heldout_batch(config: FitConfig, rollouts: Sequence[Rollout]) -> RolloutBatch:
+    """Held-out rollouts, `evaluation.k` a prompt, as a rollout batch.
 
     Rewards are shaped by the training budget, as those that the critic is trained on.
     """
     return without_failed(
         make_rollout_batch(
-            result.rollouts,
+            rollouts,
             group_size=config.evaluation.k,
             rewards=config.rewards,
             max_response_tokens=config.rollouts.max_response_tokens,
@@ -161,9 +157,8 @@ def write_page(
 
     Raises: UserError where it cannot be written.
     """
-    hyperparameters = resolve(config)
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
-    positions = position_profile(batch, hyperparameters, max_response_tokens=budget)
+    positions = position_profile(batch, resolve(config), max_response_tokens=budget)
     contents = page_contents(batch, config, positions, iteration=0, truth=truth)
     about = _about(config, contents, checked, checkpoint)
     page = render_page(contents, TokenText(tokenizer), about)
@@ -198,9 +193,14 @@ def _about(
 
 
 def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
-    yield "Written by vapo validate: held-out prompts, and nothing was trained. " + _trained_on(
-        config
-    )
+    baseline = config.algorithm.baseline.kind
+    trained_on = "Advantages are those that a policy iteration would train on."
+    if baseline != "critic":  # Tether's weight and EVPO's choice are of a run's own rollouts
+        trained_on = (
+            f"Advantages are the critic's alone. A run trains with algorithm.baseline {baseline}, "
+            "which weighs them against mean rewards: value pages of the run itself have those."
+        )
+    yield f"Written by vapo validate: held-out prompts, and nothing was trained. {trained_on}"
     training, here = config.rollouts, config.evaluation
     names = ("temperature", "top_p", "top_k")
     differing = [name for name in names if getattr(training, name) != getattr(here, name)]
@@ -217,14 +217,3 @@ def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
         yield "The engine gap includes the probability that top_p or top_k cut off."
     if checked.num_left_out:
         yield f"{checked.num_left_out} responses are left out: {checked.reason}."
-
-
-def _trained_on(config: FitConfig) -> str:
-    """Tether's weight and EVPO's choice are of a run's own rollouts, not of these."""
-    baseline = config.algorithm.baseline.kind
-    if baseline == "critic":
-        return "Advantages are those that a policy iteration would train on."
-    return (
-        f"Advantages are the critic's alone. A run trains with algorithm.baseline {baseline}, "
-        "which weighs them against mean rewards: value pages of the run itself have those."
-    )

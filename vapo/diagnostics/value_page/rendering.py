@@ -10,8 +10,10 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,17 @@ import torch
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.contents import PageContents
-from vapo.diagnostics.value_page.group_choice import ChosenGroup
+from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
-from vapo.diagnostics.value_page.turns import in_context, turns_data
+from vapo.rollouts.turn_texts import shows_turns
+from vapo.types import Rollout
 
 _SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")
 _MAX_PROMPT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 500
+_MAX_OBSERVED_CHARS = 4000
 
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
@@ -38,7 +41,6 @@ def render_page(contents: PageContents, token_text: TokenText, about: Mapping[st
     data = json.dumps(page_data(contents, token_text, about), separators=(",", ":"))
     for character in "<>&":  # in JSON they occur in strings only
         data = data.replace(character, f"\\u{ord(character):04x}")
-    page = _template("page.html")
     parts = {
         "title": html.escape(visible(str(about["title"]))),
         "style_hash": _hash(style),
@@ -46,11 +48,8 @@ def render_page(contents: PageContents, token_text: TokenText, about: Mapping[st
         "style": style,
         "data": data,
         "script": script,
-    }
-    first, *rest = page.split("{{")  # one pass: no part is searched for places
-    return first + "".join(
-        parts[name] + text for name, text in (piece.split("}}", 1) for piece in rest)
-    )
+    }  # in one pass: no part is searched for places
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
 
 
 def page_data(
@@ -67,9 +66,8 @@ def page_data(
     }
     ids = {i for row, at in shown.items() for i in contents.batch.response_ids[row, at].tolist()}
     tokens = {i: token_text.token(i) for i in sorted(ids)}
-    truth, measured = contents.truth, {}
-    if truth is not None:
-        measured = measured_prefixes(truth, shown)
+    truth = contents.truth
+    measured = {} if truth is None else measured_prefixes(truth, shown)
     return {
         **about,
         "measures": [
@@ -97,13 +95,13 @@ def _group_data(
     token_text: TokenText,
 ) -> dict[str, Any]:
     batch = contents.batch
-    first, num_responses = group.index * batch.group_size, batch.group_size
-    prompt = batch.rollouts[first].prompt
+    rows = slice(group.index * batch.group_size, (group.index + 1) * batch.group_size)
+    prompt = batch.rollouts[rows.start].prompt
     return {
         "index": group.index,
         "reason": group.reason,
-        "num_responses": num_responses,
-        "num_correct": int(batch.is_correct[first : first + num_responses].sum()),
+        "num_responses": batch.group_size,
+        "num_correct": int(batch.is_correct[rows].sum()),
         "prompt_id": visible(prompt.prompt_id),
         "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
         "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
@@ -132,13 +130,60 @@ def _response_data(
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),
-        "turns": turns_data(rollout, len(token_ids), token_text),
+        "turns": _turns_data(rollout, len(token_ids), token_text),
         "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),
-        "in_context": in_context(rollout, token_ids, token_text),
+        "in_context": _in_context(rollout, token_ids, token_text),
         "columns": {
             name: _packed(column[row, places].float()) for name, column in contents.columns.items()
         },
     }
+
+
+def _turns_data(
+    rollout: Rollout, num_tokens: int, token_text: TokenText
+) -> list[dict[str, Any]] | None:
+    """The turns that begin within the first `num_tokens` sampled tokens; None: a response.
+
+    `at`: how many sampled tokens come before the turn; `observed`: what the environment wrote
+    before it, visible.
+    """
+    if not shows_turns(rollout):
+        return None
+    return [
+        {
+            "at": at,
+            "reward": turn.reward,
+            "num_observed": turn.num_observed,
+            "observed": _observed(rollout.response_ids[span.begin : span.first], token_text),
+        }
+        for at, turn, span in zip(
+            _turn_places(rollout), rollout.turns, rollout.turn_spans, strict=True
+        )
+        if turn.num_sampled and at < num_tokens
+    ]
+
+
+def _turn_places(rollout: Rollout) -> list[int]:
+    """How many sampled tokens come before each turn."""
+    return list(accumulate((turn.num_sampled for turn in rollout.turns), initial=0))[:-1]
+
+
+def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
+    beside = dict(token_text.in_context(token_ids))
+    texts = [beside.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
+    return _shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
+
+
+def _in_context(
+    rollout: Rollout, token_ids: Sequence[int], token_text: TokenText
+) -> list[tuple[int, str]]:
+    """(place, text) of the sampled tokens that read differently beside their neighbours, which are
+    those of the same turn."""
+    return [
+        (start + place, text)
+        for start, end in pairwise([*_turn_places(rollout), len(token_ids)])
+        for place, text in token_text.in_context(token_ids[start:end])
+    ]
 
 
 def _packed(column: Tensor) -> str | float | None:
@@ -161,8 +206,8 @@ def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Meas
     return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
 
 
-def _shortened(text: str, max_chars: int) -> str:
-    shown = visible(text[:max_chars])
+def _shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible) -> str:
+    shown = show(text[:max_chars])
     left_out = len(text) - max_chars
     return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown
 

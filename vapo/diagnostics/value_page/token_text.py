@@ -8,7 +8,6 @@ first of them.
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -47,13 +46,9 @@ class TokenText:
         raw = self._raw(token_id)
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
-        if token_id in self._special:
-            return Token(visible(raw.decode(errors="surrogateescape")), is_special=True)
-        try:
-            return Token(visible(raw.decode()))
-        except UnicodeDecodeError:
-            text = visible(raw.decode(errors="surrogateescape"))
-            return Token(text, partial=raw.hex(" ").upper())
+        text, is_special = visible(raw.decode(errors="surrogateescape")), token_id in self._special
+        is_partial = not is_special and not _is_whole(raw)
+        return Token(text, is_special, raw.hex(" ").upper() if is_partial else "")
 
     def in_context(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
         """(place, text) of the tokens that read differently beside their neighbours."""
@@ -106,11 +101,10 @@ class TokenText:
         """Decode a token as in the middle of a text: alone, it may lose its leading space."""
         decode = self._tokenizer.decode
         if self._anchor is not None:
-            before, both = decode([self._anchor]), decode([self._anchor, token_id])
-            if isinstance(both, str) and isinstance(before, str) and both.startswith(before):
+            before, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))
+            if both.startswith(before):
                 return both[len(before) :]
-        alone = decode([token_id])
-        return alone if isinstance(alone, str) else "".join(alone)
+        return str(decode([token_id]))
 
 
 def visible(text: str) -> str:
@@ -148,11 +142,7 @@ def _named(c: str) -> str:
 
 
 def _is_whole(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return raw.decode(errors="ignore").encode() == raw
 
 
 _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -161,16 +151,9 @@ _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 
 def _decoder_types(tokenizer: Any) -> set[str]:
     """The kinds of decoder in a fast tokenizer; none for a slow one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = getattr(backend, "decoder", None)
-    if decoder is None:
-        return set()
-    stack, kinds = [json.loads(decoder.__getstate__())], set()
-    while stack:
-        node = stack.pop()
-        kinds.add(node["type"])
-        stack += node.get("decoders", [])
-    return kinds
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    state = b"" if decoder is None else decoder.__getstate__()
+    return set(re.findall(r'"type":"(\w+)"', state.decode()))
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:

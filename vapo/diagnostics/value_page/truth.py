@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from vapo.diagnostics.position_profiles import Profile
+from vapo.diagnostics.position_profiles import Profile, finite, limits_of_bins
 from vapo.diagnostics.value_truth.measure import ValueTruth
-from vapo.diagnostics.value_truth.points import TruthPoint, true_value_interval
+from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
-from vapo.evaluation import t_interval
 from vapo.functional.metrics import calibration
 from vapo.types import TrainingBatch
 
@@ -51,7 +51,7 @@ def truth_data(truth: ValueTruth) -> dict[str, Any]:
             f"{figures.num_continuations} continuations from each"
         ),
         "calibration": truth_calibration(truth),
-        "positions": {name: _finite(column) for name, column in figures.by_position.items()},
+        "positions": {name: finite(column) for name, column in figures.by_position.items()},
     }
 
 
@@ -82,7 +82,7 @@ def measured_prefixes(
             "low": [low for low, _ in limits],
             "high": [high for _, high in limits],
             "num_continuations": [len(point.returns) for point in points],
-            "value": _finite([point.value for point in points]),
+            "value": finite([point.value for point in points]),
         }
     return found
 
@@ -94,40 +94,26 @@ def truth_calibration(truth: ValueTruth) -> Profile:
     draw, and ends with the lowest and the highest return; None where fewer than four prompts are in
     the bin. Empty without a critic.
     """
-    by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
+    by_prompt: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for point in truth.points:
         if point.value is not None and math.isfinite(point.value):
-            by_prompt[point.prompt_id].append(point)
+            by_prompt[point.prompt_id].append((point.value, point.mean, 1.0))
     if not by_prompt:
         return {}
-    values, means = torch.zeros(2, len(by_prompt), max(map(len, by_prompt.values())))
-    mask = torch.zeros(values.shape, dtype=torch.bool)
-    for place, points in enumerate(by_prompt.values()):
-        mask[place, : len(points)] = True
-        values[place, : len(points)] = torch.tensor([point.value for point in points])
-        means[place, : len(points)] = torch.tensor([point.mean for point in points])
+    rows = pad_sequence([torch.tensor(rows) for rows in by_prompt.values()], batch_first=True)
+    values, means, ones = rows.unbind(dim=2)
+    mask = ones > 0
     low, high = float(values[mask].min()), float(values[mask].max())
     edges = torch.linspace(low, high, _CALIBRATION_BINS + 1).double()
     table = calibration(values, means, mask, edges=edges)
     used = table.num_tokens > 0
-    columns = (table.mean_return, table.standard_error, table.num_clusters)
-    truths, errors, prompts = (column[used].tolist() for column in columns)
-    lowest = min(min(point.returns) for point in truth.points)
-    highest = max(max(point.returns) for point in truth.points)
-    limits = [  # of a mean, which the returns bound; t knows no bound
-        [limit if math.isinf(limit) else min(max(limit, lowest), highest) for limit in of_bin]
-        for of_bin in map(t_interval, truths, errors, prompts)
-    ]
+    earned = [x for point in truth.points for x in point.returns]
+    lows, highs = limits_of_bins(table, min(earned), max(earned))
     return {
         "value_mean": table.mean_value[used].tolist(),
-        "truth_mean": truths,
-        "truth_ci_low": _finite([low for low, _ in limits]),
-        "truth_ci_high": _finite([high for _, high in limits]),
+        "truth_mean": table.mean_return[used].tolist(),
+        "truth_ci_low": lows,
+        "truth_ci_high": highs,
         "num_prefixes": table.num_tokens[used].tolist(),
-        "num_prompts": prompts,
+        "num_prompts": table.num_clusters[used].tolist(),
     }
-
-
-def _finite(column: Sequence[Any]) -> list[Any]:
-    """JSON has no NaN and no infinity."""
-    return [None if x is None or not math.isfinite(x) else x for x in column]

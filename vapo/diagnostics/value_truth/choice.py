@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, cycle, zip_longest
 from random import Random
 
 from transformers import PreTrainedTokenizerBase
@@ -54,12 +54,11 @@ def choose_places(
     if not order:
         return Choice([], [], 0)
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
-    rng = Random(seed)
-    num = settings.num_prefixes if others else 0
-    drawn: list[Place] = []
-    for i in range(num):
-        row = others[i % len(others)]
-        drawn.append(Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num)))
+    rng, num = Random(seed), settings.num_prefixes
+    drawn = [
+        Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num))
+        for i, row in zip(range(num), cycle(others), strict=False)
+    ]
     rng.shuffle(drawn)  # so that fewer of them are spread over the positions too
     steps = [
         [Place(row, n) for n in step_starts(rollouts[row], settings.segments, tokenizer)]
@@ -80,9 +79,9 @@ def choose_places(
     if settings.max_tokens is not None:
         kept = max(bisect_right(range(size + 1), settings.max_tokens, key=cost) - 1, 0)
     steps, drawn = cut(kept)
-    of_steps = [*chain(*steps)]
-    is_of_steps = [True] * len(of_steps) + [False] * len(drawn)
-    return Choice([*of_steps, *drawn], is_of_steps, len(steps))
+    places = [*chain(*steps), *drawn]
+    num_of_steps = len(places) - len(drawn)
+    return Choice(places, [i < num_of_steps for i in range(len(places))], len(steps))
 
 
 def _tokens_before(rollout: Rollout, share: float) -> int:
@@ -99,8 +98,8 @@ def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
     rng.shuffle(groups)
     for group in groups:
         rng.shuffle(group)
-    rounds = max(map(len, groups), default=0)
-    return [group[i].row for i in range(rounds) for group in groups if i < len(group)]
+    places = chain.from_iterable(zip_longest(*groups))
+    return [place.row for place in places if place is not None]
 
 
 def expected_tokens(rollouts: Sequence[Rollout], places: Sequence[Place], k: int) -> int:

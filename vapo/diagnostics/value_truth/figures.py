@@ -104,31 +104,34 @@ def truth_figures(
     )
     totals = {name: values.sum() for name, values in table.items()}
     resampled = {name: counts @ values for name, values in table.items()}
+    least = _ROUNDING * float(np.square([point.mean for point in points]).max())
 
     def figure(function: Callable[[Sums], Any]) -> Figure:
         with np.errstate(divide="ignore", invalid="ignore"):
             value, many = float(function(totals)), function(resampled)
         if not math.isfinite(value):
             return UNKNOWN
-        if len(by_prompt) < _MIN_PROMPTS:
+        if len(by_prompt) < _MIN_PROMPTS or np.isnan(many).mean() > _MOST_WITHOUT:
             return Figure(value, -math.inf, math.inf)
-        if np.isnan(many).mean() > _MOST_WITHOUT:
-            return Figure(value, -math.inf, math.inf)
-        low, high = np.nanquantile(many, [0.025, 0.975])
-        return Figure(value, float(low), float(high))
+        return Figure(value, *np.nanquantile(many, [0.025, 0.975]).tolist())
 
     def share(part: str, whole: str) -> Figure:
         """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
         independent responses, the second has no width where all are alike."""
-        value, low, high = figure(lambda s: s[part] / s[whole])
-        if math.isnan(value) or len(by_prompt) < _MIN_PROMPTS:
-            return Figure(value, low, high)
-        wilson = share_interval(round(totals[part]), round(totals[whole]))
-        if not math.isfinite(low):
-            return Figure(value, *wilson)
-        return Figure(value, min(low, wilson[0]), max(high, wilson[1]))
+        found = figure(lambda s: s[part] / s[whole])
+        if found.is_unknown or len(by_prompt) < _MIN_PROMPTS:
+            return found
+        low, high = share_interval(round(totals[part]), round(totals[whole]))
+        if found.is_bounded:
+            low, high = min(low, found.low), max(high, found.high)
+        return Figure(found.value, low, high)
 
-    least = _ROUNDING * float(np.square([point.mean for point in points]).max())
+    def known(variance: Any, num: Any = 1) -> Any:
+        """NaN in the place of one that the noise has eaten, or that is rounding alone."""
+        return np.where(variance > least * num, variance, np.nan)
+
+    def explained(truth: str, error: str, num: str) -> Figure:
+        return figure(lambda s: 1 - _variance(s, error, num) / known(_variance(s, truth, num)))
 
     return TruthFigures(
         num_prompts=len(by_prompt),
@@ -137,17 +140,15 @@ def truth_figures(
         num_continuations=len(points[0].returns),
         num_mistakes=int(totals["with_mistake"]),
         bias=figure(lambda s: s["v"] / s["n_v"] - s["t"] / s["n"]),
-        mse=figure(lambda s: s["error"] / s["n_v"]),
+        mse=figure(lambda s: s["dd"] / s["n_v"]),
         baseline_mse=figure(lambda s: s["baseline_error"] / s["n_b"]),
-        variance=figure(_variance),
+        variance=figure(lambda s: _variance(s, "t", "n")),
         within_variance=figure(lambda s: s["within_t"] / s["within_n"]),
-        between_variance=figure(lambda s: _between(s, "t0")),
-        explained=figure(lambda s: 1 - _variance_of_error(s) / _above(least, _variance(s))),
-        explained_within=figure(lambda s: 1 - s["within_d"] / _within(least, s)),
-        explained_between=figure(
-            lambda s: 1 - _between(s, "d0") / _above(least, _between(s, "t0"))
-        ),
-        flattening=figure(lambda s: np.sqrt(s["within_v"] / _within(least, s))),
+        between_variance=figure(lambda s: _variance(s, "t0", "prompts")),
+        explained=explained("t", "d", "n"),
+        explained_within=figure(lambda s: 1 - s["within_d"] / known(s["within_t"], s["within_n"])),
+        explained_between=explained("t0", "d0", "prompts"),
+        flattening=figure(lambda s: np.sqrt(s["within_v"] / known(s["within_t"], s["within_n"]))),
         rank_agreement=figure(lambda s: s["pairs_right"] / s["pairs"]),
         mistake_precision=share("named_right", "named"),
         mistake_recall=share("found", "with_mistake"),
@@ -175,22 +176,16 @@ def _sums_of_prompts(
 ) -> dict[str, Any]:
     """Each sum, an array of one number a prompt."""
     falls = mistake_sums(responses, outcomes, seed=seed)
-    columns: dict[str, list[float]] = defaultdict(list)
-    for group, own, mistakes in zip(prompts, responses, falls, strict=True):
-        sums = _all_sums(group) | _within_sums(own) | _prompt_sums(group)
-        for name, value in (sums | pair_sums(own, outcomes) | mistakes).items():
-            columns[name].append(value)
-    return {name: np.array(values) for name, values in columns.items()}
+    rows = [
+        _all_sums(group) | _within_sums(own) | _prompt_sums(group) | pair_sums(own, outcomes) | more
+        for group, own, more in zip(prompts, responses, falls, strict=True)
+    ]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _above(least: Any, x: Any) -> Any:
-    """NaN in the place of a variance that the noise has eaten, or that is rounding alone."""
-    return np.where(np.asarray(x) > least, x, np.nan)
-
-
-def _within(least: float, s: Sums) -> Any:
-    """The squared differences of the truth within responses, n of which are free."""
-    return _above(least * s["within_n"], s["within_t"])
+def _variance(s: Sums, name: str, num: str) -> Any:
+    """Of `num` numbers, from their sum and that of their squares, under the doubled name."""
+    return s[name * 2] / s[num] - (s[name] / s[num]) ** 2
 
 
 def _columns(points: Sequence[TruthPoint]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -213,18 +208,9 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
         "v": v.sum(),
         "d": (t - v).sum(),
         "dd": ((t - v) ** 2 - noise).sum(),
-        "error": ((v - t) ** 2 - noise).sum(),
         "n_b": len(with_baseline),
         "baseline_error": ((b - t[with_baseline]) ** 2 - noise[with_baseline]).sum(),
     }
-
-
-def _variance(s: Sums) -> Any:
-    return np.asarray(s["tt"] / s["n"] - (s["t"] / s["n"]) ** 2)
-
-
-def _variance_of_error(s: Sums) -> Any:
-    return np.asarray(s["dd"] / s["n"] - (s["d"] / s["n"]) ** 2)
 
 
 def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
@@ -244,17 +230,12 @@ def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
 
 def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
     """Of the prompt itself, whose continuations all its responses share."""
-    found = dict.fromkeys(("prompts", "t0", "t0t0", "d0", "d0d0"), 0.0)
     first = next((point for point in points if point.num_tokens == 0), None)
-    if first is not None:
-        t, noise = first.mean, first.noise
-        d = math.nan if first.value is None else t - first.value
-        found = {"prompts": 1, "t0": t, "t0t0": t * t - noise, "d0": d, "d0d0": d * d - noise}
-    return found
-
-
-def _between(s: Sums, name: str) -> Any:
-    return np.asarray(s[name * 2] / s["prompts"] - (s[name] / s["prompts"]) ** 2)
+    if first is None:
+        return dict.fromkeys(("prompts", "t0", "t0t0", "d0", "d0d0"), 0.0)
+    t, noise = first.mean, first.noise
+    d = math.nan if first.value is None else t - first.value
+    return {"prompts": 1, "t0": t, "t0t0": t * t - noise, "d0": d, "d0d0": d * d - noise}
 
 
 def _by_position(points: Sequence[TruthPoint]) -> Profile:
@@ -262,20 +243,11 @@ def _by_position(points: Sequence[TruthPoint]) -> Profile:
     bins: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         bins[min(int(point.position * _POSITION_BINS), _POSITION_BINS - 1)].append(point)
-    names = ("position", "num_prefixes", "truth_mean", "value_mean", "bias", "mse")
-    table: Profile = {name: [] for name in names}
+    rows = []
     for number, inside in sorted(bins.items()):
         s = _all_sums(inside)
-        has_values = all(point.value is not None for point in inside)
-        value = s["v"] / s["n"] if has_values else None
-        row = (
-            (number + 0.5) / _POSITION_BINS,
-            len(inside),
-            s["t"] / s["n"],
-            value,
-            None if value is None else value - s["t"] / s["n"],
-            s["error"] / s["n"] if has_values else None,
-        )
-        for name, cell in zip(names, row, strict=True):
-            table[name].append(cell)
-    return table
+        truth, value, mse = (s[name] / s["n"] for name in ("t", "v", "dd"))
+        row = ((number + 0.5) / _POSITION_BINS, len(inside), truth, value, value - truth, mse)
+        rows.append([None if math.isnan(x) else x for x in row])
+    names = ("position", "num_prefixes", "truth_mean", "value_mean", "bias", "mse")
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}

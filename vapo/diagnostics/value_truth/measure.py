@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -18,14 +17,13 @@ from vapo.advantages.token_rewards import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
-from vapo.config.data import GeneratedSource
 from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
 from vapo.prompts.hidden_states import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
-from vapo.system.distributed import sum_over_ranks, world_size
+from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
 
 
@@ -70,13 +68,9 @@ def measure_truth(
     """
     config = continuer.config
     truth, most = config.value_truth, continuer.settings.max_response_tokens
-    if world_size() > 1:
-        share = {
-            name: -(-number // world_size())
-            for name in ("num_responses", "num_prefixes", "max_tokens")
-            if (number := getattr(truth, name)) is not None
-        }
-        truth = replace(truth, **share)
+    for name in ("num_responses", "num_prefixes", "max_tokens"):  # shared by the ranks
+        if (number := getattr(truth, name)) is not None:
+            truth = replace(truth, **{name: -(-number // world_size())})
     rollouts, tokenizer = batch.rollouts, continuer.player.tokenizer
     choice = choose_places(rollouts, truth, tokenizer, seed=seed)
     note(choice.describe(rollouts, truth, most))
@@ -113,9 +107,7 @@ def own_mark(
 ) -> bool | None:
     """Whether the check that ends so many tokens of the response calls its step wrong; None where
     there is none, or the task has no checks."""
-    source = config.data.train
-    task = source.task if isinstance(source, GeneratedSource) else None
-    own_check = OWN_CHECKS.get(str(task))
+    own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
     if own_check is None or rollout.in_environment:
         return None
     return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
@@ -162,19 +154,6 @@ def outcomes_of(config: FitConfig) -> Outcomes:
     return reward_range(config) if plain and not critic_is_punished(config) else None
 
 
-def of_all_ranks(points: Sequence[TruthPoint]) -> list[TruthPoint]:
-    """The points of every rank, in the order of the ranks. Every rank must call this."""
-    if world_size() == 1:
-        return list(points)
-    gathered: list[list[TruthPoint]] = [[] for _ in range(world_size())]
-    dist.all_gather_object(gathered, list(points))
-    first, found = 0, []
-    for own in gathered:  # a row of one rank is not that of another
-        found += [replace(point, row=first + point.row) for point in own]
-        first += 1 + max((point.row for point in own), default=0)
-    return found
-
-
 def beside_values(
     points: Sequence[TruthPoint],
     num_tokens: int,
@@ -187,8 +166,11 @@ def beside_values(
 
     Every rank must call this.
     """
-    own = with_values(points, values)
-    everything, outcomes = of_all_ranks(own), outcomes_of(config)
+    own, outcomes = with_values(points, values), outcomes_of(config)
+    first, everything = 0, []
+    for theirs in gather_objects(own):  # a row of one rank is not that of another
+        everything += [replace(point, row=first + point.row) for point in theirs]
+        first += 1 + max((point.row for point in theirs), default=0)
     total = sum_over_ranks(torch.tensor(num_tokens))
     if not everything:
         return None
@@ -211,23 +193,19 @@ def truth_metrics(truth: ValueTruth) -> dict[str, float]:
     A chart shows no interval: those that are not known, or could be anything, are left out.
     """
     figures = truth.figures
-    metrics = {
-        "truth/num_prefixes": float(figures.num_prefixes),
-        "truth/num_responses": float(figures.num_responses),
-        "truth/num_mistakes": float(figures.num_mistakes),
-        "truth/num_tokens": float(truth.num_tokens),
-    }
+    names = ("num_prefixes", "num_responses", "num_mistakes")
+    metrics = {f"truth/{name}": float(getattr(figures, name)) for name in names}
+    metrics["truth/num_tokens"] = float(truth.num_tokens)
     known = known_figures(figures).items()
     return metrics | {f"truth/{name}": x.value for name, x in known if x.is_bounded}
 
 
 def known_figures(figures: TruthFigures) -> dict[str, Figure]:
     """The figures that could be estimated, by name."""
-    found = {f.name: getattr(figures, f.name) for f in fields(figures)}
     return {
-        name: figure
-        for name, figure in found.items()
-        if isinstance(figure, Figure) and math.isfinite(figure.value)
+        f.name: figure
+        for f in fields(figures)
+        if isinstance(figure := getattr(figures, f.name), Figure) and not figure.is_unknown
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations, pairwise
 from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -57,8 +58,8 @@ def difference_in_errors(before: TruthPoint, after: TruthPoint, outcomes: Outcom
     Of returns with two outcomes one more of each is counted (Agresti and Caffo 2000), so that K
     equal ones have an error too; of others the mean variance of both points counts as one draw.
     """
-    means, variances = [], []
     pooled = fmean([before.noise * len(before.returns), after.noise * len(after.returns)])
+    means, squared_error = [], 0.0
     for point in (before, after):
         num, mean = len(point.returns), point.mean
         if outcomes is not None:
@@ -67,9 +68,8 @@ def difference_in_errors(before: TruthPoint, after: TruthPoint, outcomes: Outcom
         else:
             variance = ((num - 1) * point.noise * num + pooled) / num
         means.append(mean)
-        variances.append(variance / num)
-    error = math.sqrt(sum(variances))
-    rise = means[1] - means[0]
+        squared_error += variance / num
+    error, rise = math.sqrt(squared_error), means[1] - means[0]
     return rise / error if error > 0 else math.copysign(math.inf, rise) if rise else 0.0
 
 
@@ -89,30 +89,25 @@ def first_clear_fall(steps: Sequence[TruthPoint], outcomes: Outcomes) -> int | N
 
 def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
     """Where the critic's value falls most, and by how much; None where it never falls."""
-    values = [point.value for point in steps]
     falls = [
-        (before - after, place)
-        for place, (before, after) in enumerate(pairwise(values))
-        if before is not None and after is not None and before > after
+        (before.value - after.value, -place)
+        for place, (before, after) in enumerate(pairwise(steps))
+        if before.value is not None and after.value is not None and before.value > after.value
     ]
-    if not falls:
-        return None
-    fall, place = max(falls, key=lambda pair: (pair[0], -pair[1]))
-    return place, fall
+    fall, place = max(falls, default=(0.0, 0))
+    return (-place, fall) if falls else None
 
 
 def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> MistakesByMark:
     """The counts over all responses with a clear fall of the truth."""
-    names = {True: "marked", False: "unmarked", None: "unchecked"}
-    found = {field.name: [0, 0] for field in fields(MistakesByMark)}
-    for steps in (steps for own in prompts for steps in own):
-        place = first_clear_fall(steps, outcomes)
+    found = {True: [0, 0], False: [0, 0], None: [0, 0]}  # in the order of the fields
+    for steps in chain(*prompts):
+        place, fall = first_clear_fall(steps, outcomes), largest_fall(steps)
         if place is not None:
-            fall = largest_fall(steps)
-            counts = found[names[steps[place + 1].is_marked]]
+            counts = found[steps[place + 1].is_marked]
             counts[0] += fall is not None and fall[0] == place
             counts[1] += 1
-    return MistakesByMark(**{name: Found(*counts) for name, counts in found.items()})
+    return MistakesByMark(*(Found(*counts) for counts in found.values()))
 
 
 def mistake_sums(
@@ -121,23 +116,25 @@ def mistake_sums(
     """For each prompt: its responses with a clear fall, how many of them the critic finds, how
     many an exact one would, how many responses the critic names (the largest falls of all, as
     many as have one), how many rightly. Without values those of the critic are NaN."""
-    first = [[first_clear_fall(steps, outcomes) for steps in own] for own in prompts]
-    largest = [[largest_fall(steps) for steps in own] for own in prompts]
-    num = sum(place is not None for own in first for place in own)
-    sizes = sorted((fall[1] for own in largest for fall in own if fall is not None), reverse=True)
+    falls = [[(first_clear_fall(s, outcomes), largest_fall(s)) for s in own] for own in prompts]
+    num = sum(place is not None for own in falls for place, _ in own)
+    sizes = sorted((fall[1] for own in falls for _, fall in own if fall is not None), reverse=True)
     least = sizes[min(num, len(sizes)) - 1] if num and sizes else math.inf
-    has_values = any(p.value is not None for own in prompts for steps in own for p in steps)
-    exact = _found_by_an_exact_critic(prompts, first, outcomes, seed=seed)
-    found = []
-    for places, falls, by_exact in zip(first, largest, exact, strict=True):
-        is_right = [
-            fall is not None and place is not None and fall[0] == place
-            for place, fall in zip(places, falls, strict=True)
-        ]
-        is_named = [fall is not None and fall[1] >= least for fall in falls]
+    points = [point for own in prompts for steps in own for point in steps]
+    has_values, prior = any(p.value is not None for p in points), _prior(points) if num else None
+    draws, found = np.random.default_rng(seed), []
+    for own, of_own in zip(prompts, falls, strict=True):
+        is_right = [fall is not None and fall[0] == place for place, fall in of_own]
+        is_named = [fall is not None and fall[1] >= least for _, fall in of_own]
+        by_exact = 0.0
+        for steps, (place, _) in zip(own, of_own, strict=True):
+            if place is not None and prior is not None:
+                values = _drawn_values(steps, prior, outcomes, draws)
+                drops = values[:, :-1] - values[:, 1:]
+                by_exact += float((drops.argmax(axis=1) == place).mean())
         found.append(
             {
-                "with_mistake": float(sum(place is not None for place in places)),
+                "with_mistake": float(sum(place is not None for place, _ in of_own)),
                 "found": float(sum(is_right)) if has_values else math.nan,
                 "found_by_exact": by_exact,
                 "named": float(sum(is_named)),
@@ -147,67 +144,46 @@ def mistake_sums(
     return found
 
 
-def _found_by_an_exact_critic(
-    prompts: Sequence[Responses],
-    first: Sequence[Sequence[int | None]],
-    outcomes: Outcomes,
-    *,
-    seed: int,
-) -> list[float]:
-    """For each prompt: in how many of its responses with a clear fall the true values fall most
-    at the first clear one, as is to be expected from what was measured.
+class _Prior(NamedTuple):
+    """Of the true values of all points, and the mean variance of the returns after one."""
 
-    The true value of a step is drawn from what its K returns leave open: for two outcomes the
-    posterior of a Beta prior, else of a normal one; mean and variance of the prior are those of
-    the measured values, the noise taken out of the variance. Steps are drawn independently, so
-    where falls of one response are equal in truth the number is too low.
+    mean: float
+    variance: float
+    pooled: float
+
+
+def _prior(points: Sequence[TruthPoint]) -> _Prior:
+    """Mean and variance of the measured values, the noise taken out of the variance."""
+    means, noises = np.array([(point.mean, point.noise) for point in points]).T.copy()
+    variance = max(means.var() - noises.mean(), 1e-6 * means.var())
+    pooled = np.mean([point.noise * len(point.returns) for point in points])
+    return _Prior(means.mean(), variance, float(pooled))
+
+
+def _drawn_values(
+    steps: Sequence[TruthPoint], prior: _Prior, outcomes: Outcomes, draws: np.random.Generator
+) -> Float[np.ndarray, "D S"]:
+    """True values of a response's steps, drawn from what the K returns of each leave open.
+
+    For two outcomes the posterior of a Beta prior, else of a normal one. Steps are drawn
+    independently, so where falls of one response are equal in truth, the share in which the true
+    values fall most at the first clear one is too low.
     """
-    draw_values = _posterior([p for own in prompts for steps in own for p in steps], outcomes)
-    draws = np.random.default_rng(seed)
-    found = []
-    for own, places in zip(prompts, first, strict=True):
-        total = 0.0
-        for steps, place in zip(own, places, strict=True):
-            if place is not None:
-                values = draw_values(steps, draws)
-                falls = values[:, :-1] - values[:, 1:]
-                total += float((falls.argmax(axis=1) == place).mean())
-        found.append(total)
-    return found
-
-
-def _posterior(
-    points: Sequence[TruthPoint], outcomes: Outcomes
-) -> Callable[[Sequence[TruthPoint], np.random.Generator], Float[np.ndarray, "D S"]]:
-    """What draws true values of a response's steps, given what was measured of all points."""
-    means = np.array([point.mean for point in points])
-    noises = np.array([point.noise for point in points])
-    variance = max(means.var() - noises.mean(), 1e-6 * means.var()) if points else 0.0
-
-    def of_two_outcomes(
-        steps: Sequence[TruthPoint], draws: np.random.Generator
-    ) -> Float[np.ndarray, "D S"]:
-        assert outcomes is not None
-        (worst, best), num = outcomes, np.array([len(point.returns) for point in steps])
-        share = (means.mean() - worst) / (best - worst)
-        spread = variance / (best - worst) ** 2
+    rows = [(len(p.returns), p.mean, p.noise) for p in steps]
+    num, means, noises = np.array(rows).T.copy()
+    size = (_DRAWS, len(steps))
+    if outcomes is not None:
+        worst, best = outcomes
+        share = (prior.mean - worst) / (best - worst)
+        spread = prior.variance / (best - worst) ** 2
         strength = max(share * (1 - share) / spread - 1, _LEAST_STRENGTH)
-        right = num * (np.array([point.mean for point in steps]) - worst) / (best - worst)
+        right = num * (means - worst) / (best - worst)
         alpha, beta = strength * share + right, strength * (1 - share) + num - right
-        return draws.beta(alpha, beta, size=(_DRAWS, len(steps)))
-
-    def of_other_returns(
-        steps: Sequence[TruthPoint], draws: np.random.Generator
-    ) -> Float[np.ndarray, "D S"]:
-        num = np.array([len(point.returns) for point in steps])
-        own = np.array([point.noise for point in steps])
-        pooled = np.mean([point.noise * len(point.returns) for point in points])
-        noise = ((num - 1) * num * own + pooled) / num**2  # as in `difference_in_errors`
-        kept = variance / (variance + noise)
-        centre = kept * np.array([p.mean for p in steps]) + (1 - kept) * means.mean()
-        return draws.normal(centre, np.sqrt(kept * noise), size=(_DRAWS, len(steps)))
-
-    return of_other_returns if outcomes is None else of_two_outcomes
+        return draws.beta(alpha, beta, size=size)
+    noise = ((num - 1) * num * noises + prior.pooled) / num**2  # as in `difference_in_errors`
+    kept = prior.variance / (prior.variance + noise)
+    centre = kept * means + (1 - kept) * prior.mean
+    return draws.normal(centre, np.sqrt(kept * noise), size=size)
 
 
 def pair_sums(responses: Responses, outcomes: Outcomes) -> dict[str, float]:

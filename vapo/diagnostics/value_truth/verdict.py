@@ -25,25 +25,7 @@ SHIFTED_ABOVE = 0.2  # mean error / the truth's standard deviation
 NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
 MISTAKES_NEEDED = 6  # responses with one; of fewer nothing is said
 
-Anchor = Literal[
-    "truth-follows",
-    "truth-in-part",
-    "truth-flat",
-    "truth-prompt-only",
-    "truth-nothing",
-    "truth-extreme",
-    "truth-noisy",
-    "truth-shifted",
-    "truth-centred",
-    "truth-baseline-better",
-    "truth-baseline-worse",
-    "truth-mistakes-named",
-    "truth-mistakes-missed",
-    "truth-too-few",
-    "truth-no-critic",
-]
-
-ROWS: dict[Anchor, str] = {
+ROWS = {
     "truth-follows": "the verdict: follows the truth",
     "truth-in-part": "the verdict: follows the truth in part",
     "truth-flat": "the verdict: does not see what happens within a response",
@@ -67,12 +49,15 @@ class Remark(NamedTuple):
     """A sentence of the verdict. `anchor` is that of its row in docs/value_page.md."""
 
     text: str
-    anchor: Anchor
+    anchor: str
 
     @property
     def row(self) -> str:
         """Where to read on, in words: a file that is opened offline can have no link to it."""
         return f'docs/value_page.md, "When value training fails", row "{ROWS[self.anchor]}"'
+
+
+Said = Iterator[Remark | str]  # text alone: what the intervals are too wide for
 
 
 def verdict(figures: TruthFigures) -> list[Remark]:
@@ -83,137 +68,117 @@ def verdict(figures: TruthFigures) -> list[Remark]:
     if figures.mse.is_unknown and figures.bias.is_unknown:
         text = "There is no critic here: only the true values are shown."
         return [Remark(text, "truth-no-critic")]
-    undecided: list[str] = []
-    remarks = list(_what_it_knows(figures, undecided))
-    remarks += _on_average(figures, undecided)
-    remarks += _beside_the_baseline(figures, undecided)
-    remarks += _on_mistakes(figures, undecided)
+    said = [
+        *_what_it_knows(figures),
+        *_on_average(figures),
+        *_beside_the_baseline(figures),
+        *_on_mistakes(figures),
+    ]
+    remarks = [remark for remark in said if isinstance(remark, Remark)]
+    undecided = [question for question in said if isinstance(question, str)]
     if undecided:
         text = f"Not enough continuations to say {'; '.join(undecided)}."
         remarks.append(Remark(text, "truth-too-few"))
     return remarks
 
 
-def _what_it_knows(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
+    """How much of the truth's variance the whole interval stands for; None: it lies across."""
+    if figure.low > EXPLAINS_MUCH:
+        return "much"
+    if figure.high < EXPLAINS_LITTLE:
+        return "little"
+    return "in part" if figure.low > EXPLAINS_LITTLE else None
+
+
+def _what_it_knows(figures: TruthFigures) -> Said:
     """The headline: of the steps within a response, with what it knows of prompts."""
     flattening, within = figures.flattening, figures.explained_within
     if flattening.is_unknown and within.is_unknown:
-        yield from _of_all_prefixes(figures, undecided)
+        yield from _of_all_prefixes(figures)
         return
+    critic, of_prompts = "The critic", f"explained between {_shown(figures.explained_between)}"
+    if (prompts := _explains(figures.explained_between)) is not None:
+        tells = "does not tell" if prompts == "little" else "tells"
+        apart = "apart in part" if prompts == "in part" else "apart"
+        critic += f" {tells} prompts {apart} ({of_prompts}) and"
+    elif not figures.explained_between.is_unknown:
+        yield f"whether the critic tells prompts apart ({of_prompts})"
     numbers = f"flattening {_shown(flattening)}, explained within {_shown(within)}"
-    prompts = _prompt_clause(figures, undecided)
-    in_no_order = figures.rank_agreement.high < BARELY_IN_ORDER_BELOW
-    if flattening.high < FLAT_BELOW:
-        yield _blind(figures, prompts, numbers)
-    elif flattening.low > EXTREME_ABOVE and not in_no_order:
-        yield _extreme(figures, prompts, numbers, undecided)
-    elif within.high < EXPLAINS_LITTLE:
-        yield _blind(figures, prompts, numbers)
-    elif within.low > EXPLAINS_MUCH:
+    order, steps = figures.rank_agreement, _explains(within)
+    is_extreme = flattening.low > EXTREME_ABOVE and not order.high < BARELY_IN_ORDER_BELOW
+    if flattening.high < FLAT_BELOW or (steps == "little" and not is_extreme):
+        yield _blind(figures, critic, numbers)
+    elif is_extreme:  # that the values move with the truth is a figure of its own
+        sees = within.low > 0 or order.low > IN_ORDER_ABOVE
+        if not sees:
+            yield f"whether its values move with the truth (rank agreement {_shown(order)})"
+        yield Remark(
+            f"{critic} {'sees what happens within a response but ' if sees else ''}is too extreme: "
+            f"its values move {flattening.value:.1f} times as much as the truth ({numbers}).",
+            "truth-extreme",
+        )
+    elif steps == "much":
         is_damped = flattening.high < DAMPED_BELOW
         yield Remark(
-            f"The critic{prompts} follows the truth within a response"
+            f"{critic} follows the truth within a response"
             f"{' but moves less than it' if is_damped else ''} ({numbers}).",
             "truth-in-part" if is_damped else "truth-follows",
         )
-    elif within.low > EXPLAINS_LITTLE:
-        yield Remark(
-            f"The critic{prompts} follows the truth within a response in part ({numbers}).",
-            "truth-in-part",
-        )
+    elif steps == "in part":
+        text = f"{critic} follows the truth within a response in part ({numbers})."
+        yield Remark(text, "truth-in-part")
     else:
-        undecided.append(f"whether the critic sees what happens within a response ({numbers})")
+        yield f"whether the critic sees what happens within a response ({numbers})"
 
 
-def _extreme(figures: TruthFigures, prompts: str, numbers: str, undecided: list[str]) -> Remark:
-    """Its values move more than the truth; that they move with it is a figure of its own."""
-    times = f"its values move {figures.flattening.value:.1f} times as much as the truth"
-    if figures.explained_within.low > 0 or figures.rank_agreement.low > IN_ORDER_ABOVE:
-        return Remark(
-            f"The critic{prompts} sees what happens within a response but is too extreme: {times} "
-            f"({numbers}).",
-            "truth-extreme",
-        )
-    order = _shown(figures.rank_agreement)
-    undecided.append(f"whether its values move with the truth (rank agreement {order})")
-    return Remark(f"The critic{prompts} is too extreme: {times} ({numbers}).", "truth-extreme")
-
-
-def _blind(figures: TruthFigures, prompts: str, numbers: str) -> Remark:
+def _blind(figures: TruthFigures, critic: str, numbers: str) -> Remark:
     """Its values say nothing of the steps of a response: they stand still, or are noise."""
-    between = figures.explained_between
-    if between.high < EXPLAINS_LITTLE:
+    prompts = _explains(figures.explained_between)
+    if prompts == "little":
         return Remark(
             "The critic knows nothing: it does not tell prompts apart (explained between "
-            f"{_shown(between)}) and does not see mistakes within a response ({numbers}).",
+            f"{_shown(figures.explained_between)}) and does not see mistakes within a response "
+            f"({numbers}).",
             "truth-nothing",
         )
     if figures.flattening.low > FLAT_BELOW:
         return Remark(
-            f"The critic{prompts} moves within a response, but not with the truth: a value that "
-            f"stood still would be about as near or nearer to it ({numbers}).",
+            f"{critic} moves within a response, but not with the truth: a value that stood still "
+            f"would be about as near or nearer to it ({numbers}).",
             "truth-noisy",
         )
-    if between.low > EXPLAINS_MUCH:
-        return Remark(
-            f"The critic{prompts} does not see mistakes within a response: its values hardly "
-            f"move with the truth there ({numbers}).",
-            "truth-prompt-only",
-        )
+    knows_prompts = prompts == "much"
     return Remark(
-        f"The critic{prompts} does not see what happens within a response: its values hardly "
-        f"move with the truth there ({numbers}).",
-        "truth-flat",
+        f"{critic} does not see {'mistakes' if knows_prompts else 'what happens'} within a "
+        f"response: its values hardly move with the truth there ({numbers}).",
+        "truth-prompt-only" if knows_prompts else "truth-flat",
     )
 
 
-def _prompt_clause(figures: TruthFigures, undecided: list[str]) -> str:
-    """What the critic knows of the prompt alone, to stand before its verb on the steps."""
-    between = figures.explained_between
-    if between.is_unknown:
-        return ""
-    numbers = f"explained between {_shown(between)}"
-    if between.low > EXPLAINS_MUCH:
-        return f" tells prompts apart ({numbers}) and"
-    if between.high < EXPLAINS_LITTLE:
-        return f" does not tell prompts apart ({numbers}) and"
-    if between.low > EXPLAINS_LITTLE:
-        return f" tells prompts apart in part ({numbers}) and"
-    undecided.append(f"whether the critic tells prompts apart ({numbers})")
-    return ""
-
-
-def _of_all_prefixes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+def _of_all_prefixes(figures: TruthFigures) -> Said:
     """Without responses that were continued from every step: prompts and steps in one figure.
 
     Where the responses are there, it is their truth that did not move beyond the noise.
     """
-    numbers = f"explained {_shown(figures.explained)}"
     if figures.num_responses > 0:
-        undecided.append(
+        yield (
             "whether the critic sees mistakes: the truth within a response does not change beyond "
             f"the continuations' noise (variance {_shown(figures.within_variance)})"
         )
-    if figures.explained.is_unknown:
-        return
-    if figures.explained.low > EXPLAINS_MUCH:
-        text = f"The critic follows the truth over all prefixes ({numbers})."
-        yield Remark(text, "truth-follows")
-    elif figures.explained.high < EXPLAINS_LITTLE:
-        yield Remark(
-            f"The critic knows nothing of the truth over all prefixes ({numbers}).",
-            "truth-nothing",
-        )
-    elif figures.explained.low > EXPLAINS_LITTLE:
-        yield Remark(
-            f"The critic follows the truth over all prefixes in part ({numbers}).",
-            "truth-in-part",
-        )
-    else:
-        undecided.append(f"whether the critic follows the truth ({numbers})")
+    knows, numbers = _explains(figures.explained), f"explained {_shown(figures.explained)}"
+    if knows is not None:
+        text, anchor = {
+            "much": ("follows the truth over all prefixes", "truth-follows"),
+            "in part": ("follows the truth over all prefixes in part", "truth-in-part"),
+            "little": ("knows nothing of the truth over all prefixes", "truth-nothing"),
+        }[knows]
+        yield Remark(f"The critic {text} ({numbers}).", anchor)
+    elif not figures.explained.is_unknown:
+        yield f"whether the critic follows the truth ({numbers})"
 
 
-def _on_average(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+def _on_average(figures: TruthFigures) -> Said:
     bias = figures.bias
     if bias.is_unknown:
         return
@@ -229,10 +194,10 @@ def _on_average(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]
     elif -margin <= bias.low and bias.high <= margin:
         yield Remark(f"Its values are right on average (bias {_shown(bias)}).", "truth-centred")
     else:
-        undecided.append(f"whether its values are too high or too low (bias {_shown(bias)})")
+        yield f"whether its values are too high or too low (bias {_shown(bias)})"
 
 
-def _beside_the_baseline(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+def _beside_the_baseline(figures: TruthFigures) -> Said:
     """Beside what a method without a critic subtracts: the mean of the other responses."""
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
@@ -251,12 +216,10 @@ def _beside_the_baseline(figures: TruthFigures, undecided: list[str]) -> Iterato
             "truth-baseline-worse",
         )
     else:
-        undecided.append(
-            f"whether it is nearer to the truth than the mean of the other responses ({numbers})"
-        )
+        yield f"whether it is nearer to the truth than the mean of the other responses ({numbers})"
 
 
-def _on_mistakes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark]:
+def _on_mistakes(figures: TruthFigures) -> Said:
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
         return
@@ -264,22 +227,18 @@ def _on_mistakes(figures: TruthFigures, undecided: list[str]) -> Iterator[Remark
         f"recall {_shown(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
         f"an exact critic's {_shown(ceiling)}; precision {_shown(figures.mistake_precision)}"
     )
-    if figures.num_mistakes < MISTAKES_NEEDED:
-        undecided.append(f"whether it names the first mistake ({numbers})")
-    elif recall.low > NAMES_ABOVE:
-        yield Remark(
-            f"It names the first mistake: in {recall.value:.0%} of the responses that have one, "
-            f"its value falls most where the truth first falls ({numbers}).",
-            "truth-mistakes-named",
-        )
-    elif recall.high < NAMES_ABOVE < ceiling.value:
-        yield Remark(
-            f"It does not name the first mistake: in only {recall.value:.0%} of the responses "
-            f"that have one, its value falls most where the truth first falls ({numbers}).",
-            "truth-mistakes-missed",
-        )
+    found = (
+        f"{recall.value:.0%} of the responses that have one, its value falls most where the truth "
+        f"first falls ({numbers})."
+    )
+    are_enough = figures.num_mistakes >= MISTAKES_NEEDED
+    if are_enough and recall.low > NAMES_ABOVE:
+        yield Remark(f"It names the first mistake: in {found}", "truth-mistakes-named")
+    elif are_enough and recall.high < NAMES_ABOVE < ceiling.value:
+        text = f"It does not name the first mistake: in only {found}"
+        yield Remark(text, "truth-mistakes-missed")
     else:
-        undecided.append(f"whether it names the first mistake ({numbers})")
+        yield f"whether it names the first mistake ({numbers})"
 
 
 def _shown(figure: Figure) -> str:

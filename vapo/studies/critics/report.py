@@ -102,13 +102,10 @@ def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, flo
         found = [curve.points for curve in curves if curve.critic == name]
         for column in zip(*found, strict=True):
             values = [point[3] for point in column]
-            point = (column[0][0], statistics.fmean(values), _spread(values))
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            point = (column[0][0], statistics.fmean(values), spread)
             means.setdefault(name, []).append(point)
     return means
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def markdown(table: Sequence[Summary], *, reference: str) -> str:

@@ -1,9 +1,16 @@
-"""The figures of `vapo gates`: the probes one after the other."""
+"""The figures of `vapo gates`, by short trainings: a run's beginning, and each network alone.
+
+The module, the stages and the losses are a run's own; there are no checkpoints and no records.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from lightning.pytorch.callbacks import Callback
 
 from vapo.config import resolve
 from vapo.studies.gates.probe_watchers import (
@@ -13,9 +20,12 @@ from vapo.studies.gates.probe_watchers import (
     StatesOf,
     Unlearning,
 )
-from vapo.studies.gates.probes import ProbeSetting, run_probe
 from vapo.studies.gates.rules import GateCurves, GateFigures
 from vapo.studies.gates.start_policy import StartPolicy, reach
+from vapo.studies.short_trainer import train_briefly
+from vapo.training.minibatches import NETWORKS
+from vapo.training.module import VapoModule
+from vapo.training.parts import Sampling, module_of, num_pretraining_iterations, training_parts
 
 _POLICY_ITERATIONS = 10
 
@@ -26,7 +36,7 @@ def policy_iterations(num_iterations: int) -> int:
 
 
 def measure(
-    setting: ProbeSetting,
+    setting: Sampling,
     start: StartPolicy,
     states_of: StatesOf,
     *,
@@ -43,7 +53,7 @@ def measure(
     config, progress, batch = setting.config, setting.progress, start.batch
     states = StateReturns(config, states_of)
     progress.note("a run's beginning: value pretraining as configured, then the policy")
-    beginning = Beginning(batch, progress, states)
+    beginning = Beginning(progress, batch, states)
     run_probe(
         setting,
         beginning,
@@ -55,7 +65,7 @@ def measure(
         progress.note("T_unlearn: the critic alone, from its start, by the policy phase's rules")
         # where there is value pretraining, these are the rollouts that it began with
         new = None if states.states else states
-        unlearning = Unlearning(batch, progress, new, guess=start.guess)
+        unlearning = Unlearning(progress, batch, new, start.guess)
         run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
     # a file's rollouts may be another policy's
@@ -77,8 +87,42 @@ def measure(
     return figures, curves
 
 
+def run_probe(
+    setting: Sampling,
+    watcher: Callback,
+    *,
+    num_policy_iterations: int,
+    trained: Sequence[str] = NETWORKS,
+    pretrained_in: Path | None = None,
+) -> VapoModule:
+    """Train from the config's start for so many policy iterations, or until the watcher stops it.
+
+    Args:
+        trained: the networks that the policy phase trains.
+        pretrained_in: begin with value pretraining as configured, and save its critic there;
+            None: begin with the policy phase.
+
+    Raises:
+        UserError: whatever a run's networks, engine and rewards raise.
+    """
+    own = replace(setting.config.training, num_iterations=num_policy_iterations)
+    setting = replace(setting, config=replace(setting.config, training=own))
+    module = module_of(setting.config, setting.inputs)
+    parts = training_parts(
+        module,
+        setting,
+        progress=setting.progress,
+        critic_dir=pretrained_in,
+        stored=setting.inputs.stored,
+        trained=trained,
+    )
+    num_pretraining = 0 if pretrained_in is None else num_pretraining_iterations(module)
+    train_briefly(parts, watcher, num_iterations=num_pretraining + num_policy_iterations)
+    return module
+
+
 def figures_of(
-    setting: ProbeSetting,
+    setting: Sampling,
     start: StartPolicy,
     beginning: Beginning,
     unlearning: Unlearning | None,

@@ -6,18 +6,21 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from vapo.advantages.credit import value_places
 from vapo.config import FitConfig
 from vapo.diagnostics.oracle import explained_by, state_values, token_returns
-from vapo.studies.gates.probes import HeldOutValues, heldout_values
+from vapo.functional.metrics import explained_variance
 from vapo.studies.gates.rules import Interval
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import iteration_of
+from vapo.training.heldout_critic import evaluated_returns
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
 from vapo.types import Phase, Rollout, RolloutBatch
@@ -25,17 +28,18 @@ from vapo.types import Phase, Rollout, RolloutBatch
 StatesOf = Callable[[Rollout], Sequence[str] | None]
 
 
+@dataclass
 class StateReturns:
     """The hidden states of the start policy's tokens with their returns, for an oracle's table.
 
     `complete` becomes False with the first rollout that has no states.
     """
 
-    def __init__(self, config: FitConfig, states_of: StatesOf) -> None:
-        self.config, self.states_of = config, states_of
-        self.states: list[Sequence[str]] = []
-        self.returns: list[list[float]] = []
-        self.complete = True
+    config: FitConfig
+    states_of: StatesOf
+    states: list[Sequence[str]] = field(default_factory=list)
+    returns: list[list[float]] = field(default_factory=list)
+    complete: bool = True
 
     def add(self, batch: RolloutBatch) -> None:
         """Take a batch of the start policy's rollouts."""
@@ -62,12 +66,32 @@ class StateReturns:
         return explained_by(values, token_returns(heldout, self.config))
 
 
+class HeldOutValues(NamedTuple):
+    """What a critic knows of held-out rollouts, and its mean value at their middle tokens."""
+
+    explained_variance: float
+    middle: float
+
+
+def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
+    """The critic's values now, against the Monte-Carlo returns; the middle is of what has values,
+    sampled tokens or turns."""
+    evaluated, returns = evaluated_returns(module, batch)
+    values = evaluated.old_values
+    assert values is not None
+    places = value_places(batch, module.hyperparameters)
+    is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
+    middle = values[is_middle].double().mean()
+    found = explained_variance(values, returns, places)
+    return HeldOutValues(float(found), float(middle))
+
+
+@dataclass(eq=False, repr=False)
 class ProbeWatcher(Callback, ABC):
     """Measures before the first update, when the critic's head has its start, and after each
     iteration; shows what it found."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    progress: Progress
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -90,16 +114,14 @@ class ProbeWatcher(Callback, ABC):
         """Measure after an iteration; what is to be shown, and whether the probe is over."""
 
 
+@dataclass(eq=False, repr=False)
 class CriticWatcher(ProbeWatcher):
     """Measures the critic on held-out rollouts while the policy is the start's, and keeps the mean
-    lengths of that policy's training batches and, with `returns`, their states."""
+    lengths of that policy's training batches and, with `state_returns`, their states."""
 
-    def __init__(
-        self, heldout: RolloutBatch, progress: Progress, returns: StateReturns | None
-    ) -> None:
-        super().__init__(progress)
-        self.heldout, self.state_returns = heldout, returns
-        self.start_lengths: list[float] = []
+    heldout: RolloutBatch
+    state_returns: StateReturns | None
+    start_lengths: list[float] = field(default_factory=list, init=False)
 
     def keep(self, iteration: Iteration) -> None:
         """Take the rollouts of an iteration that does not train the policy."""
@@ -108,17 +130,16 @@ class CriticWatcher(ProbeWatcher):
             self.state_returns.add(iteration.batch)
 
 
+@dataclass(eq=False, repr=False)
 class Beginning(CriticWatcher):
     """A run's beginning: the critic's held-out values along value pretraining, with the start
     first; then the policy phase's clip fraction, share of right responses, lengths and prompts."""
 
-    def __init__(self, heldout: RolloutBatch, progress: Progress, returns: StateReturns) -> None:
-        super().__init__(heldout, progress, returns)
-        self.pretraining: list[HeldOutValues] = []
-        self.clip_fractions: list[float] = []
-        self.shares_right: list[float] = []
-        self.length_variations: list[float] = []
-        self.prompts: list[str] = []
+    pretraining: list[HeldOutValues] = field(default_factory=list, init=False)
+    clip_fractions: list[float] = field(default_factory=list, init=False)
+    shares_right: list[float] = field(default_factory=list, init=False)
+    length_variations: list[float] = field(default_factory=list, init=False)
+    prompts: list[str] = field(default_factory=list, init=False)
 
     def before(self, module: VapoModule) -> None:
         self.pretraining.append(heldout_values(module, self.heldout))
@@ -143,21 +164,13 @@ class Beginning(CriticWatcher):
         return 1 - len(set(self.prompts)) / len(self.prompts)
 
 
+@dataclass(eq=False, repr=False)
 class Unlearning(CriticWatcher):
     """The critic alone, until its value at the middle is above that of a guess, and above the
     upper limit of what a guess may be worth, where it has one."""
 
-    def __init__(
-        self,
-        heldout: RolloutBatch,
-        progress: Progress,
-        returns: StateReturns | None,
-        *,
-        guess: Interval,
-    ) -> None:
-        super().__init__(heldout, progress, returns)
-        self.guess = guess
-        self.middles: list[float] = []
+    guess: Interval
+    middles: list[float] = field(default_factory=list, init=False)
 
     def before(self, module: VapoModule) -> None:
         self.middles.append(heldout_values(module, self.heldout).middle)
@@ -182,6 +195,7 @@ class Unlearning(CriticWatcher):
         return next((n for n, middle in enumerate(self.middles) if middle > value), None)
 
 
+@dataclass(eq=False, repr=False)
 class Collapse(ProbeWatcher):
     """The policy alone, until its responses have less than half of their mean length at the start.
 
@@ -192,10 +206,8 @@ class Collapse(ProbeWatcher):
     one fewer where they were sampled ahead.
     """
 
-    def __init__(self, progress: Progress, start_lengths: Sequence[float]) -> None:
-        super().__init__(progress)
-        self.start_lengths = list(start_lengths)
-        self.lengths: list[float] = []
+    start_lengths: Sequence[float]
+    lengths: list[float] = field(default_factory=list, init=False)
 
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
         updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_iterations"])

@@ -31,7 +31,10 @@ def figure_rows(figures: GateFigures) -> list[tuple[str, str]]:
             "critic's value at the middle token, after",
             "value pretraining is off" if of_pretrained is None else f"{of_pretrained:.3f}",
         ),
-        ("value of a guess at the middle token", _guess(figures)),
+        (
+            "value of a guess at the middle token",
+            str(figures.guess or "not measured: no --answer_now"),
+        ),
         ("T_unlearn: the critic alone passes a guess's value", _unlearned(figures)),
         (
             "T_collapse: the policy alone halves its responses",
@@ -59,20 +62,10 @@ def _explained(figures: GateFigures) -> str:
     return f"{text}, {100 * found / best:.0f} % of an oracle's {best:.3f}"
 
 
-def _guess(figures: GateFigures) -> str:
-    guess = figures.guess
-    if guess is None:
-        return "not measured: no --answer_now"
-    return f"{guess.mean:.3f} [{guess.low:.3f}, {guess.high:.3f}]"
-
-
 def _unlearned(figures: GateFigures) -> str:
     if figures.guess is None:
         return "not measured: no --answer_now"
-    earliest, latest = (
-        f"> {figures.num_iterations}" if number is None else str(number)
-        for number in figures.unlearned_between
-    )
+    earliest, latest = map(figures.shown, figures.unlearned_between)
     mean = _iterations(figures.unlearned_after, figures.num_iterations)
     return f"{mean} [{earliest}, {latest}]"
 
@@ -129,9 +122,7 @@ def _draw_knowledge(axes: Axes, figures: GateFigures, curves: GateCurves) -> Non
     floor = max(min(0.0, *found), -0.5)  # a loaded head may begin far below
     axes.set_ylim(floor - 0.05, max(later) * 1.15)
     axes.set_title("what the critic knows")
-    axes.set_xlabel("iterations of value pretraining")
-    axes.set_ylabel("held-out explained variance")
-    _finish(axes)
+    _finish(axes, "iterations of value pretraining", "held-out explained variance")
 
 
 def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
@@ -146,9 +137,7 @@ def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
             axes.axhspan(figures.guess.low, figures.guess.high, color=_GREY, alpha=0.15, lw=0)
         _mark(axes, figures.unlearned_after, "T_unlearn")
     axes.set_title("value of a half-finished response")
-    axes.set_xlabel("iterations")
-    axes.set_ylabel("critic's value at the middle token")
-    _finish(axes)
+    _finish(axes, "iterations", "critic's value at the middle token")
 
 
 def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
@@ -158,13 +147,12 @@ def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
     _mark(axes, figures.collapsed_after, "T_collapse")
     axes.set_ylim(bottom=0, top=1.25 * max(lengths))
     axes.set_title("responses, the critic left as it is")
-    axes.set_xlabel("iterations of the policy")
-    axes.set_ylabel("mean response length, tokens")
-    _finish(axes)
+    _finish(axes, "iterations of the policy", "mean response length, tokens")
 
 
-def _finish(axes: Axes) -> None:
+def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
     """Whole iterations, and the legend where it hides no line."""
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
 

@@ -30,6 +30,9 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
 
 @dataclass(frozen=True)
 class GateFigures:
@@ -67,6 +70,10 @@ class GateFigures:
     length_variation: float
     share_returned: float
     prompt_visits: float
+
+    def shown(self, iterations: int | None) -> str:
+        """A number of iterations that a probe takes."""
+        return f"> {self.num_iterations}" if iterations is None else str(iterations)
 
 
 @dataclass(frozen=True)
@@ -144,35 +151,28 @@ def judge(figures: GateFigures) -> list[Gate]:
     knows the prompt, does as well.
     """
     collapse = _collapse_conditions(figures)
+    of_one = _single_conditions(figures).items()
     return [
         _gate("value pretraining", [_weight(figures.weight_adaptive, "adaptive"), *collapse]),
         _gate("vanilla PPO", [_weight(figures.weight_constant, "constant"), *collapse]),
-        _gate("decoupled GAE", [_decoupling(figures)]),
-        _gate("length-adaptive GAE", [_adaptivity(figures)]),
-        _gate("clip-higher", [_clipping(figures)]),
-        _gate("token-level loss", [_lengths(figures)]),
-        _gate("LM loss on right responses", [_right(figures)]),
-        _gate("group sampling", [_returning(figures)]),
-        _gate("critic against groups", [_knowledge(figures)]),
+        *(_gate(component, [condition]) for component, condition in of_one),
     ]
 
 
 def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
     """Show the conditions that decide: the first kind of failed, unknown, all."""
-    for kind, word in ((False, "cannot show"), (None, "open")):
-        reasons = tuple(text for holds, text in conditions if holds is kind)
-        if reasons:
-            return Gate(component, word, reasons)  # type: ignore[arg-type]
-    return Gate(component, "can show", tuple(text for _, text in conditions))
+    kinds = {holds for holds, _ in conditions}
+    kind = False if False in kinds else None if None in kinds else True
+    words: dict[bool | None, Word] = {False: "cannot show", None: "open", True: "can show"}
+    return Gate(component, words[kind], tuple(text for holds, text in conditions if holds is kind))
 
 
 def _weight(weight: float, kind: str) -> Condition:
     holds = weight < MAX_FIRST_TOKEN_WEIGHT
-    relation = "below" if holds else "not below"
-    text = (
-        f"the reward's mean weight at the first token ({kind} lambda) is {weight:.2g}, {relation}"
+    return holds, (
+        f"the reward's mean weight at the first token ({kind} lambda) is {weight:.2g}, "
+        f"{'below' if holds else 'not below'} {MAX_FIRST_TOKEN_WEIGHT:g}"
     )
-    return holds, f"{text} {MAX_FIRST_TOKEN_WEIGHT:g}"
 
 
 def _collapse_conditions(figures: GateFigures) -> list[Condition]:
@@ -180,7 +180,7 @@ def _collapse_conditions(figures: GateFigures) -> list[Condition]:
     if guess is None:
         unknown = "the value of a guess is not known: give --answer_now what ends a response"
         return [(None, unknown)]
-    worth = f"a guess's {guess.mean:.3f} [{guess.low:.3f}, {guess.high:.3f}]"
+    worth = f"a guess's {guess}"
     sides = {True: "below", False: "above", None: "within the interval of"}
     lower, upper = _is_below(start, guess), _is_below(going_on, guess)
     pays = None if upper is None else not upper
@@ -200,22 +200,15 @@ def _is_below(value: float, interval: Interval) -> bool | None:
 
 
 def _race(figures: GateFigures) -> Condition:
-    collapse, limit = figures.collapsed_after, f"> {figures.num_iterations}"
-    earliest, mean, latest = (
-        limit if number is None else str(number)
-        for number in (
-            figures.unlearned_between[0],
-            figures.unlearned_after,
-            figures.unlearned_between[1],
-        )
-    )
+    collapse, (earliest, latest) = figures.collapsed_after, figures.unlearned_between
     text = (
-        f"T_collapse {limit if collapse is None else collapse} iterations, "
-        f"T_unlearn {mean} [{earliest}, {latest}] iterations"
+        f"T_collapse {figures.shown(collapse)} iterations, "
+        f"T_unlearn {figures.shown(figures.unlearned_after)} "
+        f"[{figures.shown(earliest)}, {figures.shown(latest)}] iterations"
     )
     if collapse is None and figures.unlearned_after is None:
         return None, f"{text}: give --num_iterations more"
-    first, second = (_is_faster(collapse, unlearn) for unlearn in figures.unlearned_between)
+    first, second = _is_faster(collapse, earliest), _is_faster(collapse, latest)
     holds = first if first is second else None
     rule = (
         " (the policy has to collapse no later than the critic has unlearned; up to twice as late "
@@ -231,29 +224,60 @@ def _is_faster(collapse: int | None, unlearn: int | None) -> bool | None:
     return None if unlearn < collapse <= 2 * unlearn else collapse <= unlearn
 
 
-def _decoupling(figures: GateFigures) -> Condition:
-    horizon, length = figures.horizon_constant, figures.mean_length
-    holds = horizon < MAX_HORIZON_SHARE * length
-    return holds, (
-        f"the constant lambda sees {horizon:.4g} tokens ahead, {'below' if holds else 'not below'} "
-        f"a tenth of the mean length, {length:.1f}"
-    )
-
-
-def _adaptivity(figures: GateFigures) -> Condition:
-    of_weights = _factor(figures.weight_adaptive, figures.weight_constant)
-    of_horizons = _factor(figures.horizon_adaptive, figures.horizon_constant)
-    holds = of_weights >= MIN_WEIGHT_FACTOR or of_horizons >= MIN_HORIZON_FACTOR
-    rule = (
+def _single_conditions(f: GateFigures) -> dict[str, Condition]:
+    """Of the components that one condition decides."""
+    has_short_horizon = f.horizon_constant < MAX_HORIZON_SHARE * f.mean_length
+    weights = _factor(f.weight_adaptive, f.weight_constant)
+    horizons = _factor(f.horizon_adaptive, f.horizon_constant)
+    adapts = weights >= MIN_WEIGHT_FACTOR or horizons >= MIN_HORIZON_FACTOR
+    factors = (
         f" (a factor of {MIN_WEIGHT_FACTOR:g} in the weight, or of {MIN_HORIZON_FACTOR:g} in the "
         "horizon, needed)"
     )
-    return holds, (
-        f"adaptive against constant lambda: weight at the first token "
-        f"{figures.weight_adaptive:.2g} and {figures.weight_constant:.2g}, horizon "
-        f"{figures.horizon_adaptive:.4g} and {figures.horizon_constant:.4g} tokens"
-        + ("" if holds else rule)
+    knowledge: Condition = (
+        None,
+        "value pretraining is off: components.value_pretraining.enabled=true measures",
     )
+    if (found := f.explained_variance_pretrained) is not None:
+        best = f.explained_variance_oracle
+        of_oracle = "" if best is None else f", an oracle's {best:.3f}"
+        knowledge = (
+            None if math.isnan(found) else found >= MIN_EXPLAINED_VARIANCE,
+            f"explained variance after pretraining {found:.3f}{of_oracle} (0.3 needed)",
+        )
+    return {
+        "decoupled GAE": (
+            has_short_horizon,
+            f"the constant lambda sees {f.horizon_constant:.4g} tokens ahead, "
+            f"{'below' if has_short_horizon else 'not below'} a tenth of the mean length, "
+            f"{f.mean_length:.1f}",
+        ),
+        "length-adaptive GAE": (
+            adapts,
+            f"adaptive against constant lambda: weight at the first token {f.weight_adaptive:.2g} "
+            f"and {f.weight_constant:.2g}, horizon {f.horizon_adaptive:.4g} and "
+            f"{f.horizon_constant:.4g} tokens{'' if adapts else factors}",
+        ),
+        "clip-higher": (
+            None if math.isnan(f.clip_fraction_high) else f.clip_fraction_high > MIN_CLIP_FRACTION,
+            f"{100 * f.clip_fraction_high:.2f} % of the tokens are clipped above (1 % needed)",
+        ),
+        "token-level loss": (
+            f.length_variation > MIN_LENGTH_VARIATION,
+            f"response lengths have a coefficient of variation of {f.length_variation:.2f} "
+            "(0.2 needed)",
+        ),
+        "LM loss on right responses": (
+            RIGHT_SHARE[0] <= f.share_right <= RIGHT_SHARE[1],
+            f"{100 * f.share_right:.1f} % of the responses are right (5 to 80 % needed)",
+        ),
+        "group sampling": (
+            f.prompt_visits > 1,
+            f"a training prompt is visited {f.prompt_visits:.2f} times in the run (more than once "
+            "needed)",
+        ),
+        "critic against groups": knowledge,
+    }
 
 
 def _factor(a: float, b: float) -> float:
@@ -262,37 +286,3 @@ def _factor(a: float, b: float) -> float:
     if small == large:
         return 1.0
     return large / small if small > 0 else math.inf
-
-
-def _clipping(figures: GateFigures) -> Condition:
-    fraction = figures.clip_fraction_high
-    holds = None if math.isnan(fraction) else fraction > MIN_CLIP_FRACTION
-    return holds, f"{100 * fraction:.2f} % of the tokens are clipped above (1 % needed)"
-
-
-def _lengths(figures: GateFigures) -> Condition:
-    variation = figures.length_variation
-    text = f"response lengths have a coefficient of variation of {variation:.2f} (0.2 needed)"
-    return variation > MIN_LENGTH_VARIATION, text
-
-
-def _right(figures: GateFigures) -> Condition:
-    low, high = RIGHT_SHARE
-    text = f"{100 * figures.share_right:.1f} % of the responses are right (5 to 80 % needed)"
-    return low <= figures.share_right <= high, text
-
-
-def _returning(figures: GateFigures) -> Condition:
-    visits = figures.prompt_visits
-    text = f"a training prompt is visited {visits:.2f} times in the run (more than once needed)"
-    return visits > 1, text
-
-
-def _knowledge(figures: GateFigures) -> Condition:
-    found = figures.explained_variance_pretrained
-    if found is None:
-        return None, "value pretraining is off: components.value_pretraining.enabled=true measures"
-    holds = None if math.isnan(found) else found >= MIN_EXPLAINED_VARIANCE
-    best = figures.explained_variance_oracle
-    of_oracle = "" if best is None else f", an oracle's {best:.3f}"
-    return holds, f"explained variance after pretraining {found:.3f}{of_oracle} (0.3 needed)"

@@ -1,7 +1,7 @@
 """The memory that a config needs on each GPU, stage by stage, before anything is loaded.
 
 Parameters are counted on the networks themselves and passes are run on fake tensors
-(`memory_passes`); what sharding divides and gathers is worked out here. Lengths are the worst
+(`passes`); what sharding divides and gathers is worked out here. Lengths are the worst
 that the config allows: every prompt and response as long as it may be.
 """
 
@@ -24,12 +24,7 @@ from vapo.networks.meta_device import model_of_config
 from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
-from vapo.studies.memory.passes import (
-    FakeNetwork,
-    NetworkPasses,
-    NetworkShape,
-    shares_prompts,
-)
+from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape, shares_prompts
 from vapo.studies.memory.sizes import (
     local_minibatch,
     local_rollouts,
@@ -161,7 +156,10 @@ def estimate_memory(
         if config.training.max_staleness > 0 or has_mixed_copy(config):
             resting["engine's weights"] = _own_weights(networks[0], config)
         if config.training.max_staleness > 0:
-            resting |= _sampling_beside_training(sampling)
+            resting |= {  # a thread that samples ahead needs these at any time
+                part if part.startswith("KV cache") else f"{part}, sampling ahead": size
+                for part, size in sampling.items()
+            }
             sampling = {}
     stages = {
         "sampling": resting | sampling,
@@ -242,14 +240,6 @@ def _own_weights(actor: _Network, config: FitConfig) -> float:
         return actor.weights
     count = actor.parameters
     return float(_BYTES["float32"] * count.root + _BYTES["bfloat16"] * (count.total - count.root))
-
-
-def _sampling_beside_training(sampling: Bytes) -> Bytes:
-    """What a thread that samples ahead needs at any time, beside the engine's own weights."""
-    return {
-        part if part.startswith("KV cache") else f"{part}, sampling ahead": size
-        for part, size in sampling.items()
-    }
 
 
 def _vllm(actor: _Network, options: ColocatedVllm, config: FitConfig) -> Bytes:

@@ -139,21 +139,16 @@ class FakeNetwork:
         if shape.gradient_checkpointing:
             enable_gradient_checkpointing(self.network, "model")
         self.network.train()
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_grad)
 
     def update(self, **lengths: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
-        hooks = [
-            p.register_post_accumulate_grad_hook(_drop_grad)
-            for p in self.network.parameters()
-            if p.requires_grad
-        ]
         with self._tracked() as tracker, self._autocast():
             total = self._forward(**lengths)
             kept = tracker.live
             total.backward()
-            del total
-        for hook in hooks:
-            hook.remove()
         return PassMemory(kept, tracker.peak)
 
     def evaluation(self, **lengths: int) -> PassMemory:
@@ -165,27 +160,28 @@ class FakeNetwork:
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
         """The sampler's forward over prompts; `kept` is their part of the cache."""
         with self._tracked() as tracker, self._no_autocast_eval():
-            cache, _ = self._run(rows, prompt_tokens, cache=DynamicCache(config=self.shape.config))
-            kept = sum(k.nbytes + v.nbytes for k, v in _cached(cache))
+            self._run(rows, prompt_tokens, cache := DynamicCache(config=self.shape.config))
+            layers: list[Any] = cache.layers
+            kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
         return PassMemory(kept, tracker.peak)
 
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
         """One token for every row, over a cache that is `width` wide; `kept` is that cache."""
         with self.mode, self._no_autocast_eval():
-            cache, _ = self._run(rows, 1, cache=DynamicCache(config=self.shape.config))
+            self._run(rows, 1, cache := DynamicCache(config=self.shape.config))
             kept = 0
             layers: list[Any] = cache.layers
-            for layer, (keys, values) in zip(layers, _cached(cache), strict=True):
+            for layer in layers:
                 whole = [
                     torch.empty(*t.shape[:2], width, t.shape[3], dtype=t.dtype)
-                    for t in (keys, values)
+                    for t in (layer.keys, layer.values)
                 ]
                 kept += sum(t.nbytes for t in whole)
                 layer.keys, layer.values = (t[:, :, : width - 1] for t in whole)
                 # the sampler's cache writes in place, where DynamicCache would copy
                 layer.update = lambda *_, whole=whole, **__: tuple(whole)
         with self._tracked() as tracker, self._no_autocast_eval():
-            _, logits = self._run(rows, 1, cache=cache, width=width)
+            logits = self._run(rows, 1, cache, width=width)
             logprobs = filtered_logprobs(logits[:, -1], temperature=1.0, top_k=top_k, top_p=top_p)
             inverse_cdf(logprobs, torch.empty(rows, dtype=torch.double))
         return PassMemory(kept, tracker.peak)
@@ -244,10 +240,10 @@ class FakeNetwork:
         return replace(real, **fakes)
 
     def _run(
-        self, rows: int, num_tokens: int, *, cache: DynamicCache, width: int | None = None
-    ) -> tuple[DynamicCache, Tensor]:
+        self, rows: int, num_tokens: int, cache: DynamicCache, *, width: int | None = None
+    ) -> Tensor:
         mask = None if width is None else torch.ones(rows, width, dtype=torch.long)
-        logits = self.network.model(
+        made: Tensor = self.network.model(
             input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
             attention_mask=mask,
             position_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
@@ -255,7 +251,7 @@ class FakeNetwork:
             use_cache=True,
             logits_to_keep=1,
         ).logits
-        return cache, logits
+        return made
 
 
 def _without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -264,8 +260,3 @@ def _without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _drop_grad(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-def _cached(cache: DynamicCache) -> Iterator[tuple[Tensor, Tensor]]:
-    layers: list[Any] = cache.layers
-    return ((layer.keys, layer.values) for layer in layers)
