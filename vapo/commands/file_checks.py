@@ -20,9 +20,8 @@ from vapo.errors import about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import check_source
-from vapo.rewards.math_verify_package import check_math_verify
 from vapo.rewards.verifier_code import check_parameters
-from vapo.rewards.verifiers import make_reasoning_gym
+from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.installed import check_installed
 from vapo.runs.summary import check_output_dir
 from vapo.system.function_files import check_function
@@ -82,10 +81,8 @@ def check_functions(config: Config) -> None:
         elif isinstance(block, RewardModelVerifier):
             with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
-        elif block.verifier == "reasoning_gym":
-            make_reasoning_gym()
-        elif block.verifier == "math_verify":
-            check_math_verify(f"{key}.verifier")
+        else:
+            check_package(block.verifier, f"{key}.verifier")
     if not isinstance(config, FitConfig):
         return
     for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):

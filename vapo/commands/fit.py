@@ -21,7 +21,7 @@ from vapo.errors import StoppedRun
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.rewards.scorer import scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible
@@ -110,7 +110,7 @@ def train(
     """The run itself, once everything has been checked."""
     with (
         Progress() as progress,
-        scorer_of(config) as scorer,
+        Scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from matplotlib import pyplot
 
-from vapo.commands.command_rules import check_gates
-from vapo.commands.sampling import load_policy, read_inputs
-from vapo.commands.training_checks import checked_tokenizer
+from vapo.commands.fit import checked_inputs
+from vapo.commands.sampling import load_policy, playing, recorded
 from vapo.config import FitConfig, resolve
-from vapo.config.sources import default_name
-from vapo.config.written import to_yaml
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import scorer_of
-from vapo.rollouts.engines.selection import make_sampler
-from vapo.rollouts.player import Player
+from vapo.rewards.scorer import Scorer
+from vapo.runs.summary import finite
 from vapo.studies.gates.measuring import measure, policy_iterations
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, answer_token_ids, sample_start
 from vapo.system.files import write_text, write_whole
-from vapo.system.libraries import quiet_libraries
-from vapo.system.progress import Progress
 from vapo.system.shown_text import say
-from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.training.parts import Inputs, Sampling
-from vapo.types import Prompt
+from vapo.training.parts import Sampling
 
 
 def run(
@@ -50,73 +39,45 @@ def run(
 ) -> Path:
     """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
     started = time.monotonic()
-    quiet_libraries()
-    check_gates(config, answer_now)
-    inputs, heldout, answer_ids = gates_inputs(config, answer_now)
+    inputs = checked_inputs(config)
+    check_head_is_kept(config)
+    tokenizer, heldout = inputs.tokenizer, inputs.prompts.heldout[: config.evaluation.num_prompts]
+    if not heldout:
+        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
+    answer_ids, budget = None, config.rollouts.max_response_tokens
+    if answer_now is not None:
+        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
     folder = output_dir or Path(config.output_dir) / "gates"
     folder.mkdir(parents=True, exist_ok=True)
+    critic = critic_start(config)
     with (
-        Progress() as progress,
-        scorer_of(config) as scorer,
-        RunLogger(
-            recorded_tracking(config),
-            run_name=config.tracking.run_name or default_name(config, "gates"),
-            tags={"command": "gates", **model_tags(config, critic_start(config))},
-            note=progress.note,
-        ) as logger,
+        Scorer(config) as scorer,
+        recorded(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
     ):
-        logger.log_config(to_yaml(config), params(config))
-        logger.log_inputs(dataset_inputs(config, inputs.prompts))
-        progress.note(inputs.prompts.report.describe())
         setting = Sampling(config, inputs, scorer, progress)
-        start = measured_start(setting, heldout, answer_ids)
+        with playing(config, load_policy(config), tokenizer, scorer) as player:
+            start = sample_start(config, heldout, player, progress, answer_ids=answer_ids)
+        del player  # with its policy, which needs memory
         progress.note(describe_cost(config, start, num_iterations))
         figures, curves = measure(
             setting,
             start,
-            lambda rollout: oracle_states(config, rollout, inputs.tokenizer),
+            lambda rollout: oracle_states(config, rollout, tokenizer),
             num_iterations=num_iterations,
             folder=folder,
         )
         gates = judge(figures)
         about = [
             f"{len(start.batch)} held-out responses of {config.actor.path}, critic from "
-            f"{critic_start(config)}, seed {config.seed}",
+            f"{critic}, seed {config.seed}",
             f"answered at the middle with {answer_now!r}" if answer_now else "no --answer_now",
             f"at most {num_iterations} iterations a probe; {time.monotonic() - started:.0f} s in "
             "all",
         ]
         record(folder, figures, curves, gates, about, logger)
-        recorded = logger.describe()
-    say(f"{console_text(figures, gates)}\n\n{about[-1]}\n{recorded}\n{folder}")
+        where = logger.describe()
+    say(f"{console_text(figures, gates)}\n\n{about[-1]}\n{where}\n{folder}")
     return folder
-
-
-def gates_inputs(
-    config: FitConfig, answer_now: str | None
-) -> tuple[Inputs, list[Prompt], tuple[int, ...] | None]:
-    """Read what is needed, and check it before anything is sampled; with the held-out prompts and
-    the tokens of `answer_now`."""
-    tokenizer = checked_tokenizer(config)
-    check_head_is_kept(config)
-    budget, answer_ids = config.rollouts.max_response_tokens, None
-    if answer_now is not None:
-        answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
-    inputs = read_inputs(config, tokenizer)
-    heldout = inputs.prompts.heldout[: config.evaluation.num_prompts]
-    if not heldout:
-        raise UserError("data.heldout: no prompts to sample held-out rollouts of")
-    return inputs, heldout, answer_ids
-
-
-def measured_start(
-    setting: Sampling, heldout: list[Prompt], answer_ids: tuple[int, ...] | None
-) -> StartPolicy:
-    """Sample the start policy."""
-    config, tokenizer = setting.config, setting.inputs.tokenizer
-    with closing(make_sampler(config, load_policy(config), tokenizer)) as sampler:
-        player = Player(config, sampler, setting.scorer, tokenizer)
-        return sample_start(config, heldout, player, setting.progress, answer_ids=answer_ids)
 
 
 def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
@@ -150,7 +111,7 @@ def record(
     }
     texts = {
         "gates.md": markdown(figures, gates, about=about),
-        "gates.json": json.dumps(as_json(numbers), indent=1) + "\n",
+        "gates.json": json.dumps(finite(numbers), indent=1) + "\n",
     }
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -168,12 +129,3 @@ def record(
         for iteration, value in enumerate(curve):
             logger.log_metrics({f"gates/{name}": value}, step=iteration)
     logger.set_tags({f"gates/{gate.component}": gate.word for gate in gates})
-
-
-def as_json(value: Any) -> Any:
-    """The same with null for the numbers that JSON cannot represent."""
-    if isinstance(value, dict):
-        return {key: as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

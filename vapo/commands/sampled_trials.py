@@ -13,7 +13,7 @@ from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.group_sampling import group_sampling
-from vapo.rewards.scorer import Scorer, scorer_of
+from vapo.rewards.scorer import Scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.turn_texts import shown_turns, shows_turns
@@ -25,7 +25,7 @@ from vapo.types import Rollout
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
     quiet_libraries()
-    return scorer_of(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
+    return Scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import Literal
 from vapo.commands.file_checks import check_run
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
-from vapo.sweep.describe import describe_budget
-from vapo.sweep.folders import TaskFolder, locked
+from vapo.sweep.folders import TaskFolder, describe_finished, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
 from vapo.sweep.plan import Plan, describe_plan, describe_size, make_plan
@@ -50,7 +49,7 @@ def run(
             check_run(plan.row_configs[name])
     command = command_line(config, grid, seeds, overrides, rows)
     if dry_run:
-        say("\n".join([describe_plan(plan, command), "", *describe_budget(plan, folder)]))
+        say("\n".join([describe_plan(plan, command), "", *describe_finished(plan, folder)]))
         return
     if whole_grid.full_system != plan.grid.full_system:
         say(f"note: no row is compared: --rows leaves out {whole_grid.full_system}")

@@ -36,8 +36,7 @@ from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
-from vapo.runs.checkpoints import Checkpoint, check_count, value_head_options
-from vapo.runs.compatibility import check_value_head
+from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options
 from vapo.system.files import write_text
 from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
